@@ -1,4 +1,4 @@
-"""The ack state of one subscription: values, sets and codecs. Pure: no clock, file, lock or log in here."""
+"""The ack state of one subscription: values, sets and codecs. Pure: no clock, file, lock or log."""
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges, Run

@@ -1,14 +1,15 @@
-"""Which entries hold acked ones apart, and what would acking them free?
+"""Finds the ack holes of a subscription, and computes the effect of acking them.
 
-An *ack hole* is a longest stretch of unacked entries of one ledger, above the mark-delete position and below an entry
-acked individually, of whatever ledger. What is unacked above the highest acked entry is no hole: it divides nothing.
+An *ack hole* is a maximal run of unacked entries of one ledger, above the mark-delete position and below an entry of
+any ledger that is acked individually. Unacked entries above the highest acked entry are not a hole: they divide
+nothing.
 
-A filled hole joins the ranges on its two sides, which is one range less. The lowest hole gives more: the mark-delete
-position moves over it and all that follows acked, and the ranges below need no record any more. A hole may cost nothing
-and acking it still add to the record: at the end of a ledger a range grows, in a ledger without acks one comes into
-being, and at entry 0 a lower end of -1 takes ten bytes.
+Filling a hole joins the ranges on its two sides, which removes one range. Filling the lowest hole does more: the
+mark-delete position moves over it and all acked entries after it, and the ranges below need no record any more. A hole
+may cost nothing, and acking it may still add to the record: at the end of a ledger a range grows, in a ledger without
+acks a range is created, and at entry 0 a lower end of -1 takes ten bytes.
 
-Nothing may change the sets while one of these functions looks at them.
+The caller must not change the sets while one of these functions runs.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class AckEffect(NamedTuple):
-    """What an ack would change.
+    """The effect of an ack.
 
     Attributes:
-        record_bytes: By how much ``DeletedRanges.record_bytes`` would grow; below 0 it would shrink.
-        range_count: By how much ``DeletedRanges.range_count`` would grow; below 0 it would shrink.
-        mark_delete_advance: How many entries of the log the mark-delete position would move over, those acked already
-            included.
+        record_bytes: Change of ``DeletedRanges.record_bytes``; negative if it shrinks.
+        range_count: Change of ``DeletedRanges.range_count``; negative if it shrinks.
+        mark_delete_advance: Number of entries over which the mark-delete position moves, including entries that were
+            already acked.
     """
 
     record_bytes: int
@@ -45,16 +46,16 @@ class AckEffect(NamedTuple):
 
 
 class AckHole(NamedTuple):
-    """A hole, and what acking the whole of it would change.
+    """A hole, and the effect of acking all of it.
 
     Attributes:
         ledger_id: Its ledger.
-        first: Its first entry (included).
-        end: Where it ends (excluded).
-        freed_bytes: By how much ``DeletedRanges.record_bytes`` would shrink; below 0 it would grow.
-        freed_ranges: By how much ``DeletedRanges.range_count`` would shrink; below 0 it would grow.
-        mark_delete_after: Where the mark-delete position would stand.
-        mark_delete_advance: How many entries of the log it would move over, those acked already included.
+        first: Its first entry (inclusive).
+        end: Its end (exclusive).
+        freed_bytes: Decrease of ``DeletedRanges.record_bytes``; negative if it grows.
+        freed_ranges: Decrease of ``DeletedRanges.range_count``; negative if it grows.
+        mark_delete_after: The mark-delete position after the ack.
+        mark_delete_advance: Number of entries over which it moves, including entries that were already acked.
     """
 
     ledger_id: int
@@ -77,24 +78,24 @@ class AckHole(NamedTuple):
 
     @property
     def entry_count(self) -> int:
-        """How many entries it has."""
+        """The number of entries."""
         return self.end - self.first
 
     @property
     def cost_bytes(self) -> int:
-        """How many bytes of the record exist because of the hole; 0 if acking it would add some."""
+        """The bytes of the record that exist because of the hole; 0 if acking it would add bytes."""
         return max(0, self.freed_bytes)
 
 
 def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckHole | None:
-    """Return the hole that an entry lies in; None if it is acked, not in the log, or above the highest acked entry.
+    """Return the hole that contains an entry; None if it is acked, not in the log, or above the highest acked entry.
 
     Raises:
         ValueError: An id is out of range.
         TypeError: An id is not an integer.
 
-    Complexity: a rank and two select queries; in the lowest hole O(log run length) range queries more for each ledger
-    that the mark-delete position would enter. Not of the number of ranges.
+    Complexity: a rank and two select queries; in the lowest hole O(log run length) further range queries for each
+    ledger that the mark-delete position would enter. Independent of the number of ranges.
     """
     ledger_id, entry_id = position = check_position(position)
     bitmap = deleted.entries(ledger_id)
@@ -115,7 +116,7 @@ def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark
 def holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> Iterator[AckHole]:
     """Yield every hole, in order of position.
 
-    Complexity: O(holes), and bitmap operations over each ledger that has some.
+    Complexity: O(holes), and bitmap operations over each ledger with holes.
     """
     highest = deleted.last_range()
     if highest is None:
@@ -133,7 +134,7 @@ def holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> 
 
 
 def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
-    """Return what acking one entry now would change: nothing if it is acked.
+    """Return the effect of acking one entry now; zero if it is acked.
 
     Raises:
         InvalidPositionError: The log does not have the entry, and it is not acked.
@@ -150,7 +151,7 @@ def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, m
 
 
 def stretch_effect(stretch: Run, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
-    """Return what acking a stretch of entries of the log now would change, none of which is acked.
+    """Return the effect of acking a run of unacked entries of the log now.
 
     Complexity: as `hole_at`.
     """
@@ -159,13 +160,13 @@ def stretch_effect(stretch: Run, deleted: DeletedRanges, ledgers: LedgerMap, mar
 
 @final
 class _Ackable:
-    """An ack state to ask what acking a stretch of entries would change, none of which is acked."""
+    """Computes the effects of acking runs of unacked entries of one ack state."""
 
     def __init__(self, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> None:
         self._deleted = deleted
         self._ledgers = ledgers
         self._mark_delete = mark_delete
-        # Beyond the mark-delete position only if ledgers were trimmed since it last moved: the next ack moves it then.
+        # Differs from the mark-delete position only if ledgers were trimmed since its last move; the next ack moves it.
         self._reached = self._over_acked(mark_delete)
         self._next = ledgers.next_valid(self._reached)
         self._no_advance = self._passing(self._reached)
@@ -175,7 +176,7 @@ class _Ackable:
         return AckHole(*stretch, -effect.record_bytes, -effect.range_count, mark_delete, effect.mark_delete_advance)
 
     def effect(self, stretch: Run) -> tuple[AckEffect, Position]:
-        """Return what changes, and where the mark-delete position would stand."""
+        """Return the effect, and the new mark-delete position."""
         ledger_id, first, end = stretch
         if (ledger_id, first) == self._next:
             reached = self._over_acked(Position(ledger_id, end - 1))
@@ -188,13 +189,13 @@ class _Ackable:
         return effect, self._reached
 
     def _over_acked(self, position: Position) -> Position:
-        """Return the last of the acked entries that follow a position without a gap, across the ends of ledgers."""
+        """Return the last entry of the gapless acked entries after a position, across the ends of ledgers."""
         while (run := self._deleted.run_containing(self._ledgers.next_valid(position))) is not None:
             position = Position(run.ledger_id, run.end - 1)
         return position
 
     def _passing(self, reached: Position) -> AckEffect:
-        """Return what goes when the mark-delete position moves: every range at or below it."""
+        """Return the effect of moving the mark-delete position: every range at or below it is removed."""
         if reached == self._mark_delete:
             return AckEffect(0, 0, 0)
         record_bytes = range_count = 0
@@ -209,7 +210,7 @@ class _Ackable:
 
 
 def _growth(stretch: Run, acked: BitMap) -> tuple[int, int]:
-    """Return by how much the record and the number of ranges grow if a stretch is acked and no mark-delete moves."""
+    """Return the growth of the record and of the number of ranges if a run is acked and no mark-delete moves."""
     ledger_id, first, end = stretch
     joins_below = first > 0 and first - 1 in acked
     joins_above = end <= ENTRY_ID_MAX and end in acked

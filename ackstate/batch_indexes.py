@@ -1,7 +1,7 @@
-"""Which messages of partly acked batches are still unacked?
+"""The unacked messages of partly acked batches.
 
 An entry of the message log may be a batch of messages, each acked by its index. The entry itself is acked once all of
-them are, so its state lives here only between the first of these acks and the last.
+its messages are, so its state is stored here only between the first of these acks and the last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _LedgerBatches(NamedTuple):
 
 @final
 class BatchIndexes(Mapping[Position, tuple[int, ...]]):
-    """Position of each partly acked batch -> its unacked indexes, as words of bits: a 1 is a message still unacked.
+    """Position of each partly acked batch -> its unacked indexes, as words of bits; a 1 is an unacked message.
 
     A mapping in order of position, whose words end with one that is not 0.
 
@@ -45,19 +45,18 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     >>> batches.ack(Position(3, 7), [0b1010]), len(batches)
     (True, 0)
 
-    Bit j of word i is the message with index 64 * i + j. Words are signed 64-bit numbers as ``BitSet.toLongArray`` of
-    Java gives them: those after the last that is not 0 may be missing, and no words at all say that the whole batch is
-    acked. How many messages a batch has is not known here, so the first ack of a batch is held as it is given.
+    Bit j of word i is the message with index 64 * i + j. Words are signed 64-bit numbers as in Java's
+    ``BitSet.toLongArray``: trailing zero words may be missing, and an empty list means that the whole batch is acked.
+    The size of a batch is not known here, so the first ack of a batch is stored as given.
 
-    An ack is never taken back: every later one is ANDed with what is held. Apache Pulsar does so for individual acks;
-    for cumulative ones it replaces the words by those that acked more from the front, and so forgets the individual
-    acks behind.
+    Acks are never undone: every later ack is ANDed with the stored words. Apache Pulsar does so for individual acks; a
+    cumulative ack there replaces the words if it acks more from the front, and so loses the individual acks behind.
 
     A refused call changes nothing. Not safe for concurrent mutation.
     """
 
     def __init__(self) -> None:
-        # Invariant: ids rise and are the keys of _ledgers; every ledger holds a batch; every mask has a bit.
+        # Invariant: ids rise and are the keys of _ledgers; every ledger has a batch; every mask has a bit.
         self._ledger_ids: list[int] = []
         self._ledgers: dict[int, _LedgerBatches] = {}
 
@@ -65,7 +64,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return sum(len(ledger.unacked) for ledger in self._ledgers.values())
 
     def __bool__(self) -> bool:
-        return bool(self._ledgers)  # in a fifth of the time that it takes to count them
+        return bool(self._ledgers)  # five times as fast as counting them
 
     def __iter__(self) -> Iterator[Position]:
         for ledger_id in self._ledger_ids:
@@ -93,20 +92,20 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return f"<BatchIndexes of {len(self)} partly acked batches>"
 
     def ack(self, position: Position, unacked_words: Iterable[int]) -> bool:
-        """Ack messages of one batch and tell whether that was the last of them.
+        """Ack messages of one batch, and return whether the batch is now completely acked.
 
         Args:
-            position: The batch's entry, which is not acked as a whole.
+            position: The batch's entry, which must not be acked as a whole.
             unacked_words: The messages that this ack leaves unacked.
 
         Returns:
-            True when nothing is left: the batch is forgotten, and its entry is to be acked.
+            True if no message is left: the batch is removed, and the caller must ack its entry.
 
         Raises:
             ValueError: An id is out of range, the entry id is -1, or a word does not fit signed 64 bits.
             TypeError: An id or a word is not an integer.
 
-        Complexity: O(words); the first of a ledger costs O(log ledgers) more.
+        Complexity: O(words); plus O(log ledgers) for the first batch of a ledger.
         """
         check_position(position, entry_id_min=0)
         ledger_id, entry_id = map(index, position)
@@ -121,7 +120,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return not unacked
 
     def ack_cumulative(self, position: Position, unacked_words: Iterable[int]) -> bool:
-        """Ack messages of one batch as `ack` does, and everything before the batch: batches below are forgotten.
+        """Ack messages of one batch as `ack` does, and everything before the batch: batches below are removed.
 
         Complexity: as `ack`, then as `remove_at_most`.
         """
@@ -131,7 +130,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return complete
 
     def discard(self, position: Position) -> None:
-        """Forget one batch, if it is held: its entry was acked as a whole."""
+        """Remove one batch, if it is stored: its entry was acked as a whole."""
         if not self._ledgers:
             return
         ledger_id, entry_id = position
@@ -146,9 +145,9 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
             self._forget_ledgers(at, at + 1)
 
     def discard_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Forget those batches of one ledger that are among some entries, which were acked as wholes.
+        """Remove the batches of one ledger that are among some entries, which were acked as wholes.
 
-        Complexity: O(what is forgotten), and one bitmap operation.
+        Complexity: O(removed batches), and one bitmap operation.
         """
         for position in self.among(ledger_id, entry_ids):
             self.discard(position)
@@ -156,22 +155,22 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     def among(self, ledger_id: int, entry_ids: BitMap) -> list[Position]:
         """Return those batches of one ledger that are among some entries, in order.
 
-        Complexity: O(what is returned), and one bitmap operation.
+        Complexity: O(returned batches), and one bitmap operation.
         """
         ledger = self._ledgers.get(ledger_id)
         return [Position(ledger_id, entry_id) for entry_id in ledger.entry_ids & entry_ids] if ledger else []
 
     def remove_at_most(self, position: Position) -> int:
-        """Forget every batch at or below a position and return how many there were.
+        """Remove every batch at or below a position and return their number.
 
         Args:
-            position: Held or not; entry -1 forgets the ledgers below only.
+            position: Stored or not; entry -1 removes only the ledgers below.
 
         Raises:
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
 
-        Complexity: O(what is forgotten), O(log ledgers) and one bitmap operation.
+        Complexity: O(removed batches), O(log ledgers) and one bitmap operation.
         """
         check_position(position)
         ledger_id, entry_id = map(index, position)
@@ -199,7 +198,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return twin
 
     def _mask(self, ledger_id: int, entry_id: int) -> int:
-        """Return the unacked indexes of a batch, or 0 if it is not held."""
+        """Return the unacked indexes of a batch, or 0 if it is not stored."""
         ledger = self._ledgers.get(ledger_id)
         return ledger.unacked.get(entry_id, 0) if ledger else 0
 
@@ -234,9 +233,9 @@ def _checked(word: int) -> int:
     try:
         number = index(word)
     except TypeError:
-        raise TypeError(f"words of unacked indexes are integers, found {word!r}") from None
+        raise TypeError(f"words of unacked indexes must be integers, got {word!r}") from None
     if not _WORD_MIN <= number <= _WORD_MAX:
-        raise ValueError(f"word {number} of unacked indexes does not fit signed 64 bits")
+        raise ValueError(f"words of unacked indexes must fit signed 64 bits, got {number}")
     return number
 
 

@@ -1,7 +1,7 @@
 """Makes the folders of a checkout importable by name: `cursor.config` is the module `ackstate.cursor.config`.
 
-Python would otherwise load a second copy of each module from the same file, whose classes and enum members are equal to
-none of `ackstate`. An installed wheel has no such names.
+Python would otherwise load a second copy of each module from the same file, whose classes and enum members would not
+equal those of `ackstate`. An installed wheel has no such names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def alias(folder: str) -> None:
-    """Let a folder and all modules below it be the package of that name in `ackstate`.
+    """Make a folder and all modules below it aliases of the package of that name in `ackstate`.
 
     Args:
         folder: A top-level name that is being imported.
@@ -30,7 +30,7 @@ def alias(folder: str) -> None:
 
 @final
 class _FolderNames:
-    """Finds the modules below a folder, and loads those of `ackstate` instead."""
+    """Imports the modules of `ackstate` in place of those below a folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -50,16 +50,16 @@ class _FolderNames:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module of `ackstate` itself."""
         module = import_module(f"{__package__}.{spec.name}")
-        # The import system gives the module the new spec, and `exec_module` the old one back.
+        # The import system sets the new spec on the module, and `exec_module` restores the old one.
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module as it is: it was executed under its own name."""
+        """Leave the module unchanged: it was executed under its own name."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
     def get_code(self, name: str) -> CodeType | None:
-        """Return what ``python -m`` runs."""
+        """Return the code that ``python -m`` runs."""
         found = find_spec(f"{__package__}.{name}")
         return found.loader.get_code(found.name) if found and found.loader else None  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Which entries above the mark-delete position are acked?
+"""The individually deleted ranges: acked entries above the mark-delete position.
 
-One roaring bitmap a ledger. What costs Pulsar a walk over everything, the number of ranges and the size of their
-persisted form, is kept as two counters: an added entry changes them by what its two neighbours say, a bulk add by
-bitmap operations on what is new.
+One roaring bitmap per ledger. The number of ranges and the size of their persisted form, for which Pulsar walks over
+all ranges, are two counters here: adding one entry updates them from its two neighbours, a bulk add by bitmap
+operations on the new entries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NONE = BitMap()
 
 
 class Run(NamedTuple):
-    """Entries acked without a gap in one ledger: `first` included, `end` excluded."""
+    """Entries acked without a gap in one ledger: `first` is inclusive, `end` exclusive."""
 
     ledger_id: int
     first: int
@@ -58,11 +58,11 @@ class DeletedRanges:
     """
 
     def __init__(self) -> None:
-        # Invariant: ids rise; _bitmaps[i] belongs to _ledger_ids[i] and is not empty. A dict would look up faster among
-        # thousands of ledgers, and take six times the memory beside the bitmaps.
+        # Invariant: ids rise; _bitmaps[i] belongs to _ledger_ids[i] and is not empty. A dict would be faster with
+        # thousands of ledgers, but would take six times the memory besides the bitmaps.
         self._ledger_ids = array("q")
         self._bitmaps: list[BitMap] = []
-        # Acks come in bursts of one ledger. Invariant: None, or a ledger that is held, its bitmap and fixed bytes.
+        # Acks come in bursts of one ledger. Invariant: None, or a stored ledger, its bitmap and its fixed bytes.
         self._recent_id: int | None = None
         self._recent = _NONE
         self._recent_fixed = 0
@@ -72,10 +72,10 @@ class DeletedRanges:
 
     @classmethod
     def from_bitmaps(cls, bitmaps: Iterable[tuple[int, BitMap]]) -> DeletedRanges:
-        """Build from ledgers, in order and each once, with their acked entries.
+        """Return the ranges of ledgers, in order and each once, given their acked entries.
 
         Args:
-            bitmaps: Given away: whoever made them must not touch them again. An empty one counts as none.
+            bitmaps: Ownership passes to the ranges: the caller must not use them again. Empty bitmaps are ignored.
 
         Raises:
             ValueError: A ledger id is out of range or does not rise.
@@ -85,14 +85,14 @@ class DeletedRanges:
         for ledger_id, bitmap in bitmaps:
             _check_entry(ledger_id, 0)
             if ranges._ledger_ids and ledger_id <= ranges._ledger_ids[-1]:
-                raise ValueError(f"ledger ids must rise, found {ledger_id} after {ranges._ledger_ids[-1]}")
+                raise ValueError(f"ledger ids must rise, got {ledger_id} after {ranges._ledger_ids[-1]}")
             if bitmap:
                 ranges._hold(ledger_id, bitmap)
         return ranges
 
     @property
     def range_count(self) -> int:
-        """How many ranges there are. Complexity: O(1)."""
+        """The number of ranges. Complexity: O(1)."""
         return self._range_count
 
     @property
@@ -124,17 +124,17 @@ class DeletedRanges:
         return f"[{','.join(ranges)}]"
 
     def add(self, position: Position) -> int:
-        """Ack one entry and return 1, or 0 if it was acked already.
+        """Ack one entry and return 1, or 0 if it was already acked.
 
         Raises:
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
 
-        Complexity: O(1) in the ledger of the call before, O(log ledgers) in another, whatever is acked.
+        Complexity: O(1) in the ledger of the previous call, O(log ledgers) in another, for any acks.
         """
         ledger_id, entry_id = position
         if type(ledger_id) is not int or type(entry_id) is not int:
-            ledger_id, entry_id = index(ledger_id), index(entry_id)  # A fraction cut off is an ack that nobody made.
+            ledger_id, entry_id = index(ledger_id), index(entry_id)  # Truncating a fraction would invent an ack.
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
             if not self._recall(ledger_id):
@@ -142,11 +142,11 @@ class DeletedRanges:
         return self._add_recent(entry_id)
 
     def add_with(self, part: DeletedRanges, position: Position) -> int:
-        """Ack one entry in this set and in a part of it, as `add` does, and return 1, or 0 if it was acked already.
+        """Ack one entry in this set and in a subset of it, as `add`, and return 1, or 0 if it was already acked.
 
         Args:
-            part: Holds nothing that this set does not.
-            position: As `check_position` returns it: nothing is checked again.
+            part: A subset of this set.
+            position: A result of `check_position`: it is not checked again.
 
         Complexity: as `add`.
         """
@@ -159,7 +159,7 @@ class DeletedRanges:
         if not 0 < entry_id < ENTRY_ID_MAX or entry_id - 1 in bitmap or entry_id + 1 in bitmap:
             self._add_recent(entry_id)
             return part._add_recent(entry_id)
-        # What stands alone in the whole stands alone in the part.
+        # An entry that is isolated in the whole set is isolated in the subset.
         record_bytes = (
             self._recent_fixed + VARINT_BYTES[(entry_id - 1).bit_length()] + VARINT_BYTES[entry_id.bit_length()]
         )
@@ -174,13 +174,13 @@ class DeletedRanges:
         return 1
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:
-        """Ack the entries from `first` (included) to `end` (excluded) and return how many were new.
+        """Ack the entries from `first` (inclusive) to `end` (exclusive) and return the number of new ones.
 
         Raises:
             ValueError: An id is out of range, or `end` is below `first`.
         """
         if end < first:
-            raise ValueError(f"run {first}..{end} of ledger {ledger_id} ends before it begins")
+            raise ValueError(f"the end of run {first}..{end} of ledger {ledger_id} must not be below its first entry")
         if end == first:
             return 0
         _check_entry(ledger_id, first)
@@ -188,7 +188,7 @@ class DeletedRanges:
         return self._add_bitmap(ledger_id, BitMap(range(first, end)))
 
     def add_entries(self, ledger_id: int, entry_ids: Iterable[int]) -> int:
-        """Ack many entries of one ledger and return how many were new.
+        """Ack many entries of one ledger and return the number of new ones.
 
         Args:
             ledger_id: The ledger of all of them.
@@ -198,20 +198,20 @@ class DeletedRanges:
             ValueError: An id is out of range.
             TypeError: Something is not an integer.
 
-        Complexity: bitmap operations over what is new and what stands beside it.
+        Complexity: bitmap operations over the new entries and their neighbours.
         """
         _check_entry(ledger_id, 0)
         return self._add_bitmap(ledger_id, bitmap_of(entry_ids))
 
     def add_entries_with(self, part: DeletedRanges, ledger_id: int, new: BitMap) -> None:
-        """Ack entries of one ledger in this set and in a part of it, none of which this set holds.
+        """Ack entries of one ledger, all new to this set, in this set and in a subset of it.
 
         Args:
-            part: Holds nothing that this set does not.
-            ledger_id: Of a ledger that can be.
-            new: Not to be changed, and copied.
+            part: A subset of this set.
+            ledger_id: A valid ledger id; it is not checked again.
+            new: The entries; copied, not changed.
 
-        Complexity: as `add_entries`, with one accounting for both where no held range is joined.
+        Complexity: as `add_entries`, with one accounting for both sets if no range is joined.
         """
         held = self.entries(ledger_id)
         if new.shift(1).isdisjoint(held) and new.shift(-1).isdisjoint(held):
@@ -223,11 +223,11 @@ class DeletedRanges:
             part._add_bitmap(ledger_id, new)
 
     def add_open_closed(self, lower: Position, upper: Position) -> int:
-        """Ack ``(lower, upper]`` by Pulsar's rule and return how many entries were new.
+        """Ack ``(lower, upper]`` by Pulsar's rule and return the number of new entries.
 
-        In one ledger it is every entry above `lower` up to `upper`. Across two ledgers it is, in the upper one, every
-        entry up to `upper`, and in the lower one those above `lower` up to the last that is acked already, if there is
-        one: nothing beyond what is known is invented. Ledgers between are not touched.
+        In one ledger, it acks every entry above `lower` up to `upper`. Across two ledgers it acks every entry up to
+        `upper` in the upper ledger, and in the lower ledger the entries above `lower` up to the last one already acked,
+        if any: it never acks entries that may not exist. Ledgers in between are not changed.
 
         Raises:
             ValueError: An id is out of range, or `upper` lies below `lower`.
@@ -235,7 +235,9 @@ class DeletedRanges:
         Source: ``PositionRangeSet.addOpenClosed`` of Apache Pulsar.
         """
         if upper < lower:
-            raise ValueError(f"range ({Position(*lower)}..{Position(*upper)}] ends before it begins")
+            raise ValueError(
+                f"the upper end of range ({Position(*lower)}..{Position(*upper)}] must not be below its lower end"
+            )
         for ledger_id, entry_id in (lower, upper):
             _check_entry(ledger_id, max(entry_id, 0))
         if lower[0] == upper[0]:
@@ -247,16 +249,16 @@ class DeletedRanges:
         return filled + self.add_run(upper[0], 0, max(upper[1], -1) + 1)
 
     def update(self, other: DeletedRanges) -> int:
-        """Ack everything that `other` holds and return how many entries were new."""
+        """Ack all entries of `other` and return the number of new ones."""
         return sum(self._add_bitmap(ledger_id, bitmap) for ledger_id, bitmap in other.bitmaps())
 
     def difference_update(self, other: DeletedRanges) -> int:
-        """Forget everything that `other` holds and return how many entries there were.
+        """Remove all entries of `other` and return the number of removed ones.
 
-        Complexity: bitmap operations over the ledgers that both hold.
+        Complexity: bitmap operations over the ledgers in both sets.
         """
         removed = 0
-        for ledger_id, forgotten in list(other.bitmaps()):  # A copy, as `other` may be this very set.
+        for ledger_id, forgotten in list(other.bitmaps()):  # A copy, because `other` may be this set.
             held = self.entries(ledger_id)
             rest = held - forgotten
             if len(rest) == len(held):
@@ -270,16 +272,16 @@ class DeletedRanges:
         return removed
 
     def remove_at_most(self, position: Position) -> int:
-        """Forget every entry at or below a position and return how many there were.
+        """Remove every entry at or below a position and return their number.
 
         Args:
-            position: Held or not; entry -1 forgets the ledgers below only.
+            position: Acked or not; entry -1 removes only the ledgers below.
 
         Raises:
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
 
-        Complexity: bitmap operations over what is forgotten.
+        Complexity: bitmap operations over the removed entries.
         """
         ledger_id, entry_id = check_position(position)
         held_before = self._entry_count
@@ -290,15 +292,15 @@ class DeletedRanges:
         return held_before - self._entry_count
 
     def remove_lowest_with(self, part: DeletedRanges, ledger_id: int, first: int) -> int:
-        """Forget the lowest run, here and in a part of this set, if it begins at an entry; return where it ended.
+        """Remove the lowest run, here and in a subset of this set, if it starts at an entry; return its end.
 
         Args:
-            part: Holds nothing that this set does not.
+            part: A subset of this set.
             ledger_id: The ledger of the entry.
-            first: The entry; nothing below it is held.
+            first: The entry; no entry below it is acked.
 
         Returns:
-            The end of the run (excluded): `first` if the entry is not held.
+            The end of the run (exclusive): `first` if the entry is not acked.
 
         Complexity: O(log run length) range queries.
         """
@@ -316,12 +318,12 @@ class DeletedRanges:
         return end
 
     def take_at_most(self, position: Position) -> DeletedRanges:
-        """Forget every entry at or below a position and return them as a set of their own.
+        """Remove every entry at or below a position and return them as a separate set.
 
         Raises:
             As `remove_at_most`.
 
-        Complexity: bitmap operations over what is taken.
+        Complexity: bitmap operations over the removed entries.
         """
         check_position(position)
         ledger_id, entry_id = position
@@ -341,11 +343,11 @@ class DeletedRanges:
         return twin
 
     def bitmaps(self) -> Iterator[tuple[int, BitMap]]:
-        """Yield each ledger, in order, with its bitmap of acked entries: to be read, not changed."""
+        """Yield each ledger, in order, with its bitmap of acked entries, which the caller must not change."""
         return zip(self._ledger_ids, self._bitmaps, strict=True)
 
     def entries(self, ledger_id: int) -> BitMap:
-        """Return one ledger's acked entries, which may be none: to be read, not changed. O(log ledgers)."""
+        """Return one ledger's acked entries, possibly none; the caller must not change them. O(log ledgers)."""
         if ledger_id == self._recent_id:
             return self._recent
         at = bisect_left(self._ledger_ids, ledger_id)
@@ -360,7 +362,7 @@ class DeletedRanges:
                 yield Run(ledger_id, first, last + 1)
 
     def run_containing(self, position: Position) -> Run | None:
-        """Return the run that holds a position, or None if it is not acked.
+        """Return the run that contains a position, or None if it is not acked.
 
         Complexity: O(log run length) range queries.
         """
@@ -371,7 +373,7 @@ class DeletedRanges:
         return Run(ledger_id, *run_around(bitmap, entry_id))
 
     def range_containing(self, position: Position) -> tuple[Position, Position] | None:
-        """Return the first and the last position of the range that holds a position, both included, or None."""
+        """Return the first and the last position, both inclusive, of the range that contains a position, or None."""
         run = self.run_containing(position)
         return run and (Position(run.ledger_id, run.first), Position(run.ledger_id, run.end - 1))
 
@@ -393,7 +395,7 @@ class DeletedRanges:
         return first and last and (first[0], last[1])
 
     def cardinality(self, first: Position, last: Position) -> int:
-        """Count the acked entries between two positions, both included.
+        """Return the number of acked entries between two positions, both inclusive.
 
         Complexity: O(1) for each ledger between.
         """
@@ -409,7 +411,7 @@ class DeletedRanges:
         return total
 
     def _recall(self, ledger_id: int) -> BitMap:
-        """Return a ledger's entries, and have them at hand from now on if there are any."""
+        """Return a ledger's entries, and cache them unless they are empty."""
         bitmap = self.entries(ledger_id)
         if bitmap:
             self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
@@ -419,7 +421,7 @@ class DeletedRanges:
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
-        # What a range that begins here has at its lower end, one that ends just before has at its upper; so above.
+        # `low` is the size of a lower end here and of an upper end one entry below; `high` likewise above.
         low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
         high = VARINT_BYTES[entry_id.bit_length()]
         ends_before = entry_id > 0 and entry_id - 1 in bitmap
@@ -437,7 +439,7 @@ class DeletedRanges:
         return 1
 
     def _remove_lowest(self, first: int, end: int, record_bytes: int) -> None:
-        """Forget the lowest range, which is given, as is its size."""
+        """Remove the lowest range, given its bounds and size."""
         bitmap = self._bitmaps[0]
         bitmap.remove_range(first, end)
         self._entry_count -= end - first
@@ -455,8 +457,8 @@ class DeletedRanges:
         new = candidates - held
         if not new:
             return 0
-        right_of_new = new.shift(1) & held  # first entries of held ranges that a new entry joins
-        left_of_new = new.shift(-1) & held  # last entries of held ranges that a new entry joins
+        right_of_new = new.shift(1) & held  # first entries of existing ranges that a new entry joins
+        left_of_new = new.shift(-1) & held  # last entries of existing ranges that a new entry joins
         new_firsts = firsts(new) - left_of_new.shift(1)
         new_lasts = lasts(new) - right_of_new.shift(-1)
         gained = len(new_firsts) - len(right_of_new)
@@ -472,7 +474,7 @@ class DeletedRanges:
         return len(new)
 
     def _put(self, ledger_id: int, new: BitMap, counts: tuple[int, int, int]) -> None:
-        """Put in entries, which are counted already, are not held, and join no range."""
+        """Add new entries that are already counted and join no range."""
         if not new:
             return
         held = self.entries(ledger_id)
@@ -483,7 +485,7 @@ class DeletedRanges:
         self._count(*counts)
 
     def _hold(self, ledger_id: int, bitmap: BitMap) -> None:
-        """Put in a ledger that is not held."""
+        """Add a new ledger."""
         self._count(*_accounting(ledger_id, bitmap))
         self._hold_counted(ledger_id, bitmap)
 
@@ -493,7 +495,7 @@ class DeletedRanges:
         self._bitmaps.insert(at, bitmap)
 
     def _hold_none_yet(self, ledger_id: int) -> None:
-        """Put in a ledger that is not held, to which an entry is added at once."""
+        """Add a new ledger without entries; the caller adds an entry at once."""
         bitmap = BitMap()
         self._hold_counted(ledger_id, bitmap)
         self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
@@ -514,18 +516,18 @@ class DeletedRanges:
         self._forget_ledgers(below)
 
     def _drop_up_to(self, last: int) -> None:
-        """Forget the entries of the first ledger up to one, included."""
+        """Remove the entries of the first ledger up to one, inclusive."""
         ledger_id, bitmap = self._ledger_ids[0], self._bitmaps[0]
         first = bitmap.min()
         if last < first:
             return
         if bitmap.contains_range(first, last + 1):
-            # A single range, as it is with every ack of a consumer that acks in order.
+            # A single range, as after every ack of a consumer that acks in order.
             self._count(first - last - 1, -1, -range_bytes(ledger_id, first, last))
         else:
             self._drop(ledger_id, bitmap & BitMap(range(first, last + 1)))
         if last < ENTRY_ID_MAX and last in bitmap and last + 1 in bitmap:
-            # The cut went through a range: what remains of it begins anew, and what went had no end there.
+            # The cut split a range: the rest has a new lower end, and the removed part had no upper end there.
             rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(last + 1)
             self._count(0, 1, rest_bytes + range_last_bytes(last))
         bitmap.remove_range(first, last + 1)
@@ -543,7 +545,7 @@ class DeletedRanges:
         return Position(run.ledger_id, run.first - 1), Position(run.ledger_id, run.end - 1)
 
     def _check(self) -> None:
-        """Assert that the counters equal a full recount. Complexity: O(ranges)."""
+        """Assert that the counters equal a complete recount. Complexity: O(ranges)."""
         assert list(self._ledger_ids) == sorted(set(self._ledger_ids))
         assert len(self._ledger_ids) == len(self._bitmaps)
         assert all(self._bitmaps)
@@ -556,12 +558,12 @@ class DeletedRanges:
 
 def _check_entry(ledger_id: int, entry_id: int) -> None:
     if not 0 <= index(ledger_id) <= LEDGER_ID_MAX:
-        raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
+        raise ValueError(f"ledger id must be in 0..{LEDGER_ID_MAX}, got {ledger_id}")
     if not 0 <= index(entry_id) <= ENTRY_ID_MAX:
-        raise ValueError(f"entry id {entry_id} of ledger {ledger_id} is outside 0..{ENTRY_ID_MAX}")
+        raise ValueError(f"entry id of ledger {ledger_id} must be in 0..{ENTRY_ID_MAX}, got {entry_id}")
 
 
 def _accounting(ledger_id: int, bitmap: BitMap) -> tuple[int, int, int]:
-    """Count the entries, the ranges and the record bytes of one ledger from nothing."""
+    """Count the entries, the ranges and the record bytes of one ledger from scratch."""
     range_firsts = firsts(bitmap)
     return len(bitmap), len(range_firsts), ranges_bytes(ledger_id, bitmap, range_firsts)

@@ -1,7 +1,7 @@
-"""Which positions were certainly delivered at least an age ago?
+"""Finds the positions that were certainly delivered at least a given time ago.
 
-Apache Pulsar has no such thing; its issue 19966 sketches one: keep the delivery time of a few entries, not of all, and
-use their positions as a ruler.
+Apache Pulsar has nothing like it; its issue 19966 sketches the idea: store the delivery time of a few entries instead
+of all, and use their positions as a ruler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTANTS_MAX = 4
 
 @final
 class DeliveryRuler:
-    """Marks (time, position), rising in both: by the time, dispatch had sent everything up to the position, included.
+    """Marks (time, position), rising in both: by that time, dispatch had sent everything up to the position, inclusive.
 
     >>> ruler = DeliveryRuler()
     >>> for second, ledger_id in ((0, 3), (2, 4), (4, 5), (5, 6)):
@@ -34,26 +34,27 @@ class DeliveryRuler:
     >>> ruler.frontier(3000, now_ms=5000)
     Position(ledger_id=4, entry_id=1)
 
-    A position is *old* at an age when it lies at or below `frontier` of that age, else *young*. Times are milliseconds
-    of any clock, negative or not. Not safe for concurrent mutation.
+    A position is *old* for an age if it is at or below `frontier` of that age, else *young*. Times are milliseconds of
+    any clock, possibly negative. Not safe for concurrent mutation.
 
-    **Few marks for any traffic.** When there are more than `marks_max`, they are thinned. Let D be `marks_max` // 64. A
-    mark of age a, counted back from the newest, lies in a cell of w ms, where w is the largest power of two that is at
-    most a / D, or 1; of the marks of one cell the last stays. The positions of a dropped mark then count as sent at the
-    time of the next: later, so nothing becomes old too early. Cells begin at multiples of w, so that, as marks age, two
-    cells become one, and a mark hands its positions on within a cell that it was in from the start. Counted back from
-    the newest mark, cells would move on with it, and positions could be handed on for ever and never become old.
+    **Few marks for any traffic.** If there are more than `marks_max`, they are thinned. Let D be `marks_max` // 64. A
+    mark of age a, relative to the newest mark, is in a cell of w ms, where w is the largest power of two that is at
+    most a / D, or 1; only the last mark of a cell stays. The positions of a dropped mark then count as sent at the time
+    of the next mark: later, so no position becomes old too early. Cells start at multiples of w. So, as marks age, two
+    cells merge into one, and a mark passes its positions on only within a cell that always contained it. If cells were
+    counted back from the newest mark, they would move with it, and positions could be passed on for ever and never
+    become old.
 
     **How late.** A position sent t ms ago counts as sent at most t / D ms later than it was. So it becomes old at most
-    D / (D - 1) times the age, and a ms, after it was sent; as long as nothing was dropped, at the age exactly.
+    D / (D - 1) times the age, plus one ms, after it was sent; exactly at the age if no mark was dropped.
 
-    **How many are left.** Ages below 2D have a cell for each ms. Every doubling of the age above is D cells long and
-    touches at most D + 1, so the marks of ages below 2D * 2**k are at most 2D + k * (D + 1). Of all marks the newest
-    7/8 of `marks_max` are kept at most, so that a record costs amortised O(1). For ages that these do not reach,
-    beyond 4 years with 128 marks and 2,000 with 256, `frontier` may be later still, or None.
+    **How many marks are left.** Ages below 2D have a cell for each ms. Every doubling of the age above is D cells long
+    and touches at most D + 1, so there are at most 2D + k * (D + 1) marks of ages below 2D * 2**k. Of all marks at most
+    the newest 7/8 of `marks_max` are kept, so that a record costs amortised O(1). For ages beyond these marks, more
+    than 4 years with 128 marks and 2,000 with 256, `frontier` may be later still, or None.
 
     Args:
-        marks_max: The most marks ever held; at least 128. More marks: finer, D grows with it.
+        marks_max: Most marks stored; at least 128. More marks are finer, because D grows.
 
     Raises:
         ValueError: `marks_max` is below 128.
@@ -63,39 +64,40 @@ class DeliveryRuler:
     def __init__(self, *, marks_max: int = 256) -> None:
         self._marks_max = integer("marks_max", marks_max)
         if self._marks_max < _MARKS_MAX_MIN:
-            raise ValueError(f"marks_max is {marks_max}, and a ruler has at least {_MARKS_MAX_MIN} marks")
+            raise ValueError(f"marks_max must be at least {_MARKS_MAX_MIN}, got {marks_max}")
         self._cells_per_doubling = self._marks_max // _MARKS_PER_CELL_OF_A_DOUBLING
         # Invariant: both rise strictly; _positions[i] belongs to _times[i].
         self._times: list[int] = []
         self._positions: list[Position] = []
-        # Age -> instants that were asked for, rising, with the position known to be sent by each; the last asked age
-        # at the end. There are several where the clock went back.
+        # Age -> instants that were queried, rising, with the position known to be sent by each; the last queried age is
+        # at the end. There are several instants if the clock went back.
         self._answers: dict[int, list[tuple[int, Position]]] = {}
 
     @property
     def mark_count(self) -> int:
-        """How many marks are held."""
+        """The number of marks."""
         return len(self._times)
 
     @property
     def room(self) -> int:
-        """How many more marks there may be before they are thinned, which changes what `sent_by` says; 0 or more."""
+        """The number of marks that can be added before thinning, which changes the results of `sent_by`; 0 or more."""
         return self._marks_max - len(self._times)
 
     def marks(self) -> tuple[Sequence[int], Sequence[Position]]:
-        """Return the times of the marks and their positions, both rising: to be read, not changed."""
+        """Return the times of the marks and their positions, both rising; the caller must not change them."""
         return self._times, self._positions
 
     def __repr__(self) -> str:
         return f"<DeliveryRuler of {self.mark_count} marks>"
 
     def record(self, position: Position, now_ms: int) -> None:
-        """Say that dispatch has sent everything up to a position, included, by now.
+        """Record that dispatch has sent everything up to a position, inclusive, by now.
 
         Args:
-            position: At or below the last mark's it changes nothing: a redelivery, or a delayed message that left after
-                later ones. Its stretch of the log was dispatched before.
-            now_ms: Below the last mark's, because a clock went back, it counts as that: later, so younger, so safe.
+            position: No-op if it is at or below the last mark's: a redelivery, or a delayed message sent after later
+                ones. Its part of the log was dispatched before.
+            now_ms: If below the last mark's time, because a clock went back, that time counts: later, so younger, so
+                safe.
 
         Raises:
             ValueError: An id is out of range.
@@ -116,13 +118,13 @@ class DeliveryRuler:
             self._thin()
 
     def record_many(self, positions: Sequence[Position], times_ms: Sequence[int]) -> None:
-        """Say when dispatch had sent everything up to some positions: as `record` of each.
+        """Record when dispatch had sent everything up to some positions, like `record` for each.
 
         Args:
-            positions: Rising strictly, each as `check_position` returns it: nothing is checked again.
-            times_ms: As many whole numbers, rising strictly.
+            positions: Strictly rising, each a result of `check_position`: they are not checked again.
+            times_ms: The same number of integers, strictly rising.
 
-        Complexity: amortised O(1) for each, with little for those that thinning drops again.
+        Complexity: amortised O(1) for each, with a small constant for those that thinning drops again.
         """
         begin = 0
         if self._times:
@@ -140,10 +142,10 @@ class DeliveryRuler:
             begin = end
 
     def frontier(self, age_ms: int, now_ms: int) -> Position | None:
-        """Return the highest position such that everything up to it was certainly sent at least `age_ms` ago, or None.
+        """Return the highest position up to which everything was certainly sent at least `age_ms` ago, or None.
 
-        For one age it never goes back while time does not: an answer stays true, so it is kept, for the 32 ages that
-        were asked for last, in case that the mark it came from is dropped.
+        For one age it never goes back while time does not: an answer stays true, so it is stored, for the 32 ages that
+        were queried last, in case its mark is dropped.
 
         Raises:
             ValueError: The age is negative.
@@ -153,7 +155,7 @@ class DeliveryRuler:
         """
         age_ms, now_ms = integer("age_ms", age_ms), integer("now_ms", now_ms)
         if age_ms < 0:
-            raise ValueError(f"age_ms is {age_ms}, and an age is 0 or more")
+            raise ValueError(f"age_ms must be at least 0, got {age_ms}")
         instant = now_ms - age_ms
         counted = bisect_right(self._times, instant)
         found = self._positions[counted - 1] if counted else None
@@ -167,8 +169,8 @@ class DeliveryRuler:
     def sent_by(self, position: Position) -> int | None:
         """Return the time by which a position was certainly sent, or None if no mark is at or above it.
 
-        That of the lowest mark at or above it, as for `frontier`; but when marks are dropped it rises, while `frontier`
-        keeps its last answers. So a position may be old before its age by this.
+        It is the time of the lowest mark at or above the position, as for `frontier`. It rises when marks are dropped,
+        while `frontier` keeps its last answers. So a position may be old before its age by this time.
 
         Raises:
             ValueError: An id is out of range.
@@ -181,23 +183,23 @@ class DeliveryRuler:
         return self._times[found] if found < len(self._times) else None
 
     def sent_counts(self, ledger_id: int, bitmap: AbstractBitMap) -> Iterator[tuple[int, int]]:
-        """Return the times by which entries of a ledger were certainly sent, rising, and how many at each; none is 0.
+        """Return the times by which entries of a ledger were certainly sent, rising, with their counts, all above 0.
 
-        Each entry counts at what `sent_by` says of it; entries above the last mark are left out.
+        Each entry counts at its time from `sent_by`; entries above the last mark are omitted.
 
         Args:
             ledger_id: The ledger.
-            bitmap: Its entries. What is returned is of this instant, whatever becomes of it or of the ruler.
+            bitmap: Its entries. The result does not change if the bitmap or the ruler changes later.
 
         Raises:
             ValueError: The ledger id is out of range.
             TypeError: The ledger id is not an integer, or the entries are not in a bitmap.
 
-        Complexity: O(marks that entries fall to), for each three look-ups.
+        Complexity: O(marks with entries), three look-ups for each.
         """
         check_position(Position(ledger_id, -1))
         if not isinstance(bitmap, AbstractBitMap):
-            raise TypeError(f"the entries are a bitmap, found {bitmap!r}")
+            raise TypeError(f"the entries must be a bitmap, got {bitmap!r}")
         sent: list[tuple[int, int]] = []
         counted, count = 0, len(bitmap)
         while counted < count:
@@ -211,12 +213,12 @@ class DeliveryRuler:
         return iter(sent)
 
     def set_back(self, by_ms: int) -> None:
-        """Move every mark back in time, as a clock that was set back: their ages stay as they are.
+        """Move every mark back in time, like a clock that was set back; their ages do not change.
 
-        Cells stay where they are, so that the positions of a mark may be handed on once more than said above.
+        Cells do not move, so the positions of a mark may be passed on once more than stated above.
 
         Args:
-            by_ms: By how much; 0 or more.
+            by_ms: The distance; 0 or more.
 
         Raises:
             ValueError: It is negative.
@@ -232,7 +234,7 @@ class DeliveryRuler:
         }
 
     def clear(self) -> None:
-        """Forget every mark, as after a reset of the cursor: what it delivered before says nothing any more."""
+        """Remove every mark, as after a reset of the cursor: earlier deliveries are irrelevant then."""
         self._times.clear()
         self._positions.clear()
         self._answers.clear()
@@ -240,7 +242,7 @@ class DeliveryRuler:
     def _keep_answer(self, age_ms: int, instant: int, position: Position) -> None:
         answers = self._answers.pop(age_ms, [])
         later = [answer for answer in answers if answer[0] > instant]
-        # It is as good as those of instants before; of later ones, from which the clock has gone back, some are kept.
+        # It replaces answers for earlier instants; some answers for later instants, before the clock went back, stay.
         self._answers[age_ms] = [(instant, position), *later[: _INSTANTS_MAX - 1]]
         if len(self._answers) > _ANSWERS_MAX:
             del self._answers[next(iter(self._answers))]
@@ -256,7 +258,7 @@ class DeliveryRuler:
         self._positions = [self._positions[i] for i in kept]
 
     def _cell_begin(self, time: int) -> int:
-        """Return the lowest time in the cell of a mark that has its width."""
+        """Return the lowest time in the cell of a mark."""
         newest = self._times[-1]
         width_bits = max(((newest - time) // self._cells_per_doubling).bit_length() - 1, 0)
         lowest_of_width = newest - (self._cells_per_doubling << (width_bits + 1)) + 1

@@ -1,4 +1,4 @@
-"""One ledger's acked entries as a roaring bitmap: how to make one from anything, and where its runs are."""
+"""One ledger's acked entries as a roaring bitmap: conversion from other types, and its runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pyroaring import BitMap
 
 from ackstate.position import ENTRY_ID_MAX
 
-# A run up to here is added entry by entry; a longer one costs a call of its own.
+# A run of up to this length is added entry by entry; a longer one by a separate call.
 _NARROW = 32
-_ID_BYTES = 4  # an unsigned number of so many bytes is never out of range
+_ID_BYTES = 4  # an unsigned number of this size is never out of range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
-    """Collect entry ids, refusing what a bitmap would silently bend: fractions and numbers out of range.
+    """Collect entry ids; refuse fractions and numbers out of range, which a bitmap would silently change.
 
     Args:
-        entry_ids: In any order, repeated or not. A `BitMap` is returned as it is; whatever lends its memory as a row
-            of integers (`array`, `memoryview`, a numpy array) is read without a Python object an entry.
+        entry_ids: In any order, repeated or not. A `BitMap` is returned unchanged; a buffer of integers (`array`,
+            `memoryview`, a numpy array) is read without creating a Python object per entry.
 
     Raises:
         ValueError: An id is outside 0..2**32 - 1.
-        TypeError: Something is not an integer.
+        TypeError: An element is not an integer.
     """
     if isinstance(entry_ids, BitMap):
         return entry_ids
@@ -43,7 +43,9 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     except TypeError:
         return _collected(entry_ids)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise TypeError(f"entry ids are a row of integers, found {numbers.ndim} dimensions of {numbers.dtype}")
+        raise TypeError(
+            f"entry ids must be one dimension of integers, got {numbers.ndim} dimensions of {numbers.dtype}"
+        )
     if numbers.size and not (numbers.dtype.kind == "u" and numbers.itemsize <= _ID_BYTES):
         _check_ends(numbers.min(), numbers.max())
     return _bitmap_of_row(numbers.astype(np.uint32, copy=False))
@@ -53,23 +55,23 @@ def _collected(entry_ids: Iterable[int]) -> BitMap:
     try:
         return _bitmap_of_row(np.frombuffer(array("I", entry_ids), np.uint32))
     except OverflowError as error:
-        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {error}") from None
+        raise ValueError(f"entry ids must be in 0..{ENTRY_ID_MAX}: {error}") from None
 
 
 def _check_ends(lowest: int, highest: int) -> None:
     if not 0 <= lowest <= highest <= ENTRY_ID_MAX:
-        raise ValueError(f"an entry id is outside 0..{ENTRY_ID_MAX}: {lowest} to {highest}")
+        raise ValueError(f"entry ids must be in 0..{ENTRY_ID_MAX}, got {lowest} to {highest}")
 
 
 def _bitmap_of_row(entry_ids: npt.NDArray[np.uint32]) -> BitMap:
-    # A bitmap takes rising ids at 5 ns each and random ones at 30; numpy sorts for a third of the difference.
+    # A bitmap adds sorted ids at 5 ns each and random ones at 30; sorting in numpy costs a third of the difference.
     if (entry_ids[1:] < entry_ids[:-1]).any():
         entry_ids = np.sort(entry_ids)
     return BitMap(array("I", entry_ids.tobytes()))
 
 
 def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
-    """Return what any of some maps from a ledger to its entries holds: not to be changed, it may be one of theirs."""
+    """Return the union of maps from a ledger to its entries; it may share their bitmaps and must not be changed."""
     by_ledger: dict[int, list[BitMap]] = {}
     for bitmaps in maps:
         for ledger_id, bitmap in bitmaps.items():
@@ -81,22 +83,22 @@ def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
 
 
 def firsts(bitmap: BitMap) -> BitMap:
-    """Return the entries that begin a run."""
+    """Return the first entry of each run."""
     return bitmap - bitmap.shift(1)
 
 
 def lasts(bitmap: BitMap) -> BitMap:
-    """Return the entries that end a run."""
+    """Return the last entry of each run."""
     return bitmap - bitmap.shift(-1)
 
 
 def runs_of(bitmap: BitMap) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Return the first and the last entry of each run, both included, in order."""
+    """Return the first and the last entry of each run, both inclusive, in order."""
     return np.frombuffer(firsts(bitmap).to_array(), np.uint32), np.frombuffer(lasts(bitmap).to_array(), np.uint32)
 
 
 def bitmap_of_runs(first: npt.NDArray[np.integer], last: npt.NDArray[np.integer]) -> BitMap:
-    """Return the entries of runs that rise and do not overlap, given the first and the last of each, both included.
+    """Return the entries of rising, disjoint runs, given the first and the last of each, both inclusive.
 
     Complexity: O(runs), and up to 32 entries in each.
     """
@@ -104,7 +106,7 @@ def bitmap_of_runs(first: npt.NDArray[np.integer], last: npt.NDArray[np.integer]
     wide = np.flatnonzero(further >= _NARROW)
     width = further + 1
     width[wide] = 0
-    # Narrow runs are laid out entry by entry, all at once: counting on through all of them, anew in each.
+    # Narrow runs are expanded entry by entry, all at once: a running count over all runs, minus each run's start.
     begins = np.repeat(first - np.cumsum(width) + width, width)
     bitmap = BitMap(array("I", (begins + np.arange(len(begins), dtype=begins.dtype)).astype(np.uint32).tobytes()))
     for begin, end in zip(first[wide].tolist(), last[wide].tolist(), strict=True):
@@ -113,7 +115,7 @@ def bitmap_of_runs(first: npt.NDArray[np.integer], last: npt.NDArray[np.integer]
 
 
 def run_around(bitmap: BitMap, entry_id: int) -> tuple[int, int]:
-    """Return where the run that holds an entry begins (included) and ends (excluded); the entry must be there.
+    """Return the begin (inclusive) and the end (exclusive) of the run that contains an entry, which must be set.
 
     Complexity: O(log run length) range queries.
     """
@@ -122,7 +124,7 @@ def run_around(bitmap: BitMap, entry_id: int) -> tuple[int, int]:
 
 
 def run_end(bitmap: BitMap, entry_id: int) -> int:
-    """Return where the run that holds an entry ends (excluded); the entry must be there.
+    """Return the end (exclusive) of the run that contains an entry, which must be set.
 
     Complexity: O(log run length) range queries.
     """

@@ -1,18 +1,18 @@
-"""What can go wrong: the errors that leave the library besides a caller's ``ValueError`` or ``TypeError``."""
+"""The errors that leave the library, besides a caller's ``ValueError`` or ``TypeError``."""
 
 
 class AckStateError(Exception):
-    """Anything that the library refuses for a reason outside the caller's code; the root of all below."""
+    """The base class of errors whose reason is outside the caller's code."""
 
 
 class CorruptStateError(AckStateError):
-    """Stored bytes are not what was written: damaged, cut, or never ours.
+    """Stored bytes are damaged, cut short, or foreign.
 
     Args:
-        what: The thing that was read, in words, such as ``native record``.
-        offset: Byte offset in that thing where the first wrong byte stands.
-        expected: What should have stood there.
-        found: What stood there.
+        what: The damaged thing, in words, such as ``native record``.
+        offset: Offset of the first wrong byte.
+        expected: The expected content at the offset.
+        found: The actual content at the offset.
     """
 
     def __init__(self, what: str, *, offset: int, expected: object, found: object) -> None:
@@ -24,20 +24,20 @@ class CorruptStateError(AckStateError):
 
 
 class UnsupportedVersionError(AckStateError):
-    """Stored bytes were written by a newer release, and guessing at them could invent acks."""
+    """Stored bytes were written by a newer release; guessing their meaning could invent acks."""
 
 
 class InvalidPositionError(AckStateError):
-    """A position that the message log never had, or that lies beyond its end."""
+    """A position that the message log never had, or that is beyond its end."""
 
 
 class CursorClosedError(AckStateError):
-    """The cursor was closed; open it again to go on."""
+    """The cursor was closed; open it again to continue."""
 
 
 class CursorFencedError(AckStateError):
-    """Another owner has opened the cursor since; this one can do no more writes."""
+    """Another owner has opened the cursor since; this one can no longer write."""
 
 
 class LogFencedError(CursorFencedError):
-    """Another owner has opened the topic's message log since; this one can publish no more."""
+    """Another owner has opened the topic's message log since; this one can no longer publish."""

@@ -1,4 +1,4 @@
-"""Is a number that a caller gave a whole one, and large enough?"""
+"""Checks that numbers from a caller are integers within bounds."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ def integer(name: str, number: int) -> int:
     """Return a number as a plain integer.
 
     Args:
-        name: What the caller calls it.
-        number: Anything that stands for an integer, such as one of numpy's.
+        name: The caller's name for the number.
+        number: Any integer type, such as numpy's.
 
     Raises:
-        TypeError: It is no integer; True and False are none.
+        TypeError: It is not an integer; booleans are refused.
     """
     try:
         if not isinstance(number, bool):
             return index(number)
     except TypeError:
         pass
-    raise TypeError(f"{name} is an integer, found {number!r}")
+    raise TypeError(f"{name} must be an integer, got {number!r}")
 
 
 def check_count(name: str, value: object, *, least: int) -> None:
-    """Refuse a setting that is no integer (`TypeError`), booleans too, or below the least (`ValueError`)."""
+    """Refuse a setting that is a boolean or not an integer (`TypeError`), or below the least (`ValueError`)."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is a whole number, found {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, found {value}")
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_within(name: str, value: object, *, least: int, most: int, unit: str = "") -> None:
-    """Refuse what is no whole number (`TypeError`), booleans too, or out of bounds (`ValueError`), both included.
+    """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`).
 
     Args:
-        name: What the caller calls it.
-        value: What was given.
-        least: The lowest that is allowed.
-        most: The highest.
-        unit: What it counts, for the text of the error; empty for nothing in particular.
+        name: The caller's name for the value.
+        value: The value.
+        least: The lowest allowed value.
+        most: The highest allowed value.
+        unit: The unit, for the message; empty for none.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number{unit and f' of {unit}'}, found {value!r}")
+        raise TypeError(f"{name} must be a whole number{unit and f' of {unit}'}, got {value!r}")
     if not least <= value <= most:
-        raise ValueError(f"{name} must be in {least}..{most}, found {value}")
+        raise ValueError(f"{name} must be in {least}..{most}, got {value}")

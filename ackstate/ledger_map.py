@@ -1,4 +1,4 @@
-"""Which ledgers does a message log have, and how many entries does each hold?"""
+"""The ledgers of a message log, and their entry counts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LedgerMap:
     def __init__(self, first_ledger_id: int) -> None:
         check_position(Position(first_ledger_id, -1))
         # Invariant: ids rise strictly; _starts[i] is the number of entries in all ledgers before the i-th,
-        # counted from the first ledger there ever was, so a trim need not touch it.
+        # counted from the first ledger of all time, so that a trim need not change it.
         self._ledger_ids = [first_ledger_id]
         self._starts = [0]
         self._open_count = 0
@@ -40,16 +40,16 @@ class LedgerMap:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> LedgerMap:
-        """Build from ledger id -> entry count, the last ledger being the open one.
+        """Return the map of ledger id -> entry count; the last ledger is open.
 
         Raises:
             ValueError: No ledger, ids that do not rise, or a count outside 0..2**32.
         """
         if not counts:
-            raise ValueError("a message log has at least one ledger")
+            raise ValueError("a message log must have at least one ledger")
         for before, after in pairwise(counts):
             if before >= after:
-                raise ValueError(f"ledger ids must rise, found {after} after {before}")
+                raise ValueError(f"ledger ids must rise, got {after} after {before}")
         first, *others = counts
         log = cls(first)
         log.append(counts[first])
@@ -79,7 +79,7 @@ class LedgerMap:
         return Position(self.first_ledger_id, -1)
 
     def counts(self) -> dict[int, int]:
-        """Return ledger id -> entry count, in order: what `from_counts` takes."""
+        """Return ledger id -> entry count, in order, as `from_counts` accepts it."""
         ends = [*self._starts[1:], self._end]
         return {
             ledger_id: end - start for ledger_id, start, end in zip(self._ledger_ids, self._starts, ends, strict=True)
@@ -89,7 +89,7 @@ class LedgerMap:
         """Add entries to the open ledger and return the last position of the log.
 
         Raises:
-            ValueError: The count is negative, or the ledger would pass entry id 2**32 - 1.
+            ValueError: The count is negative, or the ledger would exceed entry id 2**32 - 1.
             TypeError: The count is not an integer.
         """
         count = operator.index(count)
@@ -101,14 +101,16 @@ class LedgerMap:
         return self._last_confirmed
 
     def roll(self, ledger_id: int) -> None:
-        """Close the open ledger and go on in a new one.
+        """Close the open ledger and open a new one.
 
         Raises:
             ValueError: The id is not above the open ledger's.
         """
         check_position(Position(ledger_id, -1))
         if ledger_id <= self.current_ledger_id:
-            raise ValueError(f"ledger {ledger_id} is not above the open ledger {self.current_ledger_id}")
+            raise ValueError(
+                f"ledger id must be above that of the open ledger, {self.current_ledger_id}, got {ledger_id}"
+            )
         self._starts.append(self._end)
         self._ledger_ids.append(ledger_id)
         if self._last_confirmed.entry_id < 0:
@@ -116,12 +118,12 @@ class LedgerMap:
         self._open_count = 0
 
     def trim(self, before_ledger_id: int) -> None:
-        """Forget every ledger below `before_ledger_id`; the open ledger stays in any case."""
+        """Remove every ledger below `before_ledger_id`, but never the open ledger."""
         kept_from = min(bisect_left(self._ledger_ids, before_ledger_id), len(self._ledger_ids) - 1)
         del self._ledger_ids[:kept_from], self._starts[:kept_from]
 
     def has_ledger(self, ledger_id: int) -> bool:
-        """Tell whether the log has the ledger, empty or not; a trimmed one it has not."""
+        """Return whether the log has the ledger, empty or not; False for a trimmed one."""
         return self._index(ledger_id) is not None
 
     def find_next_ledger(self, ledger_id: int) -> int | None:
@@ -130,7 +132,7 @@ class LedgerMap:
         return self._ledger_ids[at] if at < len(self._ledger_ids) else None
 
     def entry_count(self, ledger_id: int) -> int:
-        """Return how many entries the ledger has; 0 for one that is unknown or trimmed."""
+        """Return the entry count of a ledger; 0 if it is unknown or trimmed."""
         if ledger_id == self._ledger_ids[-1]:
             return self._open_count
         index = self._index(ledger_id)
@@ -146,17 +148,17 @@ class LedgerMap:
         return iter(self._ledger_ids)
 
     def ledgers_between(self, lower_ledger_id: int, upper_ledger_id: int) -> list[int]:
-        """Return the ledgers above the lower id and below the upper one, in order; neither need be known.
+        """Return the ledgers above the lower id and below the upper one, in order; both may be unknown.
 
-        Complexity: O(log ledgers), and what is returned.
+        Complexity: O(log ledgers + returned ledgers).
         """
         low = bisect_right(self._ledger_ids, lower_ledger_id)
         return self._ledger_ids[low : bisect_left(self._ledger_ids, upper_ledger_id)]
 
     def previous(self, position: Position) -> Position:
-        """Return the position just before: in its ledger, else the last entry of the nearest one that has any.
+        """Return the previous position: in its ledger, or else the last entry of the nearest non-empty ledger before.
 
-        With only empty ledgers before, it is the position before the first of them; with none, ``(ledger, -1)``.
+        If only empty ledgers precede, it is the position before the first of them; if none precedes, ``(ledger, -1)``.
         """
         ledger_id, entry_id = position
         if entry_id > 0:
@@ -165,7 +167,7 @@ class LedgerMap:
         if earlier == 0:
             return Position(ledger_id, -1)
         end = self._starts[earlier] if earlier < len(self._starts) else self._end
-        # All ledgers whose start lies below `end` come first; the last of them holds the entry.
+        # All ledgers whose start is below `end` come first; the last of them has the entry.
         holder = bisect_left(self._starts, end, 0, earlier) - 1
         if holder < 0:
             return Position(self._ledger_ids[0], -1)
@@ -174,7 +176,7 @@ class LedgerMap:
     def next_valid(self, position: Position) -> Position:
         """Return the next position that exists or will be written next: over the ends of ledgers and empty ones.
 
-        At the end of the log it is the first entry of the open ledger if that is empty, else the next to come.
+        At the end of the log it is the first entry of the open ledger if it is empty, else its next entry.
         """
         ledger_id, entry_id = position
         if ledger_id == self._ledger_ids[-1] and -1 <= entry_id < self._open_count:
@@ -184,14 +186,14 @@ class LedgerMap:
             if entry_id + 1 < self._count_at(index):
                 return Position(ledger_id, max(entry_id, -1) + 1)
             index += 1
-        # The next entry after `start` entries stands in the last ledger that starts there.
+        # The next entry after `start` entries is in the last ledger that starts there.
         if index < len(self._starts):
             holder = bisect_right(self._starts, self._starts[index]) - 1
             return Position(self._ledger_ids[holder], 0)
         return Position(self.current_ledger_id, self._open_count)
 
     def is_valid(self, position: Position) -> bool:
-        """Tell whether a reader may stand at a position: its entry exists, or is the next that will be written."""
+        """Return whether a position can be read next: its entry exists, or is the next one to be written."""
         return position in self or position == (self.current_ledger_id, self._open_count)
 
     def position_after(self, position: Position, count: int) -> Position:
@@ -202,10 +204,10 @@ class LedgerMap:
         Raises:
             ValueError: The count is negative.
 
-        Source: ``getPositionAfterN`` with its start excluded; start from `previous` to have the start counted.
+        Source: ``getPositionAfterN`` with its start excluded; pass `previous` to count the start.
         """
         if count < 0:
-            raise ValueError(f"cannot go {count} entries on from {Position(*position)}")
+            raise ValueError(f"the number of entries after {Position(*position)} must be at least 0, got {count}")
         if count == 0:
             return min(self.previous(self.next_valid(position)), self._last_confirmed)
         wanted = self._entries_up_to(position) + count
@@ -215,30 +217,30 @@ class LedgerMap:
         return Position(self._ledger_ids[holder], wanted - self._starts[holder] - 1)
 
     def count_between(self, lower: Position, upper: Position) -> int:
-        """Count the entries in ``(lower, upper]``: above `lower` and not above `upper`.
+        """Return the number of entries in ``(lower, upper]``: above `lower` and not above `upper`.
 
-        Ledgers that are unknown or trimmed count nothing, and an end beyond a ledger's last entry counts up to it.
+        Unknown or trimmed ledgers count 0, and an end beyond a ledger's last entry counts up to it.
         """
         return max(0, self._entries_up_to(upper) - self._entries_up_to(lower))
 
     def check_written(self, position: Position) -> Position:
-        """Refuse a position that no entry of the log has, and return any other as `check_position` does.
+        """Refuse a position without an entry in the log, and return any other as `check_position` does.
 
         Raises:
             InvalidPositionError: The log never had it, or not yet, or trimmed it.
             TypeError: An id is not an integer.
         """
         ledger_id, entry_id = position
-        # Each ack comes through here, so what is in the log is not compared with the bounds of ids, nor looked up if in
-        # the open ledger.
+        # Each ack calls this, so a position in the log is not compared with the bounds of ids, nor looked up if it is
+        # in the open ledger.
         if type(position) is not Position or type(ledger_id) is not int or type(entry_id) is not int:
             ledger_id, entry_id = position = check_position(position)
         entry_count = self._open_count if ledger_id == self._ledger_ids[-1] else self.entry_count(ledger_id)
         if not 0 <= entry_id < entry_count:
             raise InvalidPositionError(
-                f"position {Position(*position)} is not in the message log, "
-                f"whose ledger {ledger_id} has {entry_count} entries "
-                f"and whose last entry is {self._last_confirmed}"
+                f"position {Position(*position)} is not in the message log: "
+                f"ledger {ledger_id} has {entry_count} entries, "
+                f"and the last entry is {self._last_confirmed}"
             )
         return position
 
@@ -256,7 +258,7 @@ class LedgerMap:
         return end - self._starts[index]
 
     def _entries_up_to(self, position: Position) -> int:
-        """Count the entries at or below a position, from the first ledger there ever was."""
+        """Return the number of entries at or below a position, from the first ledger of all time."""
         ledger_id, entry_id = position
         index = bisect_right(self._ledger_ids, ledger_id) - 1
         if index < 0:

@@ -1,4 +1,4 @@
-"""Where an entry stands in a message log."""
+"""The position of an entry in a message log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Read back what `str` wrote.
+        """Parse the output of `str`.
 
         >>> Position.parse("3:-1")
         Position(ledger_id=3, entry_id=-1)
@@ -43,24 +43,24 @@ class Position(NamedTuple):
         """
         matched = _TEXT.fullmatch(text)
         if matched is None:
-            raise ValueError(f"not a position: {text!r}, expected ledger:entry such as 3:7")
+            raise ValueError(f"a position must be ledger:entry such as 3:7, got {text!r}")
         position = cls(int(matched[1]), int(matched[2]))
         check_position(position)
         return position
 
 
 def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
-    """Refuse a position whose ids no message log can have.
+    """Refuse a position with invalid ids.
 
     Args:
-        position: The position to look at.
-        entry_id_min: The lowest entry id allowed: -1 where "before the first" makes sense, else 0.
+        position: The position.
+        entry_id_min: The lowest allowed entry id: -1 to allow "before the first", else 0.
 
     Returns:
-        The position itself if it is a `Position` of plain integers, else one that is.
+        The position itself if it is a `Position` of plain integers, else a converted one.
 
     Raises:
-        TypeError: It is no position, or an id is not an integer.
+        TypeError: It is not a position, or an id is not an integer.
         ValueError: An id is out of range.
     """
     try:
@@ -72,9 +72,9 @@ def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
         try:
             ledger_id, entry_id = position = Position(index(ledger_id), index(entry_id))
         except TypeError:
-            raise TypeError(f"ids of a position are integers, found {ledger_id!r} and {entry_id!r}") from None
+            raise TypeError(f"ids of a position must be integers, got {ledger_id!r} and {entry_id!r}") from None
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
-        raise ValueError(f"ledger id {ledger_id} is outside 0..{LEDGER_ID_MAX}")
+        raise ValueError(f"ledger id must be in 0..{LEDGER_ID_MAX}, got {ledger_id}")
     if not entry_id_min <= entry_id <= ENTRY_ID_MAX:
-        raise ValueError(f"entry id {entry_id} of ledger {ledger_id} is outside {entry_id_min}..{ENTRY_ID_MAX}")
+        raise ValueError(f"entry id of ledger {ledger_id} must be in {entry_id_min}..{ENTRY_ID_MAX}, got {entry_id}")
     return position

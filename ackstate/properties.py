@@ -1,6 +1,6 @@
-"""The properties of a Pulsar broker, as ``java.util.Properties`` reads them, and the numbers and switches among them.
+"""Reads the properties of a Pulsar broker like ``java.util.Properties``, with numbers and switches among them.
 
-What is missing or blank says nothing, as in Pulsar, and is None here. Every error names the key.
+A missing or blank value is unset, as in Pulsar, and None here. Every error names the key.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ackstate.spelling import closest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-INT_MAX = 2**31 - 1  # Java's, as the next two
+INT_MAX = 2**31 - 1  # Java's Integer.MAX_VALUE
 LONG_MAX = 2**63 - 1
 LONG_MIN = -LONG_MAX - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _BLANKS = " \t\f"
-_LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines knows many more
+_LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines splits at many more characters
 _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
-# Keys of Pulsar that are so like one of ours that they would pass for a misspelling of it.
+# Keys of Pulsar that are similar enough to one of ours to look like its misspelling.
 _NEIGHBOURS = frozenset(
     {
         "managedLedgerMaxEntriesPerLedger",
@@ -34,12 +34,12 @@ _NEIGHBOURS = frozenset(
         "managedLedgerInfoCompressionThresholdInBytes",
     }
 )
-_LIKENESS_MIN = 0.9  # between 0 and 1: one or two words or a few letters differ
-_BEGINNING_MIN = 0.7  # between 0 and 1: the last word or two are missing
+_LIKENESS_MIN = 0.9  # between 0 and 1: allows one or two words or a few letters to differ
+_BEGINNING_MIN = 0.7  # between 0 and 1: allows the last one or two words to be missing
 
 
 def decode_properties(content: bytes) -> dict[str, str]:
-    r"""Return the keys and values of a file in UTF-8 or, if it is not that, in Latin-1, which every file is.
+    r"""Return the keys and values of a file in UTF-8, or else in Latin-1, which accepts any bytes.
 
     Raises:
         ValueError: A ``\u`` is not followed by four hexadecimal digits.
@@ -52,7 +52,7 @@ def decode_properties(content: bytes) -> dict[str, str]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    r"""Return the keys and values of a text as ``java.util.Properties.load`` finds them; the last of a key wins.
+    r"""Return the keys and values of a text like ``java.util.Properties.load``; the last value of a key wins.
 
     >>> parse_properties("# a comment\nname = value\\\n  continued\nother:\\u0041")
     {'name': 'valuecontinued', 'other': 'A'}
@@ -76,22 +76,22 @@ def given(properties: Mapping[str, str], key: str) -> str:
     """
     value = properties.get(key, "")
     if not isinstance(value, str):
-        raise TypeError(f"{key}: the value is text, found {value!r}")
+        raise TypeError(f"{key} must be text, got {value!r}")
     return value.strip()
 
 
 def whole_number(properties: Mapping[str, str], key: str, *, least: int, most: int = INT_MAX) -> int | None:
-    """Return a whole number within bounds, both included.
+    """Return a whole number within inclusive bounds.
 
     Raises:
-        ValueError: It is none, or out of bounds.
+        ValueError: It is not a whole number, or out of bounds.
         TypeError: The value is not text.
     """
     value = given(properties, key)
     if not value:
         return None
     if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
-        raise ValueError(f"{key} is a whole number from {least} to {most}, found {value!r}")
+        raise ValueError(f"{key} must be a whole number from {least} to {most}, got {value!r}")
     return int(value)
 
 
@@ -99,14 +99,14 @@ def number(properties: Mapping[str, str], key: str) -> float | None:
     """Return a finite number.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a finite number.
         TypeError: The value is not text.
     """
     value = given(properties, key)
     if not value:
         return None
     if not _NUMBER.fullmatch(value) or not math.isfinite(float(value)):
-        raise ValueError(f"{key} is a number, found {value!r}")
+        raise ValueError(f"{key} must be a number, got {value!r}")
     return float(value)
 
 
@@ -119,19 +119,19 @@ def flag(properties: Mapping[str, str], key: str) -> bool | None:
     """
     value = given(properties, key).casefold()
     if value not in {"", "true", "false"}:
-        raise ValueError(f"{key} is true or false, found {value!r}")
+        raise ValueError(f"{key} must be true or false, got {value!r}")
     return value == "true" if value else None
 
 
 def check_spelling(properties: Iterable[str], keys: Collection[str]) -> None:
-    """Refuse a key that is not Pulsar's and looks like a misspelling of one that is read, or like its beginning.
+    """Refuse an unknown key that looks like a misspelling or the beginning of a key that is read.
 
     Args:
-        properties: The keys that a file has.
-        keys: Those that are read.
+        properties: The keys in a file.
+        keys: The keys that are read.
 
     Raises:
-        ValueError: There is one; the text names both.
+        ValueError: A key looks like that; the message names both keys.
         TypeError: A key is not text.
     """
     folded = {known.casefold(): known for known in (*keys, *_NEIGHBOURS)}
@@ -153,7 +153,7 @@ def _likest(key: str, known: Iterable[str]) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Join what backslashes continue, and leave out blanks and comments; after what is continued there are none."""
+    """Join continued lines, and skip blank lines and comments, which do not exist after a continuation."""
     begun: str | None = None
     for natural in _LINE_END.split(text):
         line = natural.lstrip(_BLANKS)

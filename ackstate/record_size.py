@@ -1,4 +1,4 @@
-"""How many bytes do ranges take as Pulsar writes them?
+"""Computes the size of ranges as Pulsar writes them.
 
 A range ``(lower, upper]`` is one element of a protobuf ``repeated MessageRange``: two nested positions, each a
 ledger id and an entry id as varints. With ``v(n)`` the length of a varint, one framed element takes ::
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
 MINUS_ONE_BYTES = 10
-# The length of a varint by the number's count of binary digits, 0 to 64: each ack asks for two of them.
+# The length of a varint by the number's count of binary digits, 0 to 64: each ack looks up two of them.
 VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
 _ENTRY_ID_END = 2**32
-# From these numbers on a varint is one byte longer.
+# At each of these numbers a varint becomes one byte longer.
 _LONGER_FROM = tuple(2**digits for digits in (7, 14, 21, 28))
 
 
@@ -36,29 +36,29 @@ def varint_bytes(number: int) -> int:
 
 
 def range_fixed_bytes(ledger_id: int) -> int:
-    """Return what any range of this ledger takes, its two entry ids left out."""
+    """Return the size of any range of this ledger, without its two entry ids."""
     return 10 + 2 * varint_bytes(ledger_id)
 
 
 def range_first_bytes(first: int) -> int:
-    """Return what a range's lower end takes when `first` is its first acked entry."""
+    """Return the size of a range's lower end, given its first acked entry."""
     return VARINT_BYTES[(first - 1).bit_length()] if first else MINUS_ONE_BYTES
 
 
 def range_last_bytes(last: int) -> int:
-    """Return what a range's upper end takes when `last` is its last acked entry."""
+    """Return the size of a range's upper end, given its last acked entry."""
     return VARINT_BYTES[last.bit_length()]
 
 
 def range_bytes(ledger_id: int, first: int, last: int) -> int:
-    """Return what one range takes, from its first to its last acked entry, both included."""
+    """Return the size of one range, from its first to its last acked entry, both inclusive."""
     return range_fixed_bytes(ledger_id) + range_first_bytes(first) + range_last_bytes(last)
 
 
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
-    """Return the most that acking one entry can add to the ranges' size: a range of its own.
+    """Return the most that acking one entry can add to the ranges' size: a separate range.
 
-    Joining a range that exists costs less: it changes one end of it, by at most nine bytes.
+    Joining an existing range costs less: it changes one end of it, by at most nine bytes.
     """
     return range_bytes(ledger_id, entry_id, entry_id)
 
@@ -78,7 +78,7 @@ def lasts_bytes(lasts: BitMap) -> int:
 
 
 def ranges_bytes(ledger_id: int, bitmap: BitMap, firsts: BitMap) -> int:
-    """Return what all ranges of a ledger take, from its acked entries and those of them that begin a run."""
-    # As many runs end from an entry on as begin there, and one more if a run passes over it.
+    """Return the size of all ranges of a ledger, given its acked entries and the first entry of each run."""
+    # At or above any entry, the runs that end are as many as those that begin, plus one if a run spans it.
     passing = sum(longer - 1 in bitmap and longer in bitmap for longer in _LONGER_FROM)
     return len(firsts) * range_fixed_bytes(ledger_id) + firsts_bytes(firsts) + lasts_bytes(firsts) + passing

@@ -1,4 +1,4 @@
-"""Which ranges are kept when there are more than may be persisted?"""
+"""Selects the ranges that are kept if there are more than may be persisted."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Keep(Enum):
-    """Which ranges are worth more than others."""
+    """The preferred ranges."""
 
     LOWEST = "lowest"
-    """Those of the lowest positions: what Pulsar keeps."""
+    """Ranges with the lowest positions, as in Pulsar."""
 
     WIDEST = "widest"
-    """Those of most entries, the lower of two equals: no other choice of as many ranges leaves out fewer messages."""
+    """Ranges with most entries; ties go to the lower one. No other choice of as many ranges excludes fewer messages."""
 
 
 class Selection(NamedTuple):
-    """What a limit leaves.
+    """The result of a selection.
 
     Attributes:
         kept: The ranges within the limit: a copy.
-        left_out: How many acked entries are not in them; a crash would redeliver these.
+        left_out: Number of acked entries outside these ranges; a crash would redeliver them.
     """
 
     kept: DeletedRanges
@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 def select(
     ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOWEST, always: DeletedRanges | None = None
 ) -> Selection:
-    """Keep at most so many ranges, each whole.
+    """Keep at most `range_count_max` ranges, each whole.
 
     >>> ranges = DeletedRanges()
     >>> ranges.add_run(3, 2, 3) + ranges.add_run(3, 5, 7) + ranges.add_run(4, 0, 9)
@@ -51,22 +51,22 @@ def select(
     ('[(3:4..3:6],(4:-1..4:8]]', 1)
 
     Args:
-        ranges: What there is; not changed.
+        ranges: The ranges; not changed.
         range_count_max: As ``managedLedgerMaxUnackedRangesToPersist``; 0 keeps nothing.
-        keep: Which to prefer.
-        always: A part of `ranges`: each range that holds an entry of it is kept before all others, and even beyond
-            the limit, because what is durable already must stay so.
+        keep: The preferred ranges.
+        always: A subset of `ranges`: each range that contains an entry of it is kept before all others, and even beyond
+            the limit, because durable acks must stay durable.
 
     Raises:
         ValueError: The limit is negative.
-        TypeError: The limit is not an integer, or `keep` is no `Keep`.
+        TypeError: The limit is not an integer, or `keep` is not a `Keep`.
 
     Complexity: O(ranges) without a sort; for LOWEST alone a few bitmap operations for each ledger that is kept.
     """
     if not isinstance(range_count_max, int) or not isinstance(keep, Keep):
-        raise TypeError(f"range_count_max is an int and keep a Keep, found {range_count_max!r} and {keep!r}")
+        raise TypeError(f"range_count_max must be an int and keep a Keep, got {range_count_max!r} and {keep!r}")
     if range_count_max < 0:
-        raise ValueError(f"range_count_max is {range_count_max}, and a limit is 0 or more")
+        raise ValueError(f"range_count_max must be at least 0, got {range_count_max}")
     if ranges.range_count <= range_count_max:
         return Selection(ranges.copy(), 0)
     if keep is Keep.LOWEST and not always:
@@ -95,7 +95,7 @@ def _preferred(ranges: DeletedRanges, count: int, keep: Keep, always: DeletedRan
     kept = np.zeros(len(first), np.bool_)
     for ledger_id, bitmap in always.bitmaps():
         at = bisect_left(ledger_ids, ledger_id)
-        # Each of these begins in a range, or where one does.
+        # Each of these starts in a range, or at its start.
         held = np.frombuffer(firsts(bitmap).to_array(), np.uint32)
         kept[ends[at] - len(firsts_of[at]) + np.searchsorted(firsts_of[at], held, "right") - 1] = True
     others = np.flatnonzero(~kept)
@@ -108,7 +108,7 @@ def _preferred(ranges: DeletedRanges, count: int, keep: Keep, always: DeletedRan
 
 
 def _widest(further: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64]:
-    """Return the indexes of the `count` greatest, the first of equals: the entries after each range's first."""
+    """Return the indexes of the `count` longest ranges, given their lengths minus one; ties go to the first."""
     if count == 0:
         return np.empty(0, np.int64)
     if count >= len(further):

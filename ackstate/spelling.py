@@ -1,4 +1,4 @@
-"""Finds the known word that a misspelled one stands for."""
+"""Finds the known word closest to a misspelled one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> str:
-    """Return the known word that is most like another, empty if none is.
+    """Return the known word closest to another, empty if none is close.
 
     >>> closest("flush_intervall", ["flush_interval_ms", "keep"])
     'flush_interval_ms'
@@ -18,13 +18,13 @@ def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> st
     Args:
         word: The other word.
         known: The words to choose from.
-        likeness_min: How like it must be, from 0 to 1, as in `difflib`.
+        likeness_min: The least similarity, from 0 to 1, as in `difflib`.
     """
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=likeness_min)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown word, empty if no known word is like it.
+    """Return the end of an error about an unknown word, empty if no known word is close.
 
     >>> f"unknown key 'kep'{did_you_mean('kep', ['keep', 'format'])}"
     "unknown key 'kep'; did you mean 'keep'?"

@@ -1,1 +1,1 @@
-"""The bytes: what a cursor's state looks like on a disk."""
+"""Codecs: the bytes of a cursor's state on a disk."""

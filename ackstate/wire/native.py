@@ -1,8 +1,7 @@
 """The native journal record: a set of acked entries to OR in, plus a mark-delete position.
 
-`docs/wire-format.md` draws every byte. A SNAPSHOT starts from nothing; a DELTA adds to what the records before it say.
-Each record carries the checksum of the one before, so a record that is missing, repeated or from another journal is
-found out.
+`docs/wire-format.md` draws every byte. A SNAPSHOT starts from nothing; a DELTA adds to the records before it. Each
+record has the checksum of the previous one, so a missing, repeated or foreign record is detected.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 VERSION = 3
 """The newest that this release reads: a snapshot that refers to delay buckets, see `ackstate.wire.native_shared`."""
 PLAIN_VERSION = 2
-"""Of all other records."""
+"""The version of all other records."""
 MAGIC = b"ACKR"
 
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
 _BATCH_COUNT = struct.Struct("<I")  # from version 2 on, after the header
-_COUNTS = {1: struct.Struct("<"), PLAIN_VERSION: _BATCH_COUNT}  # what follows the header, by version
+_COUNTS = {1: struct.Struct("<"), PLAIN_VERSION: _BATCH_COUNT}  # the counts after the header, by version
 LEDGER_BLOCK = struct.Struct("<QI")
 _PROPERTY = struct.Struct("<Hq")
 _BATCH = struct.Struct("<QIH")
@@ -42,12 +41,12 @@ PROPERTY_NAME_BYTES_MAX = 0xFFFF
 _SIZE_MIN = _HEADER.size + CHECKSUM.size
 _LENGTH_MAX = 2**32 - 1
 _INT64 = range(-(2**63), 2**63)
-# The CRC-32C of anything that ends with its own CRC-32C, low byte first: no copy without the last four is needed.
+# The CRC-32C of any bytes that end with their own CRC-32C, low byte first: so no copy without the last four is needed.
 SEALED = 0x48674BC7
 
 
 class RecordKind(IntEnum):
-    """What a record starts from."""
+    """The base of a record."""
 
     SNAPSHOT = 1
     DELTA = 2
@@ -65,10 +64,10 @@ class Record:
         epoch: Rises with every reset of the cursor; records of an older epoch do not count.
         sequence: Number of the record in its cursor ledger: 0 for the snapshot, then without gaps.
         chain: `checksum` of the record before, 0 for the first of a journal.
-        mark_delete: Every entry up to it, included, is acked.
-        deleted: Acked entries above the mark-delete: all of them, or those that are new. Not to be changed.
-        properties: What the latest mark-delete carried, name -> signed 64-bit number.
-        batch: Partly acked batches: all of them, or those that changed. Not to be changed.
+        mark_delete: Every entry up to it, inclusive, is acked.
+        deleted: Acked entries above the mark-delete: all of them, or the new ones. Must not be changed.
+        properties: Properties of the latest mark-delete, name -> signed 64-bit number.
+        batch: Partly acked batches: all of them, or the changed ones. Must not be changed.
     """
 
     kind: RecordKind
@@ -82,16 +81,16 @@ class Record:
 
 
 class RecordFields(NamedTuple):
-    """What a record says, checked as `decode` does, but not put together: for joining many.
+    """The checked fields of a record, before they are assembled: for joining many records.
 
     Attributes:
-        kind: As in `Record`, and so the others that are not named here.
-        epoch: The same.
-        sequence: The same.
-        chain: The same.
-        mark_delete: The same.
-        bitmaps: Acked entries by ledger, in order of ledgers; none is empty. The caller's to change.
-        properties: The same.
+        kind: As in `Record`, like all fields that are not described here.
+        epoch: As in `Record`.
+        sequence: As in `Record`.
+        chain: As in `Record`.
+        mark_delete: As in `Record`.
+        bitmaps: Acked entries by ledger, in order of ledgers; none is empty. The caller may change them.
+        properties: As in `Record`.
         batch: Partly acked batches, in order of position, with the words of their unacked indexes.
     """
 
@@ -106,7 +105,7 @@ class RecordFields(NamedTuple):
 
 
 def checksum(encoded: bytes) -> int:
-    """Return the CRC-32C that an encoded record ends with: what the next record chains to."""
+    """Return the CRC-32C at the end of an encoded record, to which the next record is chained."""
     return int(CHECKSUM.unpack_from(encoded, len(encoded) - CHECKSUM.size)[0])
 
 
@@ -114,7 +113,7 @@ def check_properties(properties: Mapping[str, int]) -> None:
     """Raise `ValueError` or `TypeError` for a name or a number that no record can hold."""
     for name, number in properties.items():
         if not isinstance(name, str) or not isinstance(number, int):
-            raise TypeError(f"a property has a text for its name and a whole number, found {name!r}: {number!r}")
+            raise TypeError(f"a property must have a text as its name and a whole number, got {name!r}: {number!r}")
         if (size := len(name.encode())) > PROPERTY_NAME_BYTES_MAX:
             raise ValueError(
                 f"property name of {size} bytes is over the limit of {PROPERTY_NAME_BYTES_MAX}: {name[:40]!r}..."
@@ -140,13 +139,13 @@ def encode(record: Record) -> bytes:
 def encode_parts(
     parts: RecordFields, *, version: int = PLAIN_VERSION, counts: bytes = b"", tail: Iterable[bytes] = ()
 ) -> bytes:
-    """Write what a record says.
+    """Encode the fields of a record.
 
     Args:
-        parts: As `decode_parts` gives them.
-        version: Of the record.
-        counts: What this version has after the count of batches.
-        tail: What it has after the batch blocks.
+        parts: The fields, as `decode_parts` returns them.
+        version: The version of the record.
+        counts: The additional counts of this version, after the count of batches.
+        tail: The additional bytes of this version, after the batch blocks.
 
     Raises:
         As `encode`.
@@ -172,15 +171,15 @@ def encode_parts(
 
 
 def decode(data: bytes) -> Record:
-    """Read back what `encode` wrote.
+    """Decode a record that `encode` wrote.
 
     Args:
         data: One whole record; nothing may follow.
 
     Raises:
         UnsupportedVersionError: The record was written by a newer release, or is a snapshot that refers to delay
-            buckets: its acks are not in it.
-        CorruptStateError: Anything else is wrong, with the offset, what was expected and what was found. No other
+            buckets: such a record does not contain its acks.
+        CorruptStateError: Anything else is wrong, with the offset, the expected and the actual content. No other
             exception can escape.
 
     Complexity: O(len(data)).
@@ -189,7 +188,7 @@ def decode(data: bytes) -> Record:
 
 
 def record_of(parts: RecordFields) -> Record:
-    """Put together what a record says; the bitmaps are given away."""
+    """Assemble a record from its fields; ownership of the bitmaps passes to it."""
     batch = BatchIndexes()
     for position, unacked_words in parts.batch:
         batch.ack(position, unacked_words)
@@ -197,12 +196,12 @@ def record_of(parts: RecordFields) -> Record:
 
 
 def decode_parts(data: bytes) -> RecordFields:
-    """Read and check what `encode` wrote, and put nothing together.
+    """Decode and check the fields of a record that `encode` wrote, without assembling it.
 
     Raises:
         As `decode`, at the same offsets.
 
-    Complexity: O(len(data)), and far less than `decode`, which counts ranges.
+    Complexity: O(len(data)), and much faster than `decode`, which counts ranges.
     """
     parts, _, reader = read_parts(data, _COUNTS)
     reader.finish("the checksum")
@@ -214,10 +213,10 @@ def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Record
 
     Args:
         data: One whole record.
-        counts: What follows the header, for each version that is read: the count of batches first, if there is one.
+        counts: The counts after the header, for each supported version; the count of batches is first, if present.
 
     Returns:
-        What it says, the counts after that of batches, and what reads on behind the batch blocks.
+        The fields, the counts after that of batches, and a reader positioned behind the batch blocks.
 
     Raises:
         As `decode`.
@@ -230,13 +229,13 @@ def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Record
     if magic != MAGIC:
         corrupt(0, MAGIC, magic)
     if version > max(counts):
-        raise UnsupportedVersionError(f"native record of version {version}; what reads it knows up to {max(counts)}")
+        raise UnsupportedVersionError(f"native record has version {version}; its reader supports up to {max(counts)}")
     if length != len(data):
         corrupt(8, f"length {len(data)}", length)
     if google_crc32c.value(data) != SEALED:
         computed = google_crc32c.value(data[: -CHECKSUM.size])
         corrupt(length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
-    # What follows holds for every record that `encode` wrote; a checksum that fits by chance is no reason to trust.
+    # These checks hold for every record that `encode` wrote; a checksum may match by chance.
     if version not in counts or reserved or kind not in _KINDS:
         versions = f"version {min(counts)} to {max(counts)}"
         corrupt(4, f"{versions}, kind 1 or 2, reserved 0", (version, kind, reserved))
@@ -252,7 +251,7 @@ def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Record
 
 
 def encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
-    """Write the ledger block of a bitmap, which is not changed."""
+    """Encode the ledger block of a bitmap, which is not changed."""
     compact = bitmap.copy()
     compact.run_optimize()
     portable = compact.serialize()
@@ -288,16 +287,16 @@ def _decode_ledgers(reader: Reader, count: int) -> list[tuple[int, BitMap]]:
 
 
 def decode_bitmap(portable: bytes, offset: int) -> BitMap:
-    """Read the bitmap of a ledger block, which begins at an offset in its record.
+    """Decode the bitmap of a ledger block, which starts at an offset in its record.
 
     Raises:
-        CorruptStateError: It is none, or is empty, or something follows it.
+        CorruptStateError: It is not a bitmap, or is empty, or bytes follow it.
     """
     try:
         bitmap = BitMap.deserialize(portable)
     except (ValueError, IndexError) as error:
         corrupt(offset, "a roaring bitmap", str(error))
-    # The reader of the bitmap format takes what it needs and stays silent about bytes that follow.
+    # The bitmap library silently ignores bytes after the bitmap.
     if not bitmap or len(bitmap.serialize()) != len(portable):
         corrupt(offset, "a non-empty roaring bitmap and nothing after it", f"{len(portable)} bytes")
     return bitmap

@@ -1,8 +1,7 @@
 """The native pointer: a cursor's value in the metadata store.
 
-It names the ledger that holds the cursor's journal or, where there is none, holds the whole state itself. It also says
-where the cursor stood when it was written, for the case that the ledger is lost. `docs/wire-format.md` draws every
-byte.
+It names the ledger of the cursor's journal or, if there is none, contains the whole state. It also has the cursor's
+mark-delete position at the time of writing, in case the ledger is lost. `docs/wire-format.md` draws every byte.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _WHAT = "cursor pointer"
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a cursor's state is.
+    """The location of a cursor's state.
 
     Attributes:
         cursor_ledger_id: The ledger that holds the journal; None if the state is in `snapshot`.
         epoch: The epoch of the journal's records, or of the snapshot.
-        term: Rises whenever the cursor is opened: a pointer of another term is another owner's.
-        mark_delete: Where the cursor stood when this was written; None in version 1.
-        cursor_properties: What the application attached to the cursor, name -> text.
-        snapshot: The whole state, or how it differs from what delay buckets hold, if there is no ledger; else None.
+        term: Rises whenever the cursor is opened: a pointer with another term belongs to another owner.
+        mark_delete: The mark-delete position at the time of writing; None in version 1.
+        cursor_properties: Properties set by the application, name -> text.
+        snapshot: Without a ledger, the whole state, possibly as its difference from delay buckets; else None.
     """
 
     cursor_ledger_id: int | None
@@ -58,20 +57,20 @@ class Pointer:
 
     def __post_init__(self) -> None:
         if (self.cursor_ledger_id is None) != (self.snapshot is not None):
-            raise ValueError("a pointer has either a ledger or a snapshot")
+            raise ValueError("a pointer must have either a ledger or a snapshot")
 
 
 def check_cursor_properties(properties: Mapping[str, str]) -> None:
     """Raise `ValueError` or `TypeError` for a name or a text that no pointer can hold."""
     for name, text in properties.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f"a cursor property is a name and a text, found {name!r}: {text!r}")
+            raise TypeError(f"a cursor property must be a name and a text, got {name!r}: {text!r}")
         if len(name.encode()) > _NAME_BYTES_MAX or len(text.encode()) > _TEXT_BYTES_MAX:
             raise ValueError(f"cursor property {name[:40]!r} is too long")
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
-    """Write a pointer, in the latest version.
+    """Encode a pointer, in the latest version.
 
     Raises:
         ValueError: A cursor property, or the snapshot, is too large.
@@ -91,7 +90,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 
 def decode_pointer(data: bytes) -> Pointer:
-    """Read back what `encode_pointer` of this or an earlier version wrote.
+    """Decode a pointer that `encode_pointer` of this or an earlier version wrote.
 
     Raises:
         UnsupportedVersionError: The pointer was written by a newer release.
@@ -104,7 +103,7 @@ def decode_pointer(data: bytes) -> Pointer:
     if magic != MAGIC:
         corrupt(0, MAGIC, magic, what=_WHAT)
     if version > VERSION:
-        raise UnsupportedVersionError(f"cursor pointer of version {version}; this release reads up to {VERSION}")
+        raise UnsupportedVersionError(f"cursor pointer has version {version}; this release reads up to {VERSION}")
     computed, stored = google_crc32c.value(data[: -CHECKSUM.size]), native.checksum(data)
     if stored != computed:
         corrupt(len(data) - CHECKSUM.size, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)

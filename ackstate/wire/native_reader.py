@@ -1,4 +1,4 @@
-"""Pieces off the bytes of a native record or pointer, never beyond their end."""
+"""Reads pieces of the bytes of a native record or pointer, never beyond their end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def corrupt(offset: int, expected: object, found: object, *, what: str = "native
 
 @final
 class Reader:
-    """Takes pieces off some bytes, from an offset to an end."""
+    """Reads pieces of some bytes, from an offset to an end."""
 
     def __init__(self, data: bytes, offset: int, end: int, *, what: str = "native record") -> None:
         self.data = data
@@ -26,7 +26,7 @@ class Reader:
         self.what = what
 
     def take(self, size: int, piece_name: str) -> bytes:
-        """Return the next `size` bytes, or refuse bytes that end before."""
+        """Return the next `size` bytes, or refuse bytes that are too short."""
         left = self.end - self.offset
         if size > left:
             corrupt(self.offset, f"{size} bytes of {piece_name}", f"{left} bytes", what=self.what)
@@ -35,6 +35,6 @@ class Reader:
         return piece
 
     def finish(self, what_follows: str) -> None:
-        """Refuse bytes that were not taken."""
+        """Refuse bytes that were not read."""
         if self.offset != self.end:
             corrupt(self.offset, what_follows, f"{self.end - self.offset} bytes more", what=self.what)

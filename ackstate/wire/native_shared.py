@@ -1,12 +1,12 @@
-"""The native record of version 3: a snapshot that says how it differs from what the delay buckets hold.
+"""The native record of version 3: a snapshot stored as its difference from the messages in delay buckets.
 
 Messages that are not yet due are holes, the same ones in every subscription of a topic, and the buckets of the delay
-index hold them durably. Such a snapshot names buckets and, for a message ledger, a run: all of the run but what these
-buckets hold is the base, and the ledger's block has the entries that are acked and not in the base, or in it and not
-acked. So it is exact whatever a bucket holds, and takes no more than what differs. Without the very buckets that it
-names it says nothing about acks: that is why it is no `Record` until it is resolved.
+index store them durably. Such a snapshot names buckets and, for a message ledger, a run. The base is the run without
+the messages in these buckets, and the ledger's block has the entries that are acked but not in the base, or in the base
+but not acked. So it is exact for any contents of a bucket, and its size is that of the difference. Without the named
+buckets it contains no acks: that is why it is not a `Record` until it is resolved.
 
-`docs/wire-format.md` draws every byte. Where a bucket is, and that it stays there, is the business of whoever stores.
+`docs/wire-format.md` draws every byte. The caller locates the buckets, and keeps them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 _COUNTS = struct.Struct("<IIIQ")  # batches, references, runs, acked entries
 _REFERENCE = struct.Struct("<QII")
 _RUN = struct.Struct("<QII")
-_FURTHER_BYTES = _COUNTS.size - 4  # what a record of this version has beside that of the last one, before its blocks
+_FURTHER_BYTES = _COUNTS.size - 4  # additional bytes of this version before the blocks
 
 
 class BucketReference(NamedTuple):
-    """A part of a delay bucket that is never to change.
+    """A part of a delay bucket that never changes.
 
     Attributes:
-        bucket_id: The store's id of the ledger that is the bucket.
-        first_segment: The first of its segments that counts; segments count from 1, as the entries that hold them.
-        checksum: CRC-32C of the ledger's entry 0, which says what the segments hold.
+        bucket_id: The store's id of the bucket's ledger.
+        first_segment: The first relevant segment; segments count from 1, as the entries that store them.
+        checksum: CRC-32C of the ledger's entry 0, which describes the segments.
     """
 
     bucket_id: int
@@ -50,11 +50,11 @@ class BucketReference(NamedTuple):
 
 
 class BucketHoles(NamedTuple):
-    """What the part of a bucket holds.
+    """The contents of a part of a bucket.
 
     Attributes:
-        reference: Which part.
-        bitmaps: The messages in it, by message ledger. Not to be changed.
+        reference: The part.
+        bitmaps: The messages in it, by message ledger. Must not be changed.
     """
 
     reference: BucketReference
@@ -62,13 +62,13 @@ class BucketHoles(NamedTuple):
 
 
 class SharedSnapshot(NamedTuple):
-    """A snapshot as far as its own bytes say it.
+    """A snapshot, decoded from its own bytes alone.
 
     Attributes:
-        parts: What it says; the bitmaps are acked entries only for a ledger without a run. Not to be changed.
-        references: The parts of buckets that its base leaves out, in order of buckets.
-        runs: What its base takes as acked but for those, at most one for each ledger, in order.
-        acked_count: How many entries are acked once it is resolved.
+        parts: Its fields; the bitmaps are acked entries only for a ledger without a run. Must not be changed.
+        references: The parts of buckets excluded from its base, in order of buckets.
+        runs: The runs of its base, which are acked except for these parts, at most one per ledger, in order.
+        acked_count: Number of acked entries after it is resolved.
     """
 
     parts: RecordFields
@@ -78,29 +78,31 @@ class SharedSnapshot(NamedTuple):
 
     @property
     def bucket_ids(self) -> frozenset[int]:
-        """The buckets without which it cannot be read."""
+        """The buckets required to resolve it."""
         return frozenset(reference.bucket_id for reference in self.references)
 
 
 def is_shared(data: bytes) -> bool:
-    """Tell whether bytes begin as those of a record of this version."""
+    """Return whether bytes start like a record of this version."""
     return data.startswith(native.MAGIC) and data[len(native.MAGIC) : len(native.MAGIC) + 1] == bytes((native.VERSION,))
 
 
 def share(record: Record, buckets: Sequence[BucketHoles]) -> SharedSnapshot | None:
-    """Say a snapshot by what buckets hold; None where that takes no fewer bytes.
+    """Express a snapshot as a difference from buckets; None if that takes no fewer bytes.
 
     Args:
-        record: A snapshot, the first record of its journal. Its bitmaps are kept and must not change.
-        buckets: Of different ids, in any order.
+        record: A snapshot, the first record of its journal. Its bitmaps are shared and must not change.
+        buckets: With distinct ids, in any order.
 
     Raises:
-        ValueError: The record is no such snapshot.
+        ValueError: The record is not such a snapshot.
 
-    Complexity: O(size of the record) and of what the buckets hold of its ledgers.
+    Complexity: O(size of the record, and of its ledgers in the buckets).
     """
     if (record.kind, record.sequence, record.chain) != (RecordKind.SNAPSHOT, 0, 0):
-        raise ValueError(f"only the first snapshot of a journal refers to buckets, found {record.kind.name}")
+        raise ValueError(
+            f"a record that refers to buckets must be the first snapshot of a journal, got {record.kind.name}"
+        )
     holes = joined(buckets)
     runs, blocks, saved = [], [], -_FURTHER_BYTES
     for ledger_id, acked in record.deleted.bitmaps():
@@ -122,17 +124,17 @@ def share(record: Record, buckets: Sequence[BucketHoles]) -> SharedSnapshot | No
 
 
 def resolve(snapshot: SharedSnapshot, buckets: Iterable[BucketHoles]) -> RecordFields:
-    """Return what a snapshot says, given the parts of buckets that it refers to; the bitmaps are the caller's.
+    """Return the fields of a snapshot, given the parts of buckets that it refers to; the caller owns the bitmaps.
 
     Raises:
-        CorruptStateError: It does not come to as many acked entries as there were.
-        ValueError: These are not the parts that it refers to.
+        CorruptStateError: The number of acked entries does not match.
+        ValueError: The buckets are not the parts that it refers to.
 
     Complexity: O(size of the record and of the buckets).
     """
     given = list(buckets)
     if sorted(bucket.reference for bucket in given) != list(snapshot.references):
-        raise ValueError(f"the snapshot refers to {snapshot.references}, not to {[each.reference for each in given]}")
+        raise ValueError(f"the buckets must be {snapshot.references}, got {[each.reference for each in given]}")
     holes = joined(given)
     bitmaps = {ledger_id: bitmap.copy() for ledger_id, bitmap in snapshot.parts.bitmaps}
     for run in snapshot.runs:
@@ -141,12 +143,12 @@ def resolve(snapshot: SharedSnapshot, buckets: Iterable[BucketHoles]) -> RecordF
         bitmaps[run.ledger_id] = base
     acked_count = sum(map(len, bitmaps.values()))
     if acked_count != snapshot.acked_count:
-        corrupt(_ACKED_COUNT_AT, f"{snapshot.acked_count} acked entries", f"{acked_count} by what the buckets hold")
+        corrupt(_ACKED_COUNT_AT, f"{snapshot.acked_count} acked entries", f"{acked_count} with these buckets")
     return snapshot.parts._replace(bitmaps=[item for item in sorted(bitmaps.items()) if item[1]])
 
 
 def encode_shared(snapshot: SharedSnapshot) -> bytes:
-    """Write a snapshot.
+    """Encode a snapshot.
 
     Raises:
         ValueError: As `ackstate.wire.native.encode`.
@@ -158,7 +160,7 @@ def encode_shared(snapshot: SharedSnapshot) -> bytes:
 
 
 def decode_shared(data: bytes) -> SharedSnapshot:
-    """Read back what `encode_shared` wrote.
+    """Decode a snapshot that `encode_shared` wrote.
 
     Args:
         data: One whole record; nothing may follow.
@@ -187,12 +189,12 @@ def _head(record: Record) -> tuple[RecordKind, int, int, int, Position]:
 
 
 def joined(buckets: Iterable[BucketHoles]) -> dict[int, BitMap]:
-    """Return what any of the buckets holds, by message ledger: not to be changed."""
+    """Return the union of the buckets' contents, by message ledger; must not be changed."""
     return union_by_ledger(bucket.bitmaps for bucket in buckets)
 
 
 def _serves(holes: Mapping[int, BitMap], run: Run) -> bool:
-    """Tell whether some of the holes are in a run."""
+    """Return whether a run contains any of the holes."""
     return run.ledger_id in holes and holes[run.ledger_id].range_cardinality(run.first, run.end) > 0
 
 

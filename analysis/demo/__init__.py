@@ -1,1 +1,1 @@
-"""The main job, end to end: a broker that is killed, its recovery, what Spark says of it, and where it is kept."""
+"""The demo, end to end: a broker that is killed, its recovery, Spark's prediction, and the directory of the results."""

@@ -1,8 +1,8 @@
-"""A small broker that lives until it is killed: one topic, three subscriptions, a trace of all they do.
+"""A small broker that runs until it is killed: one topic, three subscriptions, and a trace of all their events.
 
-It is real where it matters: messages in a durable log of several ledgers, acks through `Subscription` and
-`ManagedCursor` on a real store, dispatch through the gate, delayed messages through the topic's shared index. Every
-accepted ack is in the trace before the next is taken.
+It uses the real library: messages in a durable log of several ledgers, acks through `Subscription` and `ManagedCursor`
+on a real store, dispatch through the gate, delayed messages through the topic's shared index. Every accepted ack is in
+the trace before the next one is sent.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _THINK_MS = {
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What the broker does, and how fast.
+    """The settings of the demo's broker.
 
     Attributes:
-        seed: Of everything random.
+        seed: Seed of all random choices.
         messages_per_second: Publish rate.
         entries_per_ledger_max: The message log rolls to a new ledger after this many.
         delayed_share: Share of the messages that have a delivery delay.
         delay_ms_max: Longest delay.
-        flush_interval_ms: Of every cursor.
-        max_unpersisted_ack_record_bytes: Of every dispatch gate.
-        max_unacked_messages: Of every dispatch gate.
+        flush_interval_ms: Flush interval of every cursor.
+        max_unpersisted_ack_record_bytes: Limit of every dispatch gate.
+        max_unacked_messages: Limit of every dispatch gate.
     """
 
     seed: int = 0
@@ -82,7 +82,7 @@ class DemoSettings:
 
 
 class _DueAck(NamedTuple):
-    """An ack that a consumer will send; ordered by time, then by chance."""
+    """An ack that a consumer will send; ordered by time, then randomly."""
 
     due_ms: float
     tie: float
@@ -95,10 +95,10 @@ class Broker:
     """Runs the topic step by step on the caller's clock.
 
     Args:
-        store: Holds messages and cursors; taken over.
-        recorder: Gets the trace.
-        settings: What to do.
-        now_ms: The present.
+        store: Stores messages and cursors; the broker closes it.
+        recorder: Receives the trace.
+        settings: The settings.
+        now_ms: The current time.
 
     Raises:
         StoreError: The storage failed.
@@ -119,10 +119,10 @@ class Broker:
         ]
 
     def step(self, *, now_ms: int) -> None:
-        """Publish, dispatch, ack and persist what is due.
+        """Run the publishes, dispatches, acks and persists that are due.
 
         Raises:
-            StoreError: The storage failed; what failed is in the trace.
+            StoreError: The storage failed; the failure is in the trace.
             OSError: The trace cannot be written.
         """
         self._publish(now_ms=now_ms)
@@ -132,7 +132,7 @@ class Broker:
             worker.persist(now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> None:
-        """Persist everything, young or not."""
+        """Persist everything, including young acks."""
         for worker in self._workers:
             worker.close(now_ms=now_ms)
 
@@ -147,7 +147,7 @@ class Broker:
 
     @property
     def random(self) -> random.Random:
-        """The one source of chance."""
+        """The only source of randomness."""
         return self._random
 
     def _open(self, store: Store, name: str, delays: DelayIndexRegistry, *, now_ms: int) -> Subscription:
@@ -164,7 +164,7 @@ class Broker:
             max_unpersisted_ack_record_bytes=settings.max_unpersisted_ack_record_bytes,
             max_unacked_messages=settings.max_unacked_messages,
         )
-        # Whoever reads in order gets delayed messages at once, as with Pulsar's Exclusive subscriptions.
+        # A consumer that reads in order receives delayed messages at once, as with Pulsar's Exclusive subscriptions.
         in_order = SUBSCRIPTIONS[name] is AckPattern.IN_ORDER
         view = None if in_order else delays.open_view(TOPIC, is_acked=cursor.is_acked)
         return Subscription(self._log, cursor, gate=DispatchGate(limits), delays=view)
@@ -203,7 +203,7 @@ class _Worker:
         self.cursor = subscription.cursor
 
     def dispatch(self, *, now_ms: int) -> None:
-        """Send each consumer, in a random order, what it has room for."""
+        """Send messages to each consumer, in random order, as far as it has room."""
         thinks_ms = _THINK_MS[self._habit]
         permits = _PUBLISH_BATCH_MAX // len(thinks_ms)
         for consumer in self._broker.random.sample(range(len(thinks_ms)), len(thinks_ms)):
@@ -214,7 +214,7 @@ class _Worker:
                 self._plan_ack(position, consumer, now_ms=now_ms, think_ms=thinks_ms[consumer])
 
     def ack(self, *, now_ms: int) -> None:
-        """Take the acks that are due; each is in the trace before the next is taken."""
+        """Send the acks that are due; each is in the trace before the next one is sent."""
         if self._habit is AckPattern.IN_ORDER:
             self._ack_cumulatively(now_ms=now_ms)
             return
@@ -233,7 +233,7 @@ class _Worker:
         self._persist_with(self._subscription.close, now_ms=now_ms)
 
     def _persist_with(self, persist: Callable[..., object], *, now_ms: int) -> None:
-        """Persist, with its beginning and its outcome in the trace."""
+        """Persist, with the start and the outcome in the trace."""
         self._persist_count += 1
         self._mark(EventKind.PERSIST_BEGUN, now_ms=now_ms)
         try:
@@ -281,7 +281,7 @@ def run(broker: Broker, *, now_ms: Callable[[], int], until_ms: int) -> None:
 
 
 def _runs(positions: Sequence[Position]) -> Iterator[tuple[int, int, int]]:
-    """Gather positions into (ledger, first, last) of neighbours, in the order in which they come."""
+    """Group adjacent positions into (ledger, first, last), in the given order."""
     numbered = enumerate(positions)
     for _, neighbours in groupby(numbered, key=lambda item: (item[1].ledger_id, item[1].entry_id - item[0])):
         run_positions = [position for _, position in neighbours]

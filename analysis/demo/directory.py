@@ -1,4 +1,4 @@
-"""Where a broker lives, and whose directory that is: a store and a recording that one process at a time may have."""
+"""The directory of a broker: a store and a recording, owned by one process at a time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class DirectoryInUseError(AckStateError):
-    """A directory holds something that is not ours, or is in use; nothing in it was changed."""
+    """A directory has foreign contents, or is in use; it was not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerDirectory:
-    """Where a broker lives: its store and its recording.
+    """The directory of a broker: its store and its recording.
 
     Attributes:
         path: The directory.
@@ -45,12 +45,12 @@ class BrokerDirectory:
         return self.path / "recording"
 
     def check_replaceable(self) -> None:
-        """Make sure that what stands here, if anything, was left by a broker that is over, and is nothing else.
+        """Check that the directory is missing, or contains only the leftovers of a dead broker.
 
         Raises:
-            DirectoryInUseError: There is something else here.
+            DirectoryInUseError: There are other contents.
             StoreLockedError: A broker is running here.
-            TraceError, StoreError, CorruptStateError: What stands in the place of recording or store is none of ours.
+            TraceError, StoreError, CorruptStateError: The recording or the store is foreign or damaged.
             UnsupportedVersionError: A newer release wrote it.
             OSError: It cannot be read.
         """
@@ -59,37 +59,37 @@ class BrokerDirectory:
         if self.path.is_symlink() or not self.path.is_dir():
             raise DirectoryInUseError(f"{self.path}: not a broker's directory")
         for stranger in self._strangers():
-            raise DirectoryInUseError(f"{self.path}: not a broker's directory, it holds {stranger!r}")
+            raise DirectoryInUseError(f"{self.path}: not a broker's directory, it contains {stranger!r}")
         for segment in segments(self.recording):
             check_segment(segment)
         if self.store.exists():
             SqliteStore(self.store).close()
 
     def clear(self) -> None:
-        """Remove what an earlier broker left here, after `check_replaceable`."""
+        """Remove the leftovers of an earlier broker, after `check_replaceable`."""
         self.check_replaceable()
         if self.path.exists():
             shutil.rmtree(self.path)
 
     @contextmanager
     def begun(self) -> Iterator[tuple[SqliteStore, list[Frame]]]:
-        """Open the store of a broker that ran here and is over, with its recording.
+        """Open the store of a dead broker, with its recording.
 
         A recording that cannot be read is refused before the store is touched.
 
         Raises:
-            DirectoryInUseError: No broker was here.
+            DirectoryInUseError: There is no broker's store.
             TraceError, UnsupportedVersionError: As `read_recording`.
             StoreError, CorruptStateError: As `SqliteStore`.
             OSError: As `read_recording`.
         """
         if not self.store.is_dir() or not any(self.store.iterdir()):
-            raise DirectoryInUseError(f"{self.path}: no broker was here, expected a store in {self.store}")
+            raise DirectoryInUseError(f"{self.path}: not a broker's directory, expected a store in {self.store}")
         size = _size(self.recording)
         frames = list(read_recording(self.recording))
         store = SqliteStore(self.store)
         try:
-            # A broker that was alive until now may have gone on writing meanwhile.
+            # A broker that was alive until now may have written meanwhile.
             if _size(self.recording) != size:
                 frames = list(read_recording(self.recording))
             yield store, frames
@@ -98,10 +98,11 @@ class BrokerDirectory:
 
     @contextmanager
     def begun_or_new(self) -> Iterator[tuple[SqliteStore, list[Frame]]]:
-        """Open the store of a broker that begins here, or that goes on; without a recording there are no frames.
+        """Open the store of a new or a continuing broker; a new one has no recording and no frames.
 
         Raises:
-            DirectoryInUseError: There is something else here, or one of store and recording without the other.
+            DirectoryInUseError: There are other contents, or a store without a recording, or a recording without a
+                store.
             AckStateError, OSError: As `begun`.
         """
         if segments(self.recording):
@@ -112,11 +113,11 @@ class BrokerDirectory:
             raise DirectoryInUseError(f"{self.path}: not a directory")
         if self.path.is_dir() and not self.store.exists():
             for entry in sorted(self.path.iterdir()):
-                raise DirectoryInUseError(f"{self.path}: no broker was here, and it holds {entry.name!r}")
+                raise DirectoryInUseError(f"{self.path}: not a broker's directory, it contains {entry.name!r}")
         store = SqliteStore(self.store)
         try:
             if store.metadata.children("/"):
-                raise DirectoryInUseError(f"{self.path}: there is a store, and no recording of what was done to it")
+                raise DirectoryInUseError(f"{self.path}: there is a store without its recording")
             yield store, []
         finally:
             store.close()
@@ -131,7 +132,7 @@ class BrokerDirectory:
 
 
 def _is_one_of(names: Collection[str], entry: Path) -> bool:
-    """Tell whether an entry of a directory is a file, and no link, with one of these names."""
+    """Return whether an entry of a directory is a file, not a link, with one of these names."""
     return entry.name in names and entry.is_file() and not entry.is_symlink()
 
 

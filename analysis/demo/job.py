@@ -1,4 +1,4 @@
-"""The main job, end to end: kill a live broker, recover it, let Spark say what comes back, and compare."""
+"""Runs the demo end to end: kill a live broker, recover it, predict redelivery with Spark, and compare."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from ackstate.analysis.demo.broker import DemoSettings
 
     Progress = Callable[[str, float], None]
-    """Told what is being done and which share of it is over."""
+    """Called with the name of the current step and the completed share."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOutcome:
-    """One subscription after the kill: what Spark predicted beside what the recovery showed.
+    """One subscription after the kill: Spark's prediction and the observation of the recovery.
 
     Attributes:
         name: The subscription.
         acked: Acks accepted before the kill.
-        durable: Those that the recovered cursor knows.
+        durable: Accepted acks that the recovered cursor has.
         predicted_at_kill: Redelivery that Spark computed for the instant of the kill. A kill inside a persist has two
             right answers; then it is the one that came true.
-        observed: Accepted acks that the recovered cursor does not know, by set difference.
-        lost: Durable acks that it does not know.
-        invented: Entries that it knows as acked and nobody acked.
+        observed: Accepted acks that the recovered cursor lacks, by set difference.
+        lost: Durable acks that it lacks.
+        invented: Entries that are acked in the recovered cursor, but were never acked.
         expected: Mean over time of redelivery if crashed; like the next two, None if no time passed.
-        p50: Half of the time it was at most this.
-        p99: 99 % of the time it was at most this.
-        max: The most at any instant.
+        p50: Median over time.
+        p99: Not exceeded during 99 % of the time.
+        max: The maximum at any instant.
         kill_inside_persist: Whether a persist had begun and not ended.
         predicted_if_not_written: Prediction if that persist was not written; the only one without such a persist.
-        predicted_if_written: Prediction if it was.
+        predicted_if_written: Prediction if it was written.
     """
 
     name: str
@@ -64,7 +64,7 @@ class SubscriptionOutcome:
 
     @property
     def prediction(self) -> str:
-        """The prediction at the kill in words: both answers where the kill fell inside a persist."""
+        """The prediction at the kill in words: both answers if the kill fell inside a persist."""
         if not self.kill_inside_persist:
             return str(self.predicted_at_kill)
         return f"{self.predicted_if_not_written} or, if written, {self.predicted_if_written}"
@@ -80,12 +80,12 @@ class DemoRun:
     """One kill and its outcome.
 
     Attributes:
-        seed: Of the workload and of the moment.
+        seed: Seed of the workload and of the moment.
         kill: The broker's death.
-        subscriptions: One outcome each.
-        recoveries: What the second process reported, one for each subscription.
+        subscriptions: The outcome of each subscription.
+        recoveries: The report of the second process for each subscription.
         curve: Points (subscription, ts_ms, redelivery, redelivery_max) for the plot.
-        settings: What the broker did.
+        settings: The settings of the broker.
     """
 
     seed: int
@@ -104,10 +104,10 @@ class DemoRun:
 def run(
     spark: SparkSession, out: Path, settings: DemoSettings, *, lives_ms: tuple[int, int], progress: Progress
 ) -> DemoRun:
-    """Run the main job once, in `out`: the broker's directory and the Parquet trace stay there.
+    """Run the demo once, in `out`: the broker's directory and the Parquet trace stay there.
 
     Raises:
-        AckStateError: Something that is not ours stands in the way, or a part failed; the message says which.
+        AckStateError: A foreign file is in the way, or a step failed; the message names it.
         OSError: The disk is full or failed.
     """
     results = DemoDirectory(out)
@@ -126,7 +126,7 @@ def run(
 
 
 def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
-    """Return what `summary.json` holds: the last run, and how often prediction and observation were equal."""
+    """Return the content of `summary.json`: the last run, and the number of equal predictions and observations."""
     last = runs[-1]
     return {
         "subscriptions": [asdict(outcome) for outcome in last.subscriptions],
@@ -163,7 +163,7 @@ def _compare(
 
 def _outcome(recovered: dict[str, Any], found: dict[str, Any]) -> SubscriptionOutcome:
     observed = recovered["observed"]
-    # Of the kill, which is the last crash.
+    # The kill is the last crash.
     not_written, written, is_persisting = found["crashes"][-3:]
     return SubscriptionOutcome(
         name=recovered["subscription"],

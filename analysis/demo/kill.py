@@ -1,4 +1,4 @@
-"""Start a broker in a process of its own, kill it at a random moment, and have another process recover it."""
+"""Starts a broker in a separate process, kills it at a random moment, and recovers it in another process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 READY = "ready"
 _POLL_S = 0.05
-# To be ready, and to end after having said something wrong; a busy machine needs seconds.
+# Limit for a child to be ready, and to end after wrong output; a busy machine needs seconds.
 _PATIENCE_S = 60.0
 
 
 class ChildFailedError(AckStateError):
-    """A process that we started ended by itself; the message is what it said."""
+    """A child process ended by itself; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Kill:
     """A broker's death.
 
     Attributes:
-        kill_ts_ms: By then it was dead: when it had been reaped, or its last event if that is later.
-        lived_ms: From its first step to the signal.
+        kill_ts_ms: Time by which it was dead: when it was reaped, or its last event if that is later.
+        lived_ms: Time from its first step to the signal.
     """
 
     kill_ts_ms: int
@@ -54,19 +54,19 @@ def run_and_kill(
     lives_ms: tuple[int, int],
     waiting: Callable[[float], None] = lambda _share: None,
 ) -> Kill:
-    """Start a broker, kill it with SIGKILL at a moment drawn from its seed, and note the crash in its recording.
+    """Start a broker, kill it with SIGKILL at a moment drawn from its seed, and add the crash to its recording.
 
     Args:
         directory: An empty or missing directory.
-        settings: What the broker does.
+        settings: The settings of the broker.
         lives_ms: The kill falls between these two, ms after the broker's first step.
-        waiting: Told, every now and then, which share of the wait is over.
+        waiting: Called periodically with the elapsed share of the wait.
 
     Raises:
-        ChildFailedError: The broker ended before it was killed; the message is what it said.
+        ChildFailedError: The broker ended before it was killed; the message is its output.
     """
     moment_ms = random.Random(f"kill {settings.seed}").randint(*lives_ms)  # noqa: S311 - a moment, not a secret
-    # It ends by itself soon after, should its parent die first where no kernel sees to that.
+    # If its parent dies first, and the kernel does not kill it, it ends by itself soon after.
     options = ["--seconds", str(lives_ms[1] / 1_000 + 30)]
     options += [f"--{field.name.replace('_', '-')}={getattr(settings, field.name)}" for field in fields(settings)]
     with _start("broker", *options, "--", str(directory.path)) as child:
@@ -87,17 +87,17 @@ def run_and_kill(
 
 
 def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
-    """Have a second process recover every cursor; return what it reports, as `Recovered.to_json`.
+    """Recover every cursor in a second process; return its reports, as `RecoveredCursor.to_json`.
 
     Raises:
-        ChildFailedError: It could not; the message is what it said.
+        ChildFailedError: The recovery failed; the message is its output.
     """
     with _start("recover", "--json", "--", str(directory.path)) as child:
         try:
             told, complaint = child.communicate()
         finally:
             child.kill()
-    # Status 1 is a report as well: of acks that were lost or invented.
+    # Status 1 also comes with a report: of lost or invented acks.
     if child.returncode not in {0, 1} or not told:
         raise ChildFailedError(f"the recovery failed: {_last_line(complaint) or child.returncode}")
     report: list[dict[str, Any]] = json.loads(told)["subscriptions"]
@@ -106,7 +106,7 @@ def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
 
 def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 - our own command
-        # Without -P a directory `cursor` in the current one would hide ours.
+        # Without -P, a directory in the current one could shadow our packages.
         [sys.executable, "-P", "-m", "ackstate.analysis.cli.child", str(os.getpid()), command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -117,16 +117,16 @@ def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def _first_line(child: subprocess.Popen[str]) -> str:
-    """Return the first line that a child says, empty if it ends without one.
+    """Return the first line of a child's output, empty if it ends without one.
 
     Raises:
-        ChildFailedError: It says nothing for too long.
+        ChildFailedError: It prints nothing within the limit.
     """
     assert child.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         if not selector.select(_PATIENCE_S):
-            raise ChildFailedError(f"process {child.pid} said nothing for {_PATIENCE_S:.0f} s, and was killed")
+            raise ChildFailedError(f"process {child.pid} printed nothing for {_PATIENCE_S:.0f} s, and was killed")
     return child.stdout.readline().strip()
 
 
@@ -134,18 +134,18 @@ def _failed(child: subprocess.Popen[str], what: str) -> ChildFailedError:
     try:
         _, complaint = child.communicate(timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
-        return ChildFailedError(f"the {what} did not say that it is {READY}, and was killed")
+        return ChildFailedError(f"the {what} did not report {READY}, and was killed")
     return ChildFailedError(f"the {what} ended by itself: {_last_line(complaint) or child.returncode}")
 
 
 def _last_line(complaint: str) -> str:
-    """Return what a command says last on standard error, without its name."""
+    """Return the last line of a command on standard error, without its name."""
     return next(iter(complaint.strip().splitlines()[-1:]), "").removeprefix("ackstate: ")
 
 
 def _note_crash(directory: BrokerDirectory) -> int:
     """Write the crash of every subscription into the recording and return its time."""
-    # The clock first: reading what was recorded takes a while in which nothing lived.
+    # Read the clock first: reading the recording takes a while, during which no broker lived.
     now_ms = time.time_ns() // 1_000_000
     recorded = histories(read_recording(directory.recording))
     ts_ms = max([now_ms, *(history.last_ts_ms for history in recorded.values())])

@@ -1,4 +1,4 @@
-"""Open what a dead broker left, and say what it will redeliver: sets against sets, no counters."""
+"""Recovers the cursors of a dead broker and reports their redelivery: by comparing sets, without counters."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
 
 
-# After these a subscription has been recovered, or its crash is noted already.
+# After these events a subscription was recovered, or its crash is already recorded.
 _ENDINGS = frozenset({EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER})
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredCursor:
-    """What one cursor came back with, beside what its recording says.
+    """One recovered cursor, compared with its recording.
 
     Attributes:
         topic: The topic.
         subscription: The subscription.
-        report: How the cursor came by its state.
+        report: The recovery report.
         mark_delete: Its mark-delete position.
         ranges: Its individually deleted ranges, as Pulsar writes them.
         acked: Acks that had been accepted.
-        durable: Entries that the recovered cursor knows as acked.
-        observed: Accepted acks that it does not know: these messages come again.
-        lost: Acks whose persist had completed and that it does not know. Must be 0.
-        invented: Entries that it knows as acked and nobody acked. Must be 0.
+        durable: Entries that are acked in the recovered cursor.
+        observed: Accepted acks that it lacks: these messages are redelivered.
+        lost: Acks that it lacks although their persist had completed. Must be 0.
+        invented: Entries that are acked in it, but were never acked. Must be 0.
     """
 
     topic: str
@@ -69,12 +69,12 @@ def recover(
     """Recover every cursor of a store and compare each with its recording.
 
     Args:
-        store: What the dead broker left.
-        frames: Its recording; without one, every recovered ack counts as invented, so give an empty one only for a
+        store: The store of the dead broker.
+        frames: Its recording; without one, every recovered ack counts as invented, so pass an empty one only for a
             store that was never acked on.
-        recorder: Gets the RECOVER and REDELIVER events, so that the trace can go on, and before them the crash if
-            nobody has noted it.
-        now_ms: The present.
+        recorder: Receives the RECOVER and REDELIVER events, so that the trace can continue, and before them the crash
+            if it was not recorded.
+        now_ms: The current time.
 
     Raises:
         CorruptStateError, UnsupportedVersionError, InvalidPositionError, StoreError: As `ManagedCursor.open`.
@@ -113,7 +113,7 @@ def recover(
 
 
 def _note_unseen_crash(recorder: Recorder, recorded: Mapping[tuple[str, str], SubscriptionHistory]) -> None:
-    """Note the crash of a broker that nobody saw die: its recording ends with acks that no persist covers."""
+    """Record the crash of a broker if it was not recorded: the recording ends with acks that no persist covers."""
     open_ended = {key: history for key, history in recorded.items() if history.last_kind not in _ENDINGS}
     if any(len(history.accepted - history.promised) for history in open_ended.values()):
         for (topic, subscription), history in open_ended.items():

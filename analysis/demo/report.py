@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file that needs nothing else, not even a network."""
+"""Renders the demo's report: one HTML file that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
 
-# Each line has a panel of its own, so colour only decorates; these three stand out from white and from black.
+# Each line has its own panel, so colour is only decoration; these three contrast with white and black.
 _COLOURS = ("#2f81c7", "#c2692a", "#3b9150")
 _KILL_COLOUR = "#d63b45"
 # Pixels: a panel, the strip above each panel for its name, the strip on top for the kill's name, the axis below.
 _PANEL, _NAME_STRIP, _TOP, _BOTTOM = 130, 44, 64, 62
-# A name that is longer is cut in the plot, where a telephone has no room for it; the tables have it whole.
+# A longer name is cut in the plot, to fit a phone; the tables have the whole name.
 _NAME_LENGTH_MAX = 24
 
 _BODY = Template("""<h1>Redelivery if crashed</h1>
 <p id="verdict" class="lead $tone">$verdict</p>
-<p>At every instant of the run: how many acked messages would have come back had the broker died then. The line rises
-with every ack that is not durable yet and falls when a persist completes. $killed</p>
+<p>At every instant of the run: the number of acked messages that would be redelivered if the broker died then. The line
+rises with every ack that is not durable yet and falls when a persist completes. $killed</p>
 <figure>
 <div id="plot" class="plot">$plot</div>
-<figcaption>Messages that a crash would bring back, over time. At the kill, ○ is what Spark
-predicts from the trace, ✕ what a second process observed. <span class="mouse">Drag to look
+<figcaption>Messages that a crash would redeliver, over time. At the kill, ○ is Spark's
+prediction from the trace, ✕ the observation of a second process. <span class="mouse">Drag to look
 closer, double-click to see all.</span></figcaption>
 </figure>
 $sections""")
 
-# On a touch screen a finger scrolls the page; it must not be caught by the plot.
+# On a touch screen a finger must scroll the page, not the plot.
 _LET_FINGERS_SCROLL = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false})"
 
 
 def render(runs: Sequence[DemoRun]) -> str:
-    """Return the page: the last run in full, and of all runs how they came out.
+    """Return the page: the last run in full, and the outcomes of all runs.
 
     Args:
-        runs: At least one.
+        runs: The runs, at least one.
     """
     run = runs[-1]
     settings = {**asdict(run.settings), "kill_ts_ms": run.kill.kill_ts_ms, "lived_ms": run.kill.lived_ms}
@@ -69,7 +69,7 @@ def render(runs: Sequence[DemoRun]) -> str:
 
 
 def verdict(runs: Sequence[DemoRun]) -> str:
-    """Say in a sentence how often prediction and observation were equal, and whether any ack was lost or invented."""
+    """Return one sentence: the number of equal predictions and observations, and of lost and invented acks."""
     outcomes = [outcome for run in runs for outcome in run.subscriptions]
     lost, invented = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("lost", "invented"))
     equal = sum(run.holds for run in runs)
@@ -97,7 +97,7 @@ def _plot(run: DemoRun) -> str:
         hoverlabel={"bgcolor": "#1b1f24", "bordercolor": "#8a949e", "font_color": "#fff"},
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
     )  # fmt: skip
-    # The kill stands at the right edge, also of a run without length, because its labels stand beyond.
+    # The kill is at the right edge, even of a run without duration, because its labels are beyond it.
     figure.update_xaxes(range=[min(0, kill_s - 0.001), kill_s], showgrid=False, zeroline=False)
     figure.update_xaxes(title_text="seconds since the first event", ticklabelstandoff=6, row=count)
     figure.update_yaxes(range=[0, 1.05 * _highest(run)], nticks=4, ticklabelstandoff=4, fixedrange=True)
@@ -109,7 +109,7 @@ def _plot(run: DemoRun) -> str:
 
 
 def _highest(run: DemoRun) -> int:
-    """Return the most that any panel has to show, at least 1."""
+    """Return the maximum of all panels, at least 1."""
     at_kill = [
         value
         for outcome in run.subscriptions
@@ -121,21 +121,21 @@ def _highest(run: DemoRun) -> int:
 def _curves(run: DemoRun, *, begin_ms: int) -> defaultdict[str, list[tuple[float, int]]]:
     """Return each subscription's line up to the kill, in seconds and messages.
 
-    Of each slice of time the most, then what is left at its end, so that a persist shows as the fall that it is.
+    Each slice of time has its maximum, then its end, so that a persist is visible as a fall.
     """
     curves: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     for name, ts_ms, at_end, most in run.curve:
-        # The trace goes on with the recovery; the run ended here.
+        # The trace continues with the recovery, but the run ended here.
         if ts_ms <= run.kill.kill_ts_ms:
             curves[name] += [((ts_ms - begin_ms) / 1_000, value) for value in (most, at_end)]
     return curves
 
 
 def _draw(figure: Any, outcome: SubscriptionOutcome, points: list[tuple[float, int]], *, row: int) -> None:
-    """Draw one subscription's panel: its line, and at the last point, the kill, what was predicted and observed."""
+    """Draw one subscription's panel: its line, and the prediction and the observation at the kill, its last point."""
     colour = _COLOURS[(row - 1) % len(_COLOURS)]
     name = outcome.name if len(outcome.name) <= _NAME_LENGTH_MAX else f"{outcome.name[: _NAME_LENGTH_MAX - 1]}…"
-    # Plotly takes text for a kind of HTML, in which a quote is only a quote.
+    # Plotly parses text as a subset of HTML, in which quotes are literal.
     name = escape(name, quote=False)
     kill_s = points[-1][0]
     figure.add_scatter(
@@ -170,7 +170,7 @@ def _label(outcome: SubscriptionOutcome) -> list[str]:
 
 
 def _mark_kill(figure: Any, kill_s: float, *, height: int) -> None:
-    """Draw the kill through all panels, and its name in the strip above them, where nothing else is written."""
+    """Draw the kill through all panels, and its name in the strip above them."""
     top = 1 + (_TOP - 18) / height
     figure.add_shape(
         type="line", x0=kill_s, x1=kill_s, xref="x", y0=0, y1=top, yref="paper", layer="below", name="SIGKILL",
@@ -191,10 +191,10 @@ def _outcomes(run: DemoRun) -> str:
 
 
 def _inside_persist(run: DemoRun) -> list[str]:
-    """Say of each persist that the kill fell into which of its two answers came true."""
+    """Return a sentence for each persist interrupted by the kill: which of its two answers came true."""
     return [
-        f"{o.name} was killed inside a persist: {o.predicted_if_not_written} messages come back if it was not written, "
-        f"{o.predicted_if_written} if it was. {o.observed} came back{_CAME_TRUE[_answers_true(o)]}."
+        f"{o.name} was killed inside a persist: {o.predicted_if_not_written} messages are redelivered if it was not "
+        f"written, {o.predicted_if_written} if it was. {o.observed} were redelivered{_CAME_TRUE[_answers_true(o)]}."
         for o in run.subscriptions
         if o.kill_inside_persist
     ]
@@ -203,8 +203,8 @@ def _inside_persist(run: DemoRun) -> list[str]:
 _CAME_TRUE = {
     (True, False): ", so it was not written",
     (False, True): ", so it was written",
-    (True, True): ", as both say",
-    (False, False): ", which neither says",
+    (True, True): ", which fits both",
+    (False, False): ", which fits neither",
 }
 
 

@@ -1,4 +1,4 @@
-"""Where the demo puts its results: a directory that one demo at a time writes, in which it replaces its own alone."""
+"""The directory of the demo's results: written by one demo at a time, which replaces only its own files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# How a summary and a report of ours are known; far enough into the page to find its title.
+# Marks of our own summary and report; the title of the page is within this many bytes.
 _SUMMARY_KEY = "kill_ts_ms"
 _REPORT_TITLE = "<title>ackstate demo"
 _PAGE_HEAD_CHARACTERS = 4_096
@@ -34,7 +34,7 @@ class DemoDirectory:
 
     @property
     def broker(self) -> BrokerDirectory:
-        """What the broker left."""
+        """The directory of the broker."""
         return BrokerDirectory(self.path / "broker")
 
     @property
@@ -54,20 +54,20 @@ class DemoDirectory:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep other demos out, and make sure that nothing but an earlier demo's results would be replaced.
+        """Lock the directory, and check that only results of an earlier demo would be replaced.
 
-        The directory is made if it is missing. The kernel lets go of it when the process ends, however it ends.
+        The directory is created if it is missing. The kernel releases the lock when the process ends, in any way.
 
         Raises:
-            DirectoryInUseError: Another demo writes here, or something that is not a demo's stands in the way.
+            DirectoryInUseError: Another demo writes here, or a foreign file is in the way.
             AckStateError: As `BrokerDirectory.check_replaceable` and `check_replaceable`.
-            OSError: The directory cannot be made or read.
+            OSError: The directory cannot be created or read.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise DirectoryInUseError(f"{self.path}: not a directory") from None
-        # The directory itself is locked: a lock file would stay behind, also in a directory that is not ours.
+        # The directory itself is locked, because a lock file would stay behind, even in a foreign directory.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._lock(descriptor)

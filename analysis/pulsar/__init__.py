@@ -1,1 +1,1 @@
-"""Real Pulsar brokers: what they redelivered, and what they would redeliver now."""
+"""Real Pulsar brokers: predictions for recorded runs, and estimates for live subscriptions."""

@@ -1,4 +1,4 @@
-"""What ACK commands make of a cursor's state in a Pulsar broker's memory, and what of it a record brings back."""
+"""Applies ACK commands to a cursor's state in a Pulsar broker's memory, and recovers states from written records."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class AckState(NamedTuple):
-    """The state of a cursor; whoever is given one does not change it.
+    """The state of a cursor; must not be changed.
 
     Attributes:
-        mark_delete: Every entry up to it, included, is acked.
+        mark_delete: Every entry up to it, inclusive, is acked.
         deleted: Entries acked above it.
-        batch: Unacked messages of partly acked batches. Batches up to the mark-delete position may be among them:
-            a broker that is told to ack past a batch keeps its words until the next write.
+        batch: Unacked messages of partly acked batches. They may include batches up to the mark-delete position: a
+            broker that acks past a batch keeps its words until the next write.
     """
 
     mark_delete: Position
@@ -47,7 +47,7 @@ class AckState(NamedTuple):
 
 @final
 class CursorMemory:
-    """A cursor in a broker's memory, as its ACK commands change it.
+    """A cursor in a broker's memory, changed by ACK commands.
 
     Source: ``ManagedCursorImpl.asyncDelete`` and ``asyncMarkDelete`` of Apache Pulsar 4.2.
     """
@@ -62,9 +62,9 @@ class CursorMemory:
     def ack(self, command: AckCommand) -> bool:
         """Apply a command and return whether the broker then requests a write from its limiter.
 
-        It requests none for individual acks while no entry is acked above the mark-delete position: acks of some
-        messages of batches alone are neither written nor remembered as not written (Apache Pulsar, issue 26498). It
-        requests one for every cumulative ack that it does not refuse, even for one inside a batch.
+        It requests none for individual acks while no entry is acked above the mark-delete position: acks of only some
+        messages of batches are neither written nor marked as unwritten (Apache Pulsar, issue 26498). It requests one
+        for every cumulative ack that it does not refuse, even inside a batch.
         """
         if command.type is AckType.CUMULATIVE:
             return self._ack_up_to(command.acks[0])
@@ -105,11 +105,11 @@ class CursorMemory:
             batch.discard(position)
             batch.ack(position, unacked_words)
         before = self._ledgers.previous(position)
-        # It forgets the batches below the new mark-delete position, but not that of this position.
+        # It removes the batches below the new mark-delete position, but not the batch at this position.
         batch.remove_at_most(Position(before.ledger_id, max(before.entry_id - 1, -1)))
 
     def _advance(self, mark_delete: Position) -> None:
-        """Move the mark-delete position to one, and over what is acked behind it, across the ends of ledgers too."""
+        """Move the mark-delete position to an entry, and over the acked entries behind it, even across ledgers."""
         _, deleted, batch = self.state
         while (run := deleted.run_containing(self._ledgers.next_valid(mark_delete))) is not None:
             mark_delete = Position(run.ledger_id, run.end - 1)
@@ -118,20 +118,20 @@ class CursorMemory:
 
 
 def _first_unacked(words: Sequence[int]) -> int:
-    """Return the first message that words leave unacked, -1 for none."""
+    """Return the first unacked message of some words, -1 for none."""
     mask = mask_of(words)
     return (mask & -mask).bit_length() - 1
 
 
 def from_cursor_ledger(state: AckState, policy: BrokerPolicy) -> AckState:
-    """Return what comes back of a state that was written to a cursor ledger: through the bytes, limits and all."""
+    """Return the state recovered from a cursor ledger, by encoding and decoding it with all limits."""
     written = encode_position_info(PositionInfo(*state), form=policy.range_form, limits=policy.limits)
     info = decode_position_info(written)
     return AckState(info.position, info.deleted, info.batch if policy.batch_index_acks else BatchIndexes())
 
 
 def from_metadata_store(state: AckState, policy: BrokerPolicy) -> AckState:
-    """Return what comes back of a state that was written to the metadata store.
+    """Return the state recovered from the metadata store.
 
     4.2 writes partly acked batches there and does not read them back (Apache Pulsar, issues 20585 and 26475).
     """

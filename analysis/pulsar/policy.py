@@ -1,4 +1,4 @@
-"""By which rules does a Pulsar 4 broker make acks durable?"""
+"""The rules by which a Pulsar 4 broker makes acks durable."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
 
 @dataclass(frozen=True, slots=True)
 class BrokerPolicy:
-    """When a broker writes the state of a cursor, and how much of it; the defaults are those of Apache Pulsar 4.2.
+    """The rules for when a broker writes a cursor's state, and how much of it; defaults are those of Apache Pulsar 4.2.
 
     Attributes:
-        writes_per_second: Of the mark-delete limiter; 0 is none.
+        writes_per_second: Rate of the mark-delete limiter; 0 is no limiter.
         stored_ms_max: How long an idle limiter saves permits.
-        flush_ms: How often what the limiter refused is written all the same, counted from the start of the broker.
-        range_form: How entries of a cursor ledger hold ranges.
-        limits: What a record may hold.
-        metadata_range_count_max: A cursor that is closed with more ranges keeps its ledger.
+        flush_ms: Interval at which refused writes are flushed, counted from the start of the broker.
+        range_form: The form of ranges in entries of a cursor ledger.
+        limits: Limits on the contents of a record.
+        metadata_range_count_max: A cursor closed with more ranges keeps its ledger.
         batch_index_acks: Whether acks of single messages of a batch count.
     """
 
@@ -44,7 +44,7 @@ class BrokerPolicy:
 
     @property
     def permit_ms(self) -> float:
-        """How long the limiter takes to earn a permit."""
+        """The time in which the limiter earns a permit."""
         return _SECOND_MS / self.writes_per_second if self.writes_per_second else 0.0
 
 
@@ -52,8 +52,8 @@ def broker_policy(config: Mapping[str, str], name: PolicyName = PolicyName.PULSA
     """Return the policy of a broker.
 
     Args:
-        config: Keys of ``broker.conf``; those that are missing have the defaults of 4.2.
-        name: The real policy, or the way in which it is to be wrong.
+        config: Keys of ``broker.conf``; missing keys have the defaults of 4.2.
+        name: The real policy, or a wrong variant.
 
     Raises:
         ValueError: A value is malformed or out of range, or a key looks like a misspelling of one that is read.

@@ -1,4 +1,4 @@
-"""The names of the policies of `ackstate.analysis.pulsar.policy`, which the command line needs for its help."""
+"""The names of the policies of `ackstate.analysis.pulsar.policy`, needed by the help of the command line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class PolicyName(Enum):
-    """The policy of real brokers, and wrong ones that show what each of its parts is worth."""
+    """The policy of real brokers, and wrong ones that show the effect of each of its parts."""
 
     PULSAR_4 = "pulsar-4"
-    """What Apache Pulsar 4.2 does."""
+    """The policy of Apache Pulsar 4.2."""
 
     NO_STORED_PERMITS = "no-stored-permits"
     """Wrong: a limiter that saves nothing while it idles."""
@@ -18,4 +18,4 @@ class PolicyName(Enum):
     """Wrong: every ACK command is written."""
 
     NO_RANGE_LIMIT = "no-range-limit"
-    """Wrong: all ranges are written, however many."""
+    """Wrong: all ranges are written, without a limit."""

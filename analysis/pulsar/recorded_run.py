@@ -1,4 +1,4 @@
-"""One recorded end of a Pulsar broker: what it was given, read from a line of JSON and checked.
+"""Reads and checks the recorded input of one Pulsar broker until its end, from a line of JSON.
 
 =================  =====================================================================================================
 field              meaning
@@ -15,15 +15,15 @@ broker_acks_ms     the ACK commands in their order, ``[received, handled, [index
 cursor_opened_ms   ``[earliest, latest]`` time at which the cursor was opened
 broker_up_ms       the same of the broker
 cursor_ledger_ms   the same of the cursor's first ledger: when the broker logged ``Updated cursor ... with ledger id``;
-                   null or missing if it is not known
+                   null or missing if unknown
 t_end_ms           when the signal came
 =================  =====================================================================================================
 
-Times are ms of one clock, cut off to what is written. Whatever else a line has is not read here.
+Times are ms of one clock, truncated. Other fields of a line are ignored here.
 
-A cumulative ack is of its last entry and of everything before it; entries listed before the last one are redundant.
-The type may be missing from all commands of a line. Then they are read as individual acks, and if they could all be
-cumulative, as cumulative acks too: `RecordedRun.cumulative_commands`.
+A cumulative ack is an ack of its last entry and of everything before it; entries listed before the last one are
+redundant. The type may be missing from all commands of a line. Then they are read as individual acks and, if all of
+them could be cumulative, also as cumulative acks: `RecordedRun.cumulative_commands`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 ENTRY_COUNT_MAX = 10_000_000
-"""A line that says it has more entries is refused before anything is made of it."""
+"""A line with more entries is refused before it is expanded."""
 
 _WORD_BITS = 64
 _WORDS = range(-(2**63), 2**63)
@@ -71,14 +71,14 @@ class AckType(Enum):
 
 
 class Window(NamedTuple):
-    """When something happened, in ms: at `first` or later, and before `end`."""
+    """The time of an event in ms: at `first` or later, and before `end`."""
 
     first: float
     end: float
 
 
 class Ack(NamedTuple):
-    """One entry of an ACK command: the entry, and the words that leave messages of it unacked, or none."""
+    """One entry of an ACK command: the entry, and the words of its unacked messages, if any."""
 
     entry: int
     unacked_words: tuple[int, ...]
@@ -95,7 +95,7 @@ class AckCommand(NamedTuple):
     Attributes:
         when: Between its receipt and the end of its handling.
         acks: The entries that it lists; exactly one if it is cumulative.
-        type: What it acknowledges.
+        type: The type of the ack.
     """
 
     when: Window
@@ -108,19 +108,19 @@ class RecordedRun:
     """See the module for each field; none of them was measured after the broker's end.
 
     Attributes:
-        topic: Its name.
+        topic: The name of the topic.
         config: Values as text.
         end: How the broker ended.
-        positions: Of each entry, rising.
-        first_messages: Number of each entry's first message, and last the number of messages.
-        acked_messages: What the client acknowledged.
+        positions: The position of each entry, rising.
+        first_messages: Number of each entry's first message, and at the end the number of messages.
+        acked_messages: The messages that the client acknowledged.
         commands: In the order in which the broker handled them; individual acks if the line has no types.
         has_ack_types: Whether the line has the type of each command. True if there are no commands.
-        cumulative_commands: The same commands if all of them are cumulative acks. None if the line has types, or if
-            some command cannot be one.
-        cursor_opened: When the cursor, and so its rate limiter, was made.
-        broker_up: When the broker, and so its flush timer, began.
-        cursor_ledger: When the first ledger of the cursor could be written; None if it is not known.
+        cumulative_commands: The same commands if all of them could be cumulative acks. None if the line has types, or
+            if a command cannot be cumulative.
+        cursor_opened: When the cursor, and so its rate limiter, was created.
+        broker_up: When the broker, and so its flush timer, started.
+        cursor_ledger: When the first ledger of the cursor could be written; None if unknown.
         ended_ms: When the signal came.
     """
 
@@ -140,15 +140,15 @@ class RecordedRun:
 
 
 def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:
-    """Yield what is made of each line of a file of runs; blank lines are left out.
+    """Yield the result of `work` for each line of a file of runs, except blank lines.
 
     Args:
         path: The file, compressed by gzip if its name ends in ``.gz``.
-        work: Takes a line, and may raise `TraceError`.
+        work: A function of a line; may raise `TraceError`.
 
     Raises:
         OSError: The file cannot be read.
-        TraceError: The file is damaged or holds no run, or `work` raised it: the text then names the line as well.
+        TraceError: The file is damaged or has no run, or `work` raised it: the message then also names the line.
     """
     is_empty = True
     for number, line in enumerate(_lines(path), start=1):
@@ -159,7 +159,7 @@ def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:
             except TraceError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from None
     if is_empty:
-        raise TraceError(f"{path} holds no run: it is empty")
+        raise TraceError(f"{path} has no run: it is empty")
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -168,16 +168,16 @@ def _lines(path: Path) -> Iterator[str]:
         with opened(path, "rt", encoding="utf-8") as lines:
             yield from lines
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise TraceError(f"{path} is no gzip file, or cut short: {error}") from None
+        raise TraceError(f"{path} is not a gzip file, or cut short: {error}") from None
     except UnicodeDecodeError as error:
         raise TraceError(f"{path} is not text in UTF-8: {error}") from None
 
 
 def parse_run(line: str) -> RecordedRun:
-    """Read a line.
+    """Parse a line.
 
     Raises:
-        TraceError: It is no such run; the text names the field and, of a list, the element.
+        TraceError: It is not a valid run; the message names the field and, in a list, the element.
     """
     fields = parse_object(line)
     positions = _positions(fields)
@@ -185,7 +185,7 @@ def parse_run(line: str) -> RecordedRun:
     try:
         end = End(_field(fields, "end"))
     except ValueError:
-        raise TraceError(f"end is kill or term, found {fields['end']!r}") from None
+        raise TraceError(f"end must be kill or term, got {fields['end']!r}") from None
     commands, has_ack_types = _commands(fields, first_messages)
     cursor_ledger = fields.get("cursor_ledger_ms")
     return RecordedRun(
@@ -206,22 +206,22 @@ def parse_run(line: str) -> RecordedRun:
 
 
 def parse_object(line: str) -> dict[str, Any]:
-    """Read a JSON object, raising `TraceError` if the line is none."""
+    """Parse a JSON object; raise `TraceError` if the line is not one."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"it is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise TraceError(f"a run is a JSON object, found {_shown(fields)}")
+        raise TraceError(f"a run must be a JSON object, got {_shown(fields)}")
     return fields
 
 
 def message_numbers(fields: Mapping[str, Any], name: str, message_count: int) -> frozenset[int]:
-    """Read a list of message numbers, each once, raising `TraceError` if it is none."""
+    """Read a list of distinct message numbers; raise `TraceError` if it is invalid."""
     numbers = _list(_field(fields, name), name)
     for index, number in enumerate(numbers):
         if not _is_whole(number) or not 0 <= number < message_count:
-            raise TraceError(f"{name}[{index}] is a message number below {message_count}, found {_shown(number)}")
+            raise TraceError(f"{name}[{index}] must be a message number below {message_count}, got {_shown(number)}")
     return frozenset(numbers)
 
 
@@ -230,17 +230,17 @@ def _positions(fields: Mapping[str, Any]) -> list[Position]:
     for index, run in enumerate(_list(_field(fields, "entries"), "entries")):
         name = f"entries[{index}]"
         if len(_list(run, name)) != 3 or not all(map(_is_whole, run)):
-            raise TraceError(f"{name} is [ledger, first entry, last entry], found {_shown(run)}")
+            raise TraceError(f"{name} must be [ledger, first entry, last entry], got {_shown(run)}")
         ledger_id, first, last = run
         if not (0 <= ledger_id <= LEDGER_ID_MAX and 0 <= first <= last <= ENTRY_ID_MAX):
-            raise TraceError(f"{name} is no run of entries: {_shown(run)}")
+            raise TraceError(f"{name} must be a run of entries, got {_shown(run)}")
         if len(positions) + last - first >= ENTRY_COUNT_MAX:
-            raise TraceError(f"{name}: more than {ENTRY_COUNT_MAX} entries")
+            raise TraceError(f"{name} must have at most {ENTRY_COUNT_MAX} entries")
         if positions and positions[-1] >= (ledger_id, first):
-            raise TraceError(f"{name} begins at {ledger_id}:{first}, not behind {positions[-1]}")
+            raise TraceError(f"{name} must start behind {positions[-1]}, got {ledger_id}:{first}")
         positions.extend(Position(ledger_id, entry_id) for entry_id in range(first, last + 1))
     if not positions:
-        raise TraceError("entries is empty")
+        raise TraceError("entries must not be empty")
     return positions
 
 
@@ -249,20 +249,20 @@ def _batch_sizes(fields: Mapping[str, Any], entry_count: int) -> list[int]:
     if sizes is None:
         return [1] * entry_count
     if len(_list(sizes, "batch_sizes")) != entry_count:
-        raise TraceError(f"batch_sizes has {len(sizes)} numbers for {entry_count} entries")
+        raise TraceError(f"batch_sizes must have {entry_count} numbers, one per entry, got {len(sizes)}")
     for index, size in enumerate(sizes):
         if not _is_whole(size) or not 1 <= size <= ENTRY_COUNT_MAX:
-            raise TraceError(f"batch_sizes[{index}] is a number of messages, found {_shown(size)}")
+            raise TraceError(f"batch_sizes[{index}] must be a number of messages, got {_shown(size)}")
     return list(sizes)
 
 
 def _config(fields: Mapping[str, Any]) -> dict[str, str]:
     config = fields.get("config", {})
     if not isinstance(config, dict):
-        raise TraceError(f"config is an object, found {_shown(config)}")
+        raise TraceError(f"config must be an object, got {_shown(config)}")
     for key, value in config.items():
         if not isinstance(value, str | int | float):
-            raise TraceError(f"config.{key} is text, a number or true or false, found {_shown(value)}")
+            raise TraceError(f"config.{key} must be text, a number or true or false, got {_shown(value)}")
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()}
 
 
@@ -316,7 +316,7 @@ def _as_cumulative(commands: Sequence[AckCommand], first_messages: Sequence[int]
 
 
 def _is_end(unacked: int, batch_size: int) -> bool:
-    """Whether no message of a batch is unacked, or those from some message on."""
+    """Return whether all messages of a batch, or all before some message, are acked."""
     return unacked in {0, (1 << batch_size) - (unacked & -unacked)}
 
 
@@ -324,30 +324,30 @@ def _ack(value: Any, name: str, first_messages: Sequence[int]) -> Ack:
     entry, words = (value, []) if not isinstance(value, list) or len(value) != 2 else value
     entry_count = len(first_messages) - 1
     if not _is_whole(entry) or not 0 <= entry < entry_count:
-        raise TraceError(f"{name} is an entry index below {entry_count}, found {_shown(entry)}")
+        raise TraceError(f"{name} must be an entry index below {entry_count}, got {_shown(entry)}")
     batch_size = first_messages[entry + 1] - first_messages[entry]
     for number, word in enumerate(_list(words, f"{name}[1]")):
         fits = _is_whole(word) and word in _WORDS
         room = max(batch_size - number * _WORD_BITS, 0)
-        # A word is signed; what it says of messages that the batch has not cannot be right.
+        # A word is signed, and must not have bits beyond the batch's messages.
         if not fits or (word % 2**_WORD_BITS) >> min(room, _WORD_BITS):
-            raise TraceError(f"{name}[1][{number}] is no word of a batch of {batch_size}: {_shown(word)}")
+            raise TraceError(f"{name}[1][{number}] must be a word of a batch of {batch_size}, got {_shown(word)}")
     return Ack(entry, tuple(words))
 
 
 def _window(value: Any, name: str) -> Window:
     if len(_list(value, name)) != 2:
-        raise TraceError(f"{name} is two times, found {_shown(value)}")
+        raise TraceError(f"{name} must be two times, got {_shown(value)}")
     first, last = (_time(time, f"{name}[{index}]") for index, time in enumerate(value))
     if last < first:
-        raise TraceError(f"{name} ends at {last}, before it begins at {first}")
-    # Times are cut off to whole ms, so that the last one may be almost a ms later than it says.
+        raise TraceError(f"the end of {name} must not be before its begin {first}, got {last}")
+    # Times are truncated to whole ms, so the actual last time may be almost a ms later.
     return Window(first, last + 1)
 
 
 def _time(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53 or not isfinite(value):
-        raise TraceError(f"{name} is a time in ms, found {_shown(value)}")
+        raise TraceError(f"{name} must be a time in ms, got {_shown(value)}")
     return value
 
 
@@ -359,13 +359,13 @@ def _field(fields: Mapping[str, Any], name: str) -> Any:
 
 def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise TraceError(f"{name} is a list, found {_shown(value)}")
+        raise TraceError(f"{name} must be a list, got {_shown(value)}")
     return value
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise TraceError(f"{name} is text, found {_shown(value)}")
+        raise TraceError(f"{name} must be text, got {_shown(value)}")
     return value
 
 

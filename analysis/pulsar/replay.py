@@ -1,6 +1,6 @@
-"""Predicts which acked messages a real Pulsar broker delivers again after its end, from its ACK commands alone.
+"""Predicts the acked messages that a real Pulsar broker redelivers after its end, from its ACK commands alone.
 
-A pure function of one recorded run; `ackstate.analysis.pulsar.replay_spark` spreads it over a cluster.
+The prediction is a pure function of one recorded run; `ackstate.analysis.pulsar.replay_spark` runs it on a cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CANDIDATE_COUNT_MAX = 64
 
-# A slow broker is slow at both. It is a rule of thumb, measured on brokers on idle, busy and overloaded machines.
+# A slow broker is slow at both. This is a rule of thumb, measured on idle, busy and overloaded machines.
 _CREATION_PER_HANDLING = 12
 
 _PROBES = 33
@@ -37,13 +37,13 @@ _STRIDES = (0.8191725134, 0.6710436067, 0.5497004779)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What may come back of one run.
+    """The possible redelivery of one run.
 
     Attributes:
-        topic: Of the run.
-        low: The fewest messages that may come back, exact over all courses of events.
+        topic: The topic of the run.
+        low: The fewest messages that may be redelivered, exact over all courses of events.
         high: The most.
-        candidates: Distinct sets that may come back, each in order, the most plausible first; at most
+        candidates: Distinct sets that may be redelivered, each in order, the most plausible first; at most
             `CANDIDATE_COUNT_MAX` of them.
         has_ack_types: Whether the run has the type of each ACK command. If it does not, and all of them may be
             cumulative, the prediction covers both readings.
@@ -62,18 +62,18 @@ def predict(
     *,
     ledger_creation_ms: float | None = None,
 ) -> Prediction:
-    """Predict which messages a broker delivers again although the client acknowledged them.
+    """Predict the messages that a broker redelivers although the client acknowledged them.
 
     Args:
-        run: What the broker was given.
+        run: The recorded input of the broker.
         name: The policy to assume; every one but `PULSAR_4` is wrong on purpose.
-        ledger_creation_ms: How long the creation of a cursor ledger may have taken; None to learn it from the run. Of
-            no effect on a run that has the time of its ledger.
+        ledger_creation_ms: Longest creation of a cursor ledger; None to derive it from the run. Ignored if the run has
+            the time of its ledger.
 
     Raises:
         TraceError: The run's configuration cannot be read.
 
-    Complexity: O(commands) as `last_writes` says, and O(messages) for each set that may come back.
+    Complexity: O(commands) as for `last_writes`, and O(messages) for each set that may be redelivered.
     """
     try:
         policy = broker_policy(run.config, name)
@@ -95,7 +95,7 @@ def predict(
 
 
 def _learned_creation_ms(run: RecordedRun) -> float:
-    """Return how long a ledger may have taken: the longer, the slower the broker handled ACK commands in memory."""
+    """Return the longest creation of a ledger, proportional to the broker's slowest handling of an ACK command."""
     slowest_ms = max((command.when.end - command.when.first for command in run.commands), default=0.0)
     return max(LEDGER_CREATION_MS_MAX, _CREATION_PER_HANDLING * slowest_ms)
 
@@ -121,7 +121,7 @@ def _after_kill(
 
 
 def _after_term(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy) -> Iterator[AckState]:
-    """Yield each state that may have been durable after all was closed in order, the most plausible first.
+    """Yield each state that may have been durable after a graceful close, the most plausible first.
 
     A broker that stops its bookie before its cursors cannot write to their ledgers, and falls back to the metadata
     store.
@@ -146,7 +146,7 @@ def _states(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPoli
 
 
 def _by_plausibility(clocks: Clocks, policy: BrokerPolicy, ledger_creation_ms: float) -> list[LastWrite]:
-    """Order the possible last writes: first by clocks in the middle, then by how many clocks agree, then nearby."""
+    """Order the possible last writes: clocks in the middle first, then by number of agreeing clocks, then distance."""
     possible = last_writes(clocks, policy, ledger_creation_ms=ledger_creation_ms)
     if len(possible) == 1:
         return list(possible)
@@ -166,7 +166,7 @@ def _probes() -> Iterator[tuple[float, float, float]]:
 
 
 def _probe(clocks: Clocks, policy: BrokerPolicy, at: tuple[float, float, float]) -> set[LastWrite]:
-    """Return the last writes that are possible if every clock is known."""
+    """Return the possible last writes for fixed clocks."""
     call, opened, up = at
     known = Clocks(
         [LimiterCall(_moment(each.when, call), each.asks) for each in clocks.calls],

@@ -1,4 +1,4 @@
-"""Predictions of many recorded runs at once, spread over a cluster."""
+"""Predicts many recorded runs at once, on a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PREDICTION_COLUMNS = "topic string, low bigint, high bigint, candidates array<array<bigint>>, has_ack_types boolean"
-"""As the attributes of `Prediction`."""
+"""Columns like the attributes of `Prediction`."""
 
 _SCHEMA = pa.schema([
     ("topic", pa.string()),
@@ -30,15 +30,15 @@ _SCHEMA = pa.schema([
 def predict_frame(
     lines: DataFrame, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float | None = None
 ) -> DataFrame:
-    """Predict what killed brokers redelivered.
+    """Predict the redelivery of killed brokers.
 
     Args:
-        lines: ``value string``, a recorded run a row, as ``spark.read.text`` makes it.
+        lines: ``value string``, one recorded run per row, as from ``spark.read.text``.
         name: See `predict`.
         ledger_creation_ms: See `predict`.
 
     Returns:
-        `PREDICTION_COLUMNS`, a row a run, in any order. A line that is no run fails the job.
+        `PREDICTION_COLUMNS`, one row per run, in any order. A line that is not a run fails the job.
     """
     return lines.select("value").mapInArrow(_predictions(name, ledger_creation_ms), PREDICTION_COLUMNS)
 
@@ -47,7 +47,7 @@ def _predictions(
     name: PolicyName, ledger_creation_ms: float | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # One run at a time: a worker holds the candidates of one, whatever the size of a batch.
+        # One run at a time: a worker holds the candidates of only one run, for any size of a batch.
         for batch in batches:
             for line in batch.column(0):
                 prediction = predict(parse_run(line.as_py()), name, ledger_creation_ms=ledger_creation_ms)

@@ -1,4 +1,4 @@
-"""Predictions beside what was measured: a table for the terminal, and the page `docs/pulsar-replay.md`."""
+"""Compares predictions with measurements: a table for the terminal, and the page `docs/pulsar-replay.md`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MEASURED = "redelivered_acked"
-"""The field that says which acked messages came back; it may be missing."""
+"""The field with the redelivered acked messages; it may be missing."""
 
 VERDICT_HEADS = ("run", "predicted", "sets", "measured", "inside", "exact")
 SCORE_HEADS = ("policy", "inside", "exact set named", "named first")
@@ -28,26 +28,26 @@ _WRONG = tuple(name for name in PolicyName if name is not PolicyName.PULSAR_4)
 
 
 class JudgedPrediction(NamedTuple):
-    """A prediction, and what really came back if that is known."""
+    """A prediction, and the measured redelivery if known."""
 
     prediction: Prediction
     measured: tuple[int, ...] | None
 
     @property
     def is_inside(self) -> bool:
-        """Whether as many came back as the prediction allows."""
+        """Whether the measured number is inside the predicted interval."""
         return self.measured is not None and self.prediction.low <= len(self.measured) <= self.prediction.high
 
     @property
     def is_named(self) -> bool:
-        """Whether the very messages that came back are one of the predicted sets."""
+        """Whether the measured set is one of the predicted sets."""
         return self.measured in self.prediction.candidates
 
 
 def judge(
     line: str, name: PolicyName = PolicyName.PULSAR_4, *, ledger_creation_ms: float | None = None
 ) -> JudgedPrediction:
-    """Predict a recorded run, and only then look at what came of it.
+    """Predict a recorded run, and only then read its measurement.
 
     Args:
         line: The run.
@@ -55,7 +55,7 @@ def judge(
         ledger_creation_ms: See `predict`.
 
     Raises:
-        TraceError: The line is no run, or what it says of that is no list of its messages.
+        TraceError: The line is not a run, or its measurement is not a list of its messages.
     """
     run = parse_run(line)
     prediction = predict(run, name, ledger_creation_ms=ledger_creation_ms)
@@ -77,7 +77,7 @@ def verdict_table(verdicts: Sequence[JudgedPrediction]) -> Table:
 
 
 def summary_line(verdicts: Sequence[JudgedPrediction]) -> str:
-    """Return how many predictions came true, of those of which it is known."""
+    """Return how many of the measured predictions came true, in a line."""
     known = [verdict for verdict in verdicts if verdict.measured is not None]
     if not known:
         return f"{counted(len(verdicts), 'run')}, none of them measured"
@@ -86,18 +86,18 @@ def summary_line(verdicts: Sequence[JudgedPrediction]) -> str:
 
 
 def ack_type_remark(predictions: Sequence[Prediction]) -> str:
-    """Return what the file does not say of ack types, empty if it has all of them."""
+    """Return a remark about missing ack types, empty if none is missing."""
     missing = sum(not prediction.has_ack_types for prediction in predictions)
     if not missing:
         return ""
     return (
-        f"{counted(missing, 'run')} of {len(predictions)} without ack types: the acks are taken as individual, "
+        f"{counted(missing, 'run')} of {len(predictions)} without ack types: the acks are read as individual, "
         "and where all of them may be cumulative, as cumulative too"
     )
 
 
 def judge_all(*paths: Path) -> dict[PolicyName, list[JudgedPrediction]]:
-    """Judge each policy by each run of some files; raises as `for_each_line`."""
+    """Compare each policy with each run of some files; raises as `for_each_line`."""
     return {
         name: [verdict for path in paths for verdict in for_each_line(path, partial(judge, name=name))]
         for name in PolicyName
@@ -105,7 +105,7 @@ def judge_all(*paths: Path) -> dict[PolicyName, list[JudgedPrediction]]:
 
 
 def replay_page(verdicts: Mapping[PolicyName, Sequence[JudgedPrediction]]) -> str:
-    """Return the page, made of what `judge_all` found in files of measured runs."""
+    """Return the page for the result of `judge_all` on files of measured runs."""
     rows = [
         (verdict.prediction.topic, *verdict_cells(verdict), *(_mark(verdicts[name][number]) for name in _WRONG))
         for number, verdict in enumerate(verdicts[PolicyName.PULSAR_4])
@@ -116,7 +116,7 @@ def replay_page(verdicts: Mapping[PolicyName, Sequence[JudgedPrediction]]) -> st
 
 
 def verdict_cells(verdict: JudgedPrediction) -> tuple[str, ...]:
-    """Return a verdict's cells under `VERDICT_HEADS`, but for the run's name."""
+    """Return a verdict's cells under `VERDICT_HEADS`, without the run's name."""
     predicted, sets = _interval(verdict), str(len(verdict.prediction.candidates))
     if verdict.measured is None:
         return predicted, sets, "-", "-", "-"
@@ -133,7 +133,7 @@ def _interval(verdict: JudgedPrediction) -> str:
 
 
 def score_cells(verdicts: Sequence[JudgedPrediction]) -> tuple[str, ...]:
-    """Return a policy's cells under `SCORE_HEADS`, but for its name; all of its runs are measured."""
+    """Return a policy's cells under `SCORE_HEADS`, without its name; all of its runs must be measured."""
     first = sum(verdict.measured == verdict.prediction.candidates[0] for verdict in verdicts)
     numbers = (sum(each.is_inside for each in verdicts), sum(each.is_named for each in verdicts), first)
     return tuple(f"{number} of {len(verdicts)}" for number in numbers)

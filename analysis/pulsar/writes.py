@@ -1,14 +1,14 @@
-"""Which writes a Pulsar broker may have made, when its clocks are known only as windows.
+"""Computes the writes that a Pulsar broker may have made, when its clocks are known only as windows.
 
-The broker decides at each ACK command, by a limiter, whether it writes the state of the cursor, and a timer writes what
-the limiter refused. Both go by clocks of which a recording says only the windows. So not one course of events is
-followed but all: courses that have written the same and differ only in when the limiter will grant again are one
-`_Course` with a set of such times, and every step maps intervals to intervals. Nothing is sampled, and only the last
-write matters for what is durable, as each holds the whole state.
+At each ACK command, a limiter decides whether the broker writes the state of the cursor, and a timer writes the refused
+states. A recording has only windows for the clocks of both. So not one course of events is followed but all: courses
+that have written the same and differ only in the time of the limiter's next grant are one `_Course` with a set of such
+times, and every step maps intervals to intervals. Nothing is sampled, and only the last write matters for durability,
+because each write has the whole state.
 
 The first write waits for the cursor's ledger. It then has the mark-delete position of the last command that was granted
-a write by then, and the ranges and batches of that moment: commands after that one are in it but for what they added to
-the mark-delete position. Rarely it has that too.
+a write by then, and the ranges and batches of that moment: later commands are included, except for the mark-delete
+position. Rarely that is included too.
 
 Source: ``ManagedCursorImpl`` (``asyncDelete``, ``flush``, ``createNewMetadataLedger``) and
 ``ManagedLedgerFactoryImpl.flushCursors`` of Apache Pulsar 4.2, and ``SmoothBursty`` of Guava.
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.policy import BrokerPolicy
 
 LEDGER_CREATION_MS_MAX = 400
-"""How long the first write may wait for a new cursor ledger, if the run does not say when that was ready. Brokers on
-machines with other work took up to 200 ms."""
+"""How long the first write may wait for a new cursor ledger, if the run lacks the time when it was ready. Brokers on
+busy machines took up to 200 ms."""
 
 WRITE_MS_MAX = 50
-"""A write that began less than this before the end may not have been done."""
+"""A write that began less than this before the end may not have completed."""
 
 
 TIMER_LATE_MS = 5
-"""A timer ticks at a fixed rate, give or take this."""
+"""The tolerance of a timer that ticks at a fixed rate."""
 
 _PARTS_MAX = 100
 
 
 class LimiterCall(NamedTuple):
-    """An ACK command: when it looked at the clock, and whether it asked the limiter at all."""
+    """An ACK command: when it read the clock, and whether it called the limiter at all."""
 
     when: Window
     asks: bool
@@ -62,8 +62,8 @@ class LastWrite(NamedTuple):
     """The contents of the last record.
 
     Attributes:
-        position: Its mark-delete position is the one after this number of commands; 0 is the position at the opening.
-        contents: Its ranges and batches are those after this number of commands; 0 is no record.
+        position: Number of commands before its mark-delete position; 0 is the position at the opening.
+        contents: Number of commands before its ranges and batches; 0 is no record.
     """
 
     position: int
@@ -74,12 +74,12 @@ NO_WRITE = LastWrite(0, 0)
 
 
 class _Course(NamedTuple):
-    """The common state of possible courses of events that no longer differ.
+    """The common state of possible courses of events that are equivalent from now on.
 
     Attributes:
         written: The last completed write. With `ready`, the first one, with its contents if it began now.
-        is_dirty: Whether the limiter refused something since the last flush.
-        ready: When the cursor's ledger is ready, as long as the first write waits for it.
+        is_dirty: Whether the limiter refused a write since the last flush.
+        ready: When the cursor's ledger is ready, while the first write waits for it.
         has_ledger: Whether the cursor has its ledger.
     """
 
@@ -89,7 +89,7 @@ class _Course(NamedTuple):
     has_ledger: bool
 
 
-# When all permits that were granted are paid for, as half-open intervals that do not touch, in order.
+# When all granted permits are paid for, as disjoint, half-open intervals, in order.
 _Paid = tuple[Window, ...]
 _Courses = dict[_Course, _Paid]
 
@@ -102,11 +102,11 @@ def last_writes(
     Args:
         clocks: Windows in which each clock was read.
         policy: When the broker writes.
-        ledger_creation_ms: How long the first write may have to wait if `clocks` does not have the time of its ledger.
+        ledger_creation_ms: Longest wait of the first write if `clocks` lacks the time of its ledger.
 
-    Complexity: O(commands) for each phase of the flush timer that makes a difference: one, unless it ticks while
-    commands come in, and then at most four a command and `_PARTS_MAX` more. Commands during the creation of the ledger
-    each add a course, until the second write.
+    Complexity: O(commands) for each relevant phase of the flush timer: one, unless it ticks while commands arrive, and
+    then at most four per command and `_PARTS_MAX` more. Commands during the creation of the ledger each add a course,
+    until the second write.
     """
     rules = _Rules(clocks, policy, ledger_creation_ms)
     found: set[LastWrite] = set()
@@ -130,15 +130,15 @@ def _at_the_end(course: _Course, clocks: Clocks) -> Iterator[LastWrite]:
         yield from _first_writes(course, handled)
     if course.ready.end + WRITE_MS_MAX > clocks.ended_ms:
         yield NO_WRITE
-        # A new ledger begins with a record of its own, which has the position before.
+        # A new ledger starts with its own record, which has the previous position.
         yield LastWrite(0, handled)
 
 
 def _first_writes(course: _Course, handled: int) -> tuple[LastWrite, ...]:
     """Return the first write of a course if its ledger is ready after this number of commands.
 
-    A write that is done before the cursor has noted its new ledger makes it create another one, which begins with the
-    latest position. Of 70 cursors one did so.
+    If a write completes before the cursor has registered its new ledger, it creates another ledger, which starts with
+    the latest position. One of 70 cursors did so.
     """
     return tuple({course.written._replace(contents=handled), LastWrite(handled, handled)})
 
@@ -149,18 +149,18 @@ class _Rules(NamedTuple):
     ledger_creation_ms: float
 
     def ready(self, when: Window) -> Window:
-        """Return when the ledger is ready whose creation begins in a window."""
+        """Return the window in which a ledger is ready, given the window in which its creation begins."""
         known = self.clocks.cursor_ledger
         return Window(when.first, when.end + self.ledger_creation_ms) if known is None else known
 
 
 class _Step(NamedTuple):
-    """Commands and flushes whose order nobody knows: one of either, or one of both.
+    """Commands and flushes whose order is unknown: one of either, or one of both.
 
     Attributes:
         command: Number of the command, from 0, or None.
         tick: When the flush timer ticks, or None.
-        handled: How many commands were handled before this step.
+        handled: Number of commands handled before this step.
     """
 
     command: int | None
@@ -169,23 +169,23 @@ class _Step(NamedTuple):
 
 
 def _phases(clocks: Clocks, flush_ms: int) -> Iterator[Window]:
-    """Split the start of the flush timer so that in each part all ticks fall into the same gaps between events."""
+    """Split the window of the flush timer's start so that within a part all ticks fall into the same gaps."""
     begun = _begun(clocks)
     up_first, up_end = clocks.broker_up
-    # A broker is up before it hears of anything. Ticks before that do nothing, so that of timers which are whole
-    # periods apart one is enough.
+    # A broker is up before it receives any command. Ticks before that have no effect, so one of several timers that are
+    # whole periods apart is enough.
     up_end = max(min(up_end, begun), up_first + 1)
     up = Window(max(up_first, min(up_end - flush_ms, begun - 2 * flush_ms)), up_end)
     events = [time for call in clocks.calls for time in call.when] + [clocks.ended_ms]
     cuts = {up.first, up.end}
     for time in events:
-        # Starts from which some tick, of which the first comes after one period, falls on this very time.
+        # Starts for which a tick, the first one after one period, falls exactly on this time.
         start = time - flush_ms * max(1, -((up.end - time) // flush_ms))
         while start >= up.first:
             if start < up.end:
                 cuts.add(start)
             start -= flush_ms
-    # Of the ticks of one timer all know each other's time; those of a narrow part may be taken for independent.
+    # All ticks of one timer depend on each other; in a narrow part they can be treated as independent.
     width = max(TIMER_LATE_MS, flush_ms / _PARTS_MAX) if clocks.ended_ms - begun > flush_ms else up.end - up.first
     for first, end in pairwise(sorted(cuts)):
         count = ceil((end - first) / width)
@@ -210,7 +210,7 @@ def _steps(clocks: Clocks, phase: Window, flush_ms: int) -> Iterator[_Step]:
 
 
 def _ticks(clocks: Clocks, phase: Window, flush_ms: int) -> Iterator[Window]:
-    """Yield the ticks that can matter: none before the first command finds anything dirty, none after the end."""
+    """Yield the relevant ticks: none before the first command or after the end."""
     count = max(1, int((_begun(clocks) - phase.end) // flush_ms))
     while (tick := Window(phase.first + count * flush_ms, phase.end + count * flush_ms)).first < clocks.ended_ms:
         yield tick
@@ -256,7 +256,7 @@ def _after_tick(tick: Window, courses: _Courses, rules: _Rules, *, handled: int)
 
 
 def _until(when: Window, course: _Course, *, handled: int) -> Iterator[_Course]:
-    """Yield what may have come of a course by some time in a window: the first write is done, or waits, or either."""
+    """Yield the possible successors of a course by a time in a window: the first write is done, or waits, or both."""
     if course.ready is None:
         yield course
         return
@@ -270,7 +270,7 @@ def _until(when: Window, course: _Course, *, handled: int) -> Iterator[_Course]:
 def _asked(
     course: _Course, paid: _Paid, when: Window, rules: _Rules, *, handled: int
 ) -> Iterator[tuple[_Course, _Paid]]:
-    """Yield what may come of a request to the limiter: a write, a refusal, or either."""
+    """Yield the possible results of a request to the limiter: a write, a refusal, or both."""
     granted = _granted(paid, when, rules.policy)
     if granted:
         ready = course.ready if course.has_ledger else rules.ready(when)
@@ -283,9 +283,9 @@ def _asked(
 
 
 def _granted(paid: _Paid, when: Window, policy: BrokerPolicy) -> _Paid:
-    """Return when all is paid for after a permit, of those courses in which one can be had in the window.
+    """Return when all is paid for after a permit, for those courses in which one can be granted in the window.
 
-    At a time t from which all is paid for since p, a permit is had if t >= p; then all is paid for at
+    At a time t, if all is paid for since p, a permit is granted if t >= p; then all is paid for at
     max(p, t - stored) + permit.
     """
     if not policy.writes_per_second:
@@ -308,7 +308,7 @@ def _refused(paid: _Paid, when: Window, policy: BrokerPolicy) -> _Paid:
 
 
 def _merged(reached: list[tuple[_Course, _Paid]]) -> _Courses:
-    """Join what is known of the same course into intervals that do not touch."""
+    """Merge the times of the same course into disjoint intervals."""
     intervals: dict[_Course, list[Window]] = {}
     for course, paid in reached:
         intervals.setdefault(course, []).extend(paid)

@@ -106,7 +106,7 @@ def test_what_is_wrong_is_answered(tmp_path, line, says):
         assert answer.startswith("error ")
         assert says in answer
         assert client.ask("sub billing").startswith("ok ")
-        assert client.ask("ack here") == "error not a position: 'here', expected ledger:entry such as 3:7"
+        assert client.ask("ack here") == "error a position must be ledger:entry such as 3:7, got 'here'"
         client.close()
 
 

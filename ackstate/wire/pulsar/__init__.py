@@ -1,4 +1,4 @@
-"""Pulsar's own bytes: what it wrote is read here, and what is written here it reads.
+"""Pulsar's own formats: decodes bytes that Pulsar wrote, and encodes bytes that Pulsar reads.
 
 A `PositionInfo` is an entry of a cursor ledger, a `CursorInfo` the cursor's record in the metadata store.
 The snapshots of delayed messages are in `delay_snapshot`.

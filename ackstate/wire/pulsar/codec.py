@@ -1,4 +1,4 @@
-"""Records to bytes and back. The lists of ranges take a fast road of their own, all else the protobuf runtime."""
+"""Encodes and decodes records. Lists of ranges have a fast codec of their own, all else uses the protobuf runtime."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPRESSION_THRESHOLD_BYTES = 16_384
 
 
 class _RecordLayout(NamedTuple):
-    """Where in a record the list of ranges stands: behind its single numbers, which it may have or not."""
+    """The place of the list of ranges in a record: behind its single numbers, which are optional."""
 
     number_tags: bytes
     ranges_tag: int
@@ -51,15 +51,15 @@ _CURSOR_INFO = _RecordLayout(b"\x08\x10\x18", 0x22)
 
 
 def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORDS, limits: Limits = UNLIMITED) -> bytes:
-    """Write an entry of a cursor ledger, byte for byte as Pulsar 4.2 and 5.0 do.
+    """Encode an entry of a cursor ledger, byte for byte as Pulsar 4.2 and 5.0.
 
     Args:
-        info: What to write.
-        form: How the acked entries are written; a state that leaves the words form empty is written as a list.
-        limits: What is kept of it.
+        info: The state.
+        form: The form of the acked entries; a state without acked entries in the words form is written as a list.
+        limits: The limits on the encoded state.
 
     Raises:
-        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` holds a field that is known.
+        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` has a known field.
 
     Complexity: O(ranges) for a list, a few ns for each entry from 0 to a ledger's last acked one for words.
     """
@@ -76,15 +76,15 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
 
 
 def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> PositionInfo:
-    """Read an entry of a cursor ledger.
+    """Decode an entry of a cursor ledger.
 
     Args:
         data: One whole entry; nothing may follow.
-        ledgers: The message log, for ranges across ledgers. Without it they count in their upper ledger only: fewer
+        ledgers: The message log, for ranges across ledgers. Without it they count only in their upper ledger: fewer
             acks, never more.
 
     Raises:
-        CorruptStateError: The bytes are not such an entry. No other exception can escape.
+        CorruptStateError: The bytes are not a valid entry. No other exception can escape.
 
     Complexity: O(len(data)).
     """
@@ -110,17 +110,17 @@ def encode_cursor_info(
     compression: Compression = Compression.NONE,
     threshold_bytes: int = COMPRESSION_THRESHOLD_BYTES,
 ) -> bytes:
-    """Write a cursor's record of the metadata store, byte for byte as Pulsar 4.2 and 5.0 do. Ranges are a list.
+    """Encode a cursor's record of the metadata store, byte for byte as Pulsar 4.2 and 5.0. Ranges are a list.
 
     Args:
-        info: What to write.
-        limits: What is kept of it.
-        compression: How to compress it. A record with properties, of either kind, is never compressed: Pulsar
+        info: The state.
+        limits: The limits on the encoded state.
+        compression: The compression. A record with properties, of either kind, is never compressed: Pulsar
             cannot open it again.
-        threshold_bytes: A record of this size or less is not compressed either.
+        threshold_bytes: A record of this size or less is not compressed.
 
     Raises:
-        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` holds a field that is known.
+        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` has a known field.
         MissingCodecError: The package for this compression is not installed.
     """
     selection, _ = apply_limits(info.deleted, form=RangeForm.LIST, limits=limits)
@@ -142,16 +142,16 @@ def encode_cursor_info(
 
 
 def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorInfo:
-    """Read a cursor's record of the metadata store, compressed or not.
+    """Decode a cursor's record of the metadata store, compressed or not.
 
     Args:
         data: One whole record; nothing may follow.
         ledgers: As for `decode_position_info`.
 
     Raises:
-        CorruptStateError: The bytes are not such a record; the offset counts in the decompressed record, if the
-            compression itself is in order.
-        UnsupportedVersionError: It is compressed in a way that is not known.
+        CorruptStateError: The bytes are not a valid record; the offset is relative to the decompressed record, if the
+            compression itself is valid.
+        UnsupportedVersionError: Its compression type is unknown.
         MissingCodecError: The package for its compression is not installed.
         No other exception can escape.
 
@@ -181,7 +181,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
         raise locate(record, CURSOR_INFO, refused) from None
 
 
-# Of a single field that comes more than once the last counts.
+# If a single field is repeated, the last one counts.
 _LAST = 2**63
 
 
@@ -200,19 +200,19 @@ def _word_lists(deleted: DeletedRanges) -> Iterator[LongListMap]:
 
 
 def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, unknown: bytes) -> bytes:
-    # Fields leave in the order of their numbers, as Pulsar's do; what is not known has the highest.
+    # Fields are written in the order of their numbers, as in Pulsar; unknown fields have the highest numbers.
     if unknown:
         try:
             known = type(tail).FromString(unknown).ListFields()
         except DecodeError as error:
-            raise ValueError(f"unknown fields {unknown[:20]!r} are not protobuf: {error}") from None
+            raise ValueError(f"unknown fields must be protobuf, got {unknown[:20]!r}: {error}") from None
         if known:
-            raise ValueError(f"unknown fields {unknown[:20]!r} hold {known[0][0].name}")
+            raise ValueError(f"unknown fields must not contain {known[0][0].name}, got {unknown[:20]!r}")
     return b"".join((head.SerializePartialToString(), *ranges, tail.SerializePartialToString(), unknown))
 
 
 def _parsed(record: bytes, message_type: type[_Message], layout: _RecordLayout) -> tuple[_Message, RangeRows]:
-    """Return the record, and those of its ranges that were taken out of it because they could be read faster."""
+    """Return the record, and the ranges that were removed from it for the fast codec."""
     begin = _end_of_numbers(record, layout.number_tags)
     rows, end = decode_range_list(record, begin, tag=layout.ranges_tag)
     message: _Message = message_type()
@@ -227,7 +227,7 @@ def _parsed(record: bytes, message_type: type[_Message], layout: _RecordLayout) 
 
 
 def _end_of_numbers(record: bytes, tags: bytes) -> int:
-    """Return where the single numbers end that a record begins with, as far as they are well-formed."""
+    """Return the end of the well-formed single numbers at the start of a record."""
     at = 0
     while at < len(record) and record[at] in tags:
         end = at + 1
@@ -273,7 +273,7 @@ def _batch(message: PositionInfoMessage | ManagedCursorInfo) -> BatchIndexes:
         position = _checked_position(each.position.ledger_id, each.position.entry_id, field, index, entry_id_min=0)
         if not any(each.delete_set):
             raise InvalidRecordError(field, index, expected="an index that is not acked", found=f"none of {position}")
-        batch.discard(position)  # Of a position that comes twice, the last counts.
+        batch.discard(position)  # If a position is repeated, the last one counts.
         batch.ack(position, each.delete_set)
     return batch
 
@@ -283,7 +283,7 @@ def _decoded_properties(message: PositionInfoMessage | ManagedCursorInfo) -> dic
 
 
 def _text(text: str) -> str:
-    # What is not UTF-8 the runtime hands out as bytes.
+    # The runtime returns text that is not UTF-8 as bytes.
     if not isinstance(text, str):
         raise InvalidRecordError(None, expected="text in UTF-8", found=text)
     return text
@@ -309,7 +309,7 @@ def _checked_position(
 
 
 def _unknown(message: PositionInfoMessage | ManagedCursorInfo) -> bytes:
-    """Return the fields that the schema does not have, as they stood; the message is used up."""
+    """Return the unknown fields unchanged; the message is consumed."""
     for field in message.DESCRIPTOR.fields:
         message.ClearField(field.name)
     return message.SerializePartialToString()

@@ -1,11 +1,11 @@
-"""The header in front of a compressed metadata record: magic 0x4778, how it is compressed, and its size before.
+"""The header in front of a compressed metadata record: magic 0x4778, the compression, and the uncompressed size.
 
 ::
 
     0x47 0x78 | size of the metadata, 4 bytes, big-endian | metadata | payload
 
-The metadata is a protobuf message: 1 compression type, 2 size of the record before compression. No record begins with
-0x47 of itself, since its first field makes it begin with 0x08.
+The metadata is a protobuf message: 1 compression type, 2 size of the record before compression. No record itself starts
+with 0x47, because its first field makes it start with 0x08.
 
 Source: ``MetaStoreImpl`` of Apache Pulsar.
 """
@@ -29,14 +29,14 @@ MAGIC = b"\x47\x78"
 WHAT = "compressed cursor info"
 _METADATA_SIZE = struct.Struct(">i")
 
-# A payload that claims to grow more is refused before anything is allocated for it. Lists of 1,000 to 100,000 ranges
-# of every kind shrink to a half or a third with LZ4 and Snappy, at most to an eighth with zlib, and at most to a
-# twenty-fifth with zstd at its highest level.
+# A payload that claims to grow more is refused before any allocation. Lists of 1,000 to 100,000 ranges of every kind
+# shrink to a half or a third with LZ4 and Snappy, at most to an eighth with zlib, and at most to a twenty-fifth with
+# zstd at its highest level.
 RATIO_MAX = 128
 
 
 class Compression(Enum):
-    """How a metadata record is compressed; the value is the number in Pulsar's schema."""
+    """The compression of a metadata record; the value is the number in Pulsar's schema."""
 
     NONE = 0
     LZ4 = 1
@@ -52,7 +52,7 @@ class MissingCodecError(AckStateError):
 def compress(record: bytes, compression: Compression) -> bytes:
     """Return a record with the header, compressed.
 
-    A record that would shrink further than `decompress` believes is returned as it is.
+    A record that would shrink more than `decompress` accepts is returned unchanged.
 
     Raises:
         MissingCodecError: The package for this compression is not installed.
@@ -65,7 +65,7 @@ def compress(record: bytes, compression: Compression) -> bytes:
 
 
 def is_compressed(data: bytes) -> bool:
-    """Tell whether the header stands in front."""
+    """Return whether the bytes start with the header."""
     return data.startswith(MAGIC)
 
 
@@ -73,9 +73,9 @@ def decompress(data: bytes) -> bytes:
     """Return the record behind a header.
 
     Raises:
-        CorruptStateError: The header or the payload is not what `compress` or Pulsar writes.
-        UnsupportedVersionError: The compression type is not one of the five that are known. Its number is otherwise
-            well-formed, so a newer Pulsar is likelier than damage.
+        CorruptStateError: The header or the payload is invalid.
+        UnsupportedVersionError: The compression type is unknown. Its number is well-formed, so a newer Pulsar is more
+            likely than damage.
         MissingCodecError: The package for this compression is not installed.
     """
     begin = len(MAGIC) + _METADATA_SIZE.size
@@ -90,7 +90,7 @@ def decompress(data: bytes) -> bytes:
     number, record_size = metadata.number("compression_type"), metadata.number("uncompressed_size")
     payload = memoryview(data)[end:]
     if number not in _DECOMPRESS:
-        raise UnsupportedVersionError(f"{WHAT}: compression type {number}; this release knows 0 to 4")
+        raise UnsupportedVersionError(f"{WHAT}: compression type {number}; this release supports 0 to 4")
     if not 0 <= record_size <= RATIO_MAX * len(payload):
         raise CorruptStateError(
             WHAT,
@@ -106,7 +106,7 @@ def _decompressed(payload: memoryview, number: int, size: int, *, offset: int) -
         record = _DECOMPRESS[number](payload, size)
     except MissingCodecError:
         raise
-    except Exception as error:  # Three packages, each with errors of its own.
+    except Exception as error:  # Three packages, each with its own errors.
         _refuse(offset, size, error)
     if len(record) != size:
         _refuse(offset, size, f"{len(record)} bytes")
@@ -140,7 +140,7 @@ def _unpack_snappy(payload: memoryview, size: int) -> bytes:
 
 
 def _unpack_zlib(payload: memoryview, size: int) -> bytes:
-    # Pulsar flushes its stream without ending it, so the end is where the size says, not where zlib does.
+    # Pulsar flushes its stream without ending it, so the declared size marks the end.
     stream = zlib.decompressobj()
     record = stream.decompress(payload, size + 1)
     if stream.unused_data:
@@ -150,7 +150,7 @@ def _unpack_zlib(payload: memoryview, size: int) -> bytes:
 
 def _unpack_zstd(payload: memoryview, size: int) -> bytes:
     zstandard = _package("zstandard")
-    # A frame that does not say its size needs a window, which may be larger than all that it holds.
+    # A frame without a size needs a window, which may be larger than its contents.
     content_size = zstandard.get_frame_parameters(payload).content_size
     if content_size != size:
         raise ValueError(f"a frame of {content_size} bytes")

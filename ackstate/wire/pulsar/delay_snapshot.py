@@ -1,7 +1,7 @@
 """The snapshot of a bucket of delayed messages, as Pulsar's bucket tracker writes it (PIP-195).
 
-A snapshot is a ledger: entry 0 is its metadata, entries 1 to n are segments in the order of their times. Checksums
-stand in fields of ours that Pulsar skips; what Pulsar wrote has none. `docs/wire-format.md` has the fields.
+A snapshot is a ledger: entry 0 is its metadata, entries 1 to n are segments in the order of their times. Checksums are
+in fields of ours that Pulsar ignores; snapshots written by Pulsar have none. `docs/wire-format.md` has the fields.
 
 Source: ``DelayedMessageIndexBucketMetadata.proto`` and ``DelayedMessageIndexBucketSegment.proto`` of Apache Pulsar.
 """
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _CHECKSUM = ("ackstate_checksum", Wire.FIXED32)
-_CHECKSUM_NUMBER = 100448  # far above Pulsar's, as that of the term of a cursor
+_CHECKSUM_NUMBER = 100448  # far above Pulsar's numbers, as for a cursor's term
 _SNAPSHOT = Schema("SnapshotMetadata", {1: ("metadata_list", Wire.BYTES), _CHECKSUM_NUMBER: _CHECKSUM})
 _SEGMENT = Schema(
     "SnapshotSegmentMetadata",
@@ -62,16 +62,17 @@ _CHECKSUM_END = 2**32
 
 @dataclass(frozen=True, slots=True)
 class SegmentMetadata:
-    """What the metadata of a snapshot says of one segment.
+    """The metadata of one segment in a snapshot.
 
     Attributes:
-        bitmaps: The entries delayed in this segment, by ledger id; at least one, and none is empty. Not to be changed.
+        bitmaps: The entries delayed in this segment, by ledger id; at least one, and none is empty. Must not be
+            changed.
         min_deliver_at_ms: The first time in the segment, ms since 1970.
-        max_deliver_at_ms: The last (inclusive).
-        checksum: CRC-32C of the encoded segment; None where Pulsar wrote the snapshot.
+        max_deliver_at_ms: The last time (inclusive).
+        checksum: CRC-32C of the encoded segment; None if Pulsar wrote the snapshot.
 
     Raises:
-        ValueError: It could not be said of any segment.
+        ValueError: No segment can have this metadata.
     """
 
     bitmaps: Mapping[int, BitMap]
@@ -82,24 +83,26 @@ class SegmentMetadata:
     def __post_init__(self) -> None:
         first, last = self.min_deliver_at_ms, self.max_deliver_at_ms
         if not 0 <= first <= last <= LONG_MAX:
-            raise ValueError(f"times {first} to {last} are not in order, or outside 0..{LONG_MAX}")
+            raise ValueError(f"times must be in order within 0..{LONG_MAX}, got {first} to {last}")
         if not self.bitmaps or not all(self.bitmaps.values()):
-            raise ValueError("a segment, or the bitmap of a ledger, holds no entry")
+            raise ValueError("a segment and the bitmap of each ledger must have an entry")
         if not 0 <= min(self.bitmaps) <= max(self.bitmaps) <= LEDGER_ID_MAX:
-            raise ValueError(f"ledger ids {min(self.bitmaps)} to {max(self.bitmaps)} are outside 0..{LEDGER_ID_MAX}")
+            raise ValueError(
+                f"ledger ids must be in 0..{LEDGER_ID_MAX}, got {min(self.bitmaps)} to {max(self.bitmaps)}"
+            )
         if self.checksum is not None and not 0 <= self.checksum < _CHECKSUM_END:
-            raise ValueError(f"checksum {self.checksum} is outside 0..{_CHECKSUM_END - 1}")
+            raise ValueError(f"checksum must be in 0..{_CHECKSUM_END - 1}, got {self.checksum}")
 
 
 def encode_segment(indexes: DelayedIndexes) -> bytes:
-    """Write a segment, byte for byte as Pulsar does.
+    """Encode a segment, byte for byte as Pulsar.
 
     Args:
-        indexes: At least one, times rising or equal. Pulsar orders equal times by position.
+        indexes: At least one, times never falling. Pulsar orders equal times by position.
 
     Raises:
         ValueError: There are none, the arrays differ in length, times fall, or a number is out of range.
-        TypeError: The numbers are no integers.
+        TypeError: The numbers are not integers.
 
     Complexity: O(messages), about 100 ns and 13 to 17 bytes for each.
     """
@@ -107,44 +110,46 @@ def encode_segment(indexes: DelayedIndexes) -> bytes:
 
 
 def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata:
-    """Return what the metadata of a snapshot must say of a segment.
+    """Return the metadata of a segment.
 
     Args:
-        indexes: What is in it.
-        encoded: What `encode_segment` made of it.
+        indexes: The contents of the segment.
+        encoded: The result of `encode_segment`.
 
     Raises:
-        ValueError: A position comes twice, or as `encode_segment`.
-        TypeError: As `encode_segment`.
+        ValueError: A position is repeated, or see `encode_segment`.
+        TypeError: See `encode_segment`.
 
     Complexity: O(messages log messages), about 70 ns for each.
     """
     indexes = _checked(indexes)
     bitmaps = {ledger_id: BitMap(array("I", entries.tobytes())) for ledger_id, entries in _by_ledger(indexes)}
     if sum(map(len, bitmaps.values())) != len(indexes.entry_ids):
-        raise ValueError(f"a position comes twice among {len(indexes.entry_ids)} delayed messages")
+        raise ValueError(
+            f"positions of delayed messages must be distinct, got a repeated one among {len(indexes.entry_ids)}"
+        )
     times = indexes.deliver_at_ms
     return SegmentMetadata(bitmaps, int(times[0]), int(times[-1]), google_crc32c.value(encoded))
 
 
 def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None = None) -> DelayedIndexes:
-    """Read a segment.
+    """Decode a segment.
 
     Args:
         data: One whole segment; nothing may follow.
-        what: The segment, for the text of an error, such as ``segment 2 of snapshot 17``.
-        metadata: What the snapshot says of it. With it each position comes once; without it that is not looked at.
+        what: The name of the segment, for messages, such as ``segment 2 of snapshot 17``.
+        metadata: Its metadata in the snapshot. With it, repeated positions are refused; without it, not checked.
 
     Returns:
-        At least one delayed message, times rising or equal.
+        At least one delayed message, times never falling.
 
     Raises:
-        CorruptStateError: The bytes are no segment, or not that of the metadata.
-        UnsupportedVersionError: A delayed message has a field, or an operation, that is not known here: it need not
-            be delayed at all.
+        CorruptStateError: The bytes are not a segment, or do not match the metadata.
+        UnsupportedVersionError: A delayed message has an unknown field or operation: it may not be meant to be delayed
+            at all.
         No other exception can escape.
 
-    Complexity: O(messages log messages), about 150 ns for each if the order of bytes is Pulsar's.
+    Complexity: O(messages log messages), about 150 ns for each if laid out as by Pulsar.
     """
     if metadata is not None and metadata.checksum is not None:
         _check_sum(metadata.checksum, data, what, covers=0)
@@ -162,10 +167,10 @@ def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None =
 
 
 def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
-    """Write the metadata of a snapshot: with our checksums, or as Pulsar does if the segments have none.
+    """Encode the metadata of a snapshot: with our checksums, or like Pulsar if the segments have none.
 
     Args:
-        segments: In the order of their entries. None at all count as ours.
+        segments: In the order of their entries. An empty list counts as ours.
 
     Raises:
         ValueError: Some have a checksum and others do not.
@@ -180,13 +185,13 @@ def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
 
 
 def split_metadata(data: bytes, *, what: str) -> tuple[bytes, ...]:
-    """Return the metadata of each segment by itself, as `encode_metadata` of that one writes it.
+    """Return the encoded metadata of each segment, as `encode_metadata` of that segment alone.
 
     Args:
-        data: What `decode_metadata` reads without an error.
-        what: The snapshot, for the text of an error.
+        data: Bytes that `decode_metadata` accepts.
+        what: The name of the snapshot, for messages.
 
-    Complexity: O(len(data)), and little a segment.
+    Complexity: O(len(data)), plus a small constant per segment.
     """
     begin = _SEAL_BYTES if data.startswith(_CHECKSUM_TAG) else 0
     segments = [data[each.offset : each.end] for each in fields_of(data, _SNAPSHOT, begin, len(data), what=what)]
@@ -194,18 +199,18 @@ def split_metadata(data: bytes, *, what: str) -> tuple[bytes, ...]:
 
 
 def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
-    """Read the metadata of a snapshot.
+    """Decode the metadata of a snapshot.
 
     Args:
         data: Entry 0 of the snapshot, whole; nothing may follow.
-        what: The snapshot, for the text of an error, such as ``snapshot 17``.
+        what: The name of the snapshot, for messages, such as ``snapshot 17``.
 
     Returns:
-        One for each segment, in the order of their entries. All have a checksum, or none.
+        One for each segment, in the order of their entries. Either all have a checksum, or none.
 
     Raises:
-        CorruptStateError: The bytes are no such metadata.
-        UnsupportedVersionError: It has a field that is not known here.
+        CorruptStateError: The bytes are not such metadata.
+        UnsupportedVersionError: It has an unknown field.
         No other exception can escape.
 
     Complexity: O(len(data)), about 10 us a bitmap.
@@ -218,11 +223,11 @@ def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
     segments = []
     for field in fields_of(data, _SNAPSHOT, begin, len(data), what=what):
         if field.name != "metadata_list":
-            _corrupt(what, field.offset, "a segment", "the checksum, which stands in front of all")
+            _corrupt(what, field.offset, "a segment", "the checksum, which must be first")
         segments.append(_decode_segment_metadata(data, field, what))
         if (segments[-1].checksum is not None) != is_sealed:
-            _corrupt(what, field.offset, "checksums in all places or none", "one without the other")
-    # Pulsar writes no snapshot without segments, so this is what is left of a longer record.
+            _corrupt(what, field.offset, "all checksums or none", "only some of them")
+    # Pulsar writes no snapshot without segments, so this is the rest of a longer record.
     if not data:
         _corrupt(what, 0, "a segment", "the end")
     return tuple(segments)
@@ -233,50 +238,50 @@ def _corrupt(what: str, offset: int, expected: object, found: object) -> NoRetur
 
 
 def _check_sum(checksum: int, data: bytes, what: str, *, covers: int) -> None:
-    """Refuse bytes that do not have a checksum from an offset on."""
+    """Refuse bytes whose checksum, computed from an offset on, differs."""
     computed = google_crc32c.value(data[covers:])
     if computed != checksum:
         _corrupt(what, covers, f"bytes of checksum {checksum:#010x}", f"{computed:#010x}")
 
 
 def _checked(indexes: DelayedIndexes) -> DelayedIndexes:
-    """Return delayed messages that can be written."""
+    """Return checked delayed messages."""
     columns = [np.asarray(column) for column in indexes]
     shapes = {column.shape for column in columns}
     if len(shapes) > 1 or len(columns[0].shape) != 1:
-        raise ValueError(f"delayed messages are arrays of one length, found {[column.shape for column in columns]}")
+        raise ValueError(f"delayed messages must be arrays of equal length, got {[column.shape for column in columns]}")
     if not len(columns[0]):
-        raise ValueError("a segment holds at least one delayed message, found none")
+        raise ValueError("a segment must have at least one delayed message, got none")
     for name, column, most in zip(
         DelayedIndexes._fields, columns, (LONG_MAX, LEDGER_ID_MAX, ENTRY_ID_MAX), strict=True
     ):
         if column.dtype.kind not in "iu":
-            raise TypeError(f"{name} are integers, found {column.dtype}")
+            raise TypeError(f"{name} must be integers, got {column.dtype}")
         if column.min() < 0 or column.max() > most:
-            raise ValueError(f"{name} are in 0..{most}, found {column.min()} to {column.max()}")
+            raise ValueError(f"{name} must be in 0..{most}, got {column.min()} to {column.max()}")
     times = columns[0]
     if (times[1:] < times[:-1]).any():
-        raise ValueError("the times of a segment rise, found one that is before the last")
+        raise ValueError("the times of a segment must not fall, got one that does")
     return DelayedIndexes(*(column.astype(np.int64, copy=False) for column in columns))
 
 
 def _by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, npt.NDArray[np.uint32]]]:
-    """Yield each ledger id and its entry ids, both rising; an entry that comes twice does so here."""
+    """Yield each ledger id and its entry ids, both rising; repeated entries stay repeated."""
     ledger_ids = np.unique(indexes.ledger_ids)
-    # The ledger's rank takes the place of its id: rank and entry id fit one number, to be sorted at once.
+    # The ledger's rank replaces its id: rank and entry id fit one number, so they are sorted together.
     keys = np.sort(np.searchsorted(ledger_ids, indexes.ledger_ids) << 32 | indexes.entry_ids)
     begins = np.searchsorted(keys, np.arange(1, len(ledger_ids)) << 32)
     return zip(ledger_ids.tolist(), np.split(keys.astype(np.uint32), begins), strict=True)
 
 
 def _check_against(metadata: SegmentMetadata, indexes: DelayedIndexes, data: bytes, what: str) -> None:
-    """Refuse a segment that is not the one its metadata tells of."""
+    """Refuse a segment that does not match its metadata."""
     times, last = indexes.deliver_at_ms, len(indexes.deliver_at_ms) - 1
     if times[0] != metadata.min_deliver_at_ms:
         _corrupt(what, 0, f"the first time {metadata.min_deliver_at_ms}", int(times[0]))
     if times[-1] != metadata.max_deliver_at_ms:
         _corrupt(what, offset_of(data, last, what=what), f"the last time {metadata.max_deliver_at_ms}", int(times[-1]))
-    # A bitmap of few bytes can hold billions of entries: they are counted before any are laid out.
+    # A bitmap of few bytes can have billions of entries: they are counted before they are expanded.
     count = sum(map(len, metadata.bitmaps.values()))
     if count != len(times):
         _corrupt(what, len(data), f"{count} delayed messages", len(times))
@@ -292,7 +297,7 @@ def _is_bitmap(bitmap: BitMap | None, entries: npt.NDArray[np.uint32]) -> bool:
 
 
 def _first_stray(metadata: SegmentMetadata, indexes: DelayedIndexes) -> tuple[int, Position]:
-    """Return the first position that its metadata does not name, or that came before, and its row."""
+    """Return the first position that is not in the metadata, or is repeated, and its row."""
     seen = set()
     for row, position in enumerate(zip(indexes.ledger_ids.tolist(), indexes.entry_ids.tolist(), strict=True)):
         ledger_id, entry_id = position
@@ -339,9 +344,9 @@ def _decode_segment_metadata(data: bytes, within: Field, what: str) -> SegmentMe
 
 
 def _usual_ledger(data: bytes, within: Field, what: str) -> tuple[int, int, int] | None:
-    """Return a ledger and where its bitmap stands, if the fields are as every known writer writes them; else None.
+    """Return a ledger and the bounds of its bitmap, if the fields have the layout of every known writer; else None.
 
-    There may be a hundred thousand in a snapshot, and field by field one takes three times as long.
+    A snapshot may have a hundred thousand, and decoding one field by field takes three times as long.
     """
     at = within.begin
     if data[at : at + 1] != b"\x08":

@@ -1,4 +1,4 @@
-"""Delayed messages as a list of protobuf ``DelayedIndex``, written and read a column at a time.
+"""Encodes and decodes delayed messages as a list of protobuf ``DelayedIndex``, a column at a time.
 
 One element ::
 
@@ -7,7 +7,7 @@ One element ::
     0x10, ledger
     0x18, entry
 
-The numbers are varints and all else is one byte below 0x80: a list is a row of varints, eight to an element.
+The numbers are varints and all else is one byte below 0x80: a list is a sequence of varints, eight per element.
 
 Source: ``DelayedMessageIndexBucketSegment.proto`` of Apache Pulsar, messages ``SnapshotSegment`` and ``DelayedIndex``.
 """
@@ -43,16 +43,16 @@ _INDEX = Schema(
     },
 )
 _MOST = {"timestamp": LONG_MAX, "ledger_id": LEDGER_ID_MAX, "entry_id": ENTRY_ID_MAX}
-_DELAY = 0  # the operation that an element without one stands for; others are not in any release of Pulsar
+_DELAY = 0  # the default operation of an element; no release of Pulsar has another
 
-# A stretch of so much stays in the cache while its columns are worked off.
+# A block of this many rows stays in the cache while its columns are processed.
 _STRETCH_ROWS = 8_192
 _STRETCH_BYTES = 2**17
 _INDEX_TAG, _NUMBER_TAGS = 0x0A, (0x08, 0x10, 0x18)
 _VARINTS = 8
-_NUMBERS = (3, 5, 7)  # which of an element's varints are its numbers
+_NUMBERS = (3, 5, 7)  # the indexes of the numbers among an element's varints
 _FIXED_BYTES = 5
-# The last bytes of an element's varints, the first varint lowest: those of the tags, and where they stand.
+# The last bytes of an element's varints, the first varint lowest: the values and places of the tags.
 _LAYOUT = np.uint64(0x00_18_00_10_00_08_00_0A)
 _LAYOUT_MASK = np.uint64(0x00_FF_00_FF_00_FF_00_FF)
 _NUMBER_BYTES_MAX = 9  # of a number below 2**63
@@ -62,7 +62,7 @@ class DelayedIndexes(NamedTuple):
     """Delayed messages as parallel arrays of one length.
 
     Attributes:
-        deliver_at_ms: When each is due, ms since 1970, 0 to 2**63 - 1.
+        deliver_at_ms: Due time of each, ms since 1970, 0 to 2**63 - 1.
         ledger_ids: Message ledger of each, 0 to 2**63 - 1.
         entry_ids: Entry in that ledger, 0 to 2**32 - 1.
     """
@@ -73,7 +73,7 @@ class DelayedIndexes(NamedTuple):
 
 
 class _VarintSizes(NamedTuple):
-    """How many bytes numbers take as varints, for each number, at least and at most."""
+    """The sizes of numbers as varints: of each number, the least and the most."""
 
     each: Int64s
     least: int
@@ -81,7 +81,7 @@ class _VarintSizes(NamedTuple):
 
 
 def encode_index_list(indexes: DelayedIndexes) -> bytes:
-    """Write delayed messages, whose numbers must be in range, in the order given.
+    """Encode delayed messages in the given order; their numbers must be in range.
 
     Complexity: O(messages), about 100 ns for each.
     """
@@ -91,14 +91,14 @@ def encode_index_list(indexes: DelayedIndexes) -> bytes:
 
 
 def decode_index_list(data: bytes, *, what: str) -> DelayedIndexes:
-    """Read delayed messages; their numbers are in range, their order is not looked at.
+    """Decode delayed messages; their numbers are in range, their order is not checked.
 
     Raises:
-        CorruptStateError: The bytes are no such list.
-        UnsupportedVersionError: An element has a field that is not known, or asks for something else than a delay.
+        CorruptStateError: The bytes are not such a list.
+        UnsupportedVersionError: An element has an unknown field, or requests another operation than a delay.
 
-    Complexity: O(len(data)), about 100 ns a message for what `encode_index_list` wrote, microseconds for other
-    bytes that mean the same.
+    Complexity: O(len(data)), about 100 ns a message for the layout of `encode_index_list`, microseconds for other
+    layouts.
     """
     indexes = _decode_plain(data)
     if indexes is None:
@@ -108,7 +108,7 @@ def decode_index_list(data: bytes, *, what: str) -> DelayedIndexes:
 
 
 def offset_of(data: bytes, row: int, *, what: str) -> int:
-    """Return where an element stands in a list that can be read, counted from 0."""
+    """Return the offset of an element in a valid list; elements count from 0."""
     return next(offset for number, (offset, _) in enumerate(_walk(data, what)) if number == row)
 
 
@@ -136,7 +136,7 @@ def _sizes(numbers: Int64s) -> _VarintSizes:
 
 
 def _put_varints(columns: _Bytes, kept: _Bools, numbers: Int64s, sizes: _VarintSizes) -> None:
-    """Write numbers into columns, one for each byte, and tell which of those bytes a number does not have."""
+    """Write numbers into columns, one per byte, and mark in `kept` the bytes that a number does not have."""
     for index, column in enumerate(columns):
         digits = (numbers >> 7 * index).astype(np.uint8) & 0x7F
         if index + 1 < sizes.least:
@@ -149,7 +149,7 @@ def _put_varints(columns: _Bytes, kept: _Bools, numbers: Int64s, sizes: _VarintS
 
 
 def _decode_plain(data: bytes) -> DelayedIndexes | None:
-    """Read a list that is laid out as `encode_index_list` does; return None for any other."""
+    """Decode a list with the layout of `encode_index_list`; return None for any other."""
     buffer = np.frombuffer(data, np.uint8)
     parts: list[list[Int64s]] = [[np.empty(0, np.int64)] * 3]
     at = 0
@@ -163,9 +163,9 @@ def _decode_plain(data: bytes) -> DelayedIndexes | None:
 
 
 def _decode_stretch(buffer: _Bytes) -> tuple[list[Int64s], int]:
-    """Read all elements that end in a stretch of a list; return their columns, and how many bytes they take.
+    """Decode all elements that end in a block of a list; return their columns, and their size in bytes.
 
-    That is none if one of them is not laid out as `encode_index_list` does, or an entry id is out of range.
+    The size is 0 if an element does not have the layout of `encode_index_list`, or an entry id is out of range.
     """
     is_last = buffer < 0x80
     ends = np.flatnonzero(is_last)
@@ -176,7 +176,7 @@ def _decode_stretch(buffer: _Bytes) -> tuple[list[Int64s], int]:
     rows = np.ascontiguousarray(ends[: count * _VARINTS].reshape(-1, _VARINTS).T)
     sizes = [rows[number] - rows[number - 1] for number in _NUMBERS]
     row_sizes = np.diff(rows[-1], prepend=-1)
-    # Each of the five other varints takes a byte at least, so five bytes in all means one each.
+    # Each of the five other varints takes at least one byte, so a total of five means one byte each.
     is_plain = (row_sizes - sum(sizes) == _FIXED_BYTES) & (lasts[1::_VARINTS] + np.int64(2) == row_sizes)
     is_plain &= lasts.view("<u8") & _LAYOUT_MASK == _LAYOUT
     if not is_plain.all() or max(map(np.max, sizes)) > _NUMBER_BYTES_MAX:
@@ -197,13 +197,13 @@ def _take_varints(buffer: _Bytes, begins: Int64s, sizes: Int64s) -> Int64s:
 
 
 def _walk(data: bytes, what: str) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """Yield where each element stands, and its three numbers."""
+    """Yield the offset of each element, and its three numbers."""
     for element in fields_of(data, _SEGMENT, 0, len(data), what=what):
         found = numbers_of(data, _INDEX, element, what=what)
         check_required(found, tuple(_MOST), element, what=what)
         operation = found.pop("delayed_operation_type", _DELAY)
         if operation != _DELAY:
-            raise UnsupportedVersionError(f"{what}: operation {operation} at byte {element.offset} is not known here")
+            raise UnsupportedVersionError(f"{what}: operation {operation} at byte {element.offset} is unknown")
         for name, most in _MOST.items():
             if found[name] > most:
                 expected = f"{name} of at most {most}"

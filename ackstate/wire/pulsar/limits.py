@@ -1,4 +1,4 @@
-"""How much of the acked ranges does a record keep, by our rule and by that of each Pulsar version?"""
+"""Limits the acked ranges in a record, by our rule and by the rules of each Pulsar version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RangeForm(Enum):
-    """How a `PositionInfo` holds the acked entries."""
+    """The form of the acked entries in a `PositionInfo`."""
 
     LIST = "list"
     """Field 3, a list of ranges: about 20 bytes a range."""
@@ -26,14 +26,14 @@ class RangeForm(Enum):
 
 
 class LimitRule(Enum):
-    """What the limit on ranges counts. Versions are those of Apache Pulsar."""
+    """The unit that the limit on ranges counts. Versions are those of Apache Pulsar."""
 
     EXACT = "exact"
-    """At most so many ranges, in either form."""
+    """At most `range_count_max` ranges, in either form."""
 
     PULSAR_4_2 = "4.2"
-    """List: one range over the limit. Words: acked entries of whole ledgers; a ledger is kept while those before it
-    are not over the limit, so the ledger that crosses it is kept."""
+    """List: one range more than the limit. Words: acked entries of whole ledgers; a ledger is kept if the previous ones
+    do not exceed the limit, so the ledger that crosses it is kept."""
 
     PULSAR_5_0_M1 = "5.0.0-M1"
     """List: exact. Words: as 4.2."""
@@ -44,13 +44,13 @@ class LimitRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a record may hold.
+    """Limits on the contents of a record.
 
     Attributes:
         range_count_max: As ``managedLedgerMaxUnackedRangesToPersist``; None is no limit.
-        batch_index_count_max: How many partly acked batches, lowest positions first, as
+        batch_index_count_max: Most partly acked batches, lowest positions first, as
             ``managedLedgerMaxBatchDeletedIndexToPersist``; None is no limit.
-        rule: What `range_count_max` counts.
+        rule: The unit that `range_count_max` counts.
     """
 
     range_count_max: int | None = None
@@ -61,23 +61,23 @@ class Limits:
         for name in ("range_count_max", "batch_index_count_max"):
             limit = getattr(self, name)
             if limit is not None and limit < 0:
-                raise ValueError(f"{name} is {limit}, and a limit is 0 or more")
+                raise ValueError(f"{name} must be at least 0, got {limit}")
 
 
 UNLIMITED = Limits()
 
 
 def limit_ranges(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> Selection:
-    """Return what a record of this form would keep, and how many acked entries that leaves out.
+    """Return the ranges that a record of this form would keep, and the number of acked entries that it excludes.
 
-    Where the words form would keep nothing, the record falls back to the list form and its rule, as Pulsar's does.
+    If the words form would keep nothing, the record falls back to the list form and its rule, as in Pulsar.
     """
     (kept, left_out), _ = apply_limits(deleted, form=form, limits=limits)
     return Selection(kept.copy() if kept is deleted else kept, left_out)
 
 
 def apply_limits(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> tuple[Selection, RangeForm]:
-    """Return what is kept, which may be `deleted` itself, and the form it is written in."""
+    """Return the selection, which may be `deleted` itself, and the form in which it is written."""
     if limits.range_count_max is None:
         return Selection(deleted, 0), form if deleted else RangeForm.LIST
     if form is RangeForm.WORDS:
@@ -98,7 +98,7 @@ def _limited_words(deleted: DeletedRanges, limit: int, rule: LimitRule) -> Delet
 
 
 def _whole_ledgers(deleted: DeletedRanges, limit: int, *, including: bool) -> Iterator[tuple[int, BitMap]]:
-    """Yield the lowest ledgers whose acked entries, the ledger's own included or not, are not over the limit."""
+    """Yield the lowest ledgers while their acked entries, with or without the ledger's own, do not exceed the limit."""
     before = 0
     for ledger_id, bitmap in deleted.bitmaps():
         reached = before + len(bitmap)

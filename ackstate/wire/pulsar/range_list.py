@@ -1,4 +1,4 @@
-"""Ranges as a list of protobuf ``MessageRange``, written and read a column at a time.
+"""Encodes and decodes ranges as a list of protobuf ``MessageRange``, a column at a time.
 
 One element ::
 
@@ -10,8 +10,8 @@ One element ::
     0x08, ledger
     0x10, last
 
-The numbers are varints, all else is one byte each. Elements whose numbers are of the same lengths are rows of a matrix
-of bytes that differ in few columns. Positions rise, so only a few stretches of such rows make up a list.
+The numbers are varints, all else is one byte each. Elements whose numbers have the same lengths are rows of a byte
+matrix that differ in few columns. Positions rise, so a list consists of only a few blocks of such rows.
 
 Source: ``MLDataFormats.proto`` of Apache Pulsar, messages ``MessageRange`` and ``NestedPositionInfo``.
 """
@@ -40,11 +40,11 @@ _Bytes = NDArray[np.uint8]
 _LEDGER_SIZE_MAX = 9
 _ENTRY_SIZES = range(1, 6)
 _MINUS_ONE = b"\xff" * 9 + b"\x01"
-_MINUS_ONE_UNSIGNED = 2**32 - 1  # -1 as it comes out of unsigned arithmetic; no entry before another has it
+_MINUS_ONE_UNSIGNED = 2**32 - 1  # the result of 0 - 1 in unsigned arithmetic; never a valid entry before another
 _LONGER_FROM = np.array([2**digits for digits in (7, 14, 21, 28)], np.uint32)
-# A stretch is worked off in steps: looking for one that turns out short costs little, tables stay in the cache.
+# A block is processed in steps: a short block costs little to find, and the tables stay in the cache.
 _ROWS_MIN, _ROWS_MAX = 32, 4_096
-# So few ranges of a ledger are written one by one.
+# Up to this many ranges of a ledger are written one by one.
 _FEW = 8
 
 
@@ -58,13 +58,13 @@ class RangeRows(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Iterable[RangeRows]) -> RangeRows:
-        """Return all rows of the parts, one behind the other."""
+        """Return the concatenated rows of the parts."""
         joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return cls(*(joined or [np.empty(0, np.int64)] * 4))
 
 
 class _ElementSizes(NamedTuple):
-    """Of the numbers of an element, in bytes."""
+    """The sizes of the numbers of an element, in bytes."""
 
     ledger: int
     lower: int
@@ -72,14 +72,14 @@ class _ElementSizes(NamedTuple):
 
 
 class _ElementLayout(NamedTuple):
-    """What all elements have in common whose numbers are of the same sizes.
+    """The common layout of all elements whose numbers have the same sizes.
 
     Attributes:
-        row: The element, all digits 0.
-        mask: Which bits of it are no digits.
-        ledgers: Where the two ledger ids stand.
-        lower: Where the entry id of the lower end stands.
-        upper: Where that of the upper end stands.
+        row: The element, with all digits 0.
+        mask: The bits of the element that are not digits.
+        ledgers: The places of the two ledger ids.
+        lower: The place of the entry id of the lower end.
+        upper: The place of the entry id of the upper end.
     """
 
     row: bytes
@@ -90,22 +90,22 @@ class _ElementLayout(NamedTuple):
 
 
 def varint(number: int) -> bytes:
-    """Return a number of 0 or more as a varint."""
+    """Encode a non-negative number as a varint."""
     size = varint_bytes(number)
     return bytes((number >> 7 * index) & 0x7F | (0x80 if index < size - 1 else 0) for index in range(size))
 
 
 def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytearray]:
-    """Write every range as an element of a repeated field.
+    """Encode every range as an element of a repeated field.
 
     Args:
-        deleted: What to write: `record_bytes` bytes.
+        deleted: The ranges, which take `record_bytes` bytes.
         tag: The field's one-byte tag.
 
     Returns:
-        The bytes in pieces, to be joined with those of the record's other fields at once.
+        The bytes in pieces, to be joined with those of the record's other fields.
 
-    Complexity: O(ranges); less than 50 ns for each, and some us for each ledger and each change of a varint's length.
+    Complexity: O(ranges); less than 50 ns for each, and a few us for each ledger and each change of a varint's length.
     """
     parts: list[bytes | bytearray] = []
     for ledger_id, bitmap in deleted.bitmaps():
@@ -121,13 +121,13 @@ def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytea
 
 
 def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, int]:
-    """Read the elements from `begin` on, as long as they are laid out as `encode_range_list` does.
+    """Decode the elements from `begin` on, as long as they have the layout of `encode_range_list`.
 
     Returns:
-        The ranges, their ids not looked at, and where the first byte stands that is not of them. That may be an
-        element all the same: whatever is unusual is left to others.
+        The ranges, with unchecked ids, and the offset of the first byte that is not part of them. That byte may still
+        start an element with an unusual layout, which the caller decodes.
 
-    Complexity: O(ranges); less than 50 ns for each, and some us for each change of a varint's length.
+    Complexity: O(ranges); less than 50 ns for each, and a few us for each change of a varint's length.
     """
     parts = []
     while (sizes := _sizes_at(data, begin)) is not None:
@@ -158,12 +158,12 @@ def _layout(tag: int, sizes: _ElementSizes) -> _ElementLayout:
 
 
 def _zero(size: int) -> bytes:
-    """Return 0 as a varint longer than need be: each byte but the last says that one more follows."""
+    """Return 0 as a varint padded to a size: each byte except the last has the continuation bit."""
     return b"\x80" * (size - 1) + b"\0"
 
 
 def _element(tag: int, ledger: bytes, first: int, last: int) -> bytes:
-    """Write one range, of which both ends are included, given its ledger id as a varint."""
+    """Encode one range with inclusive ends, given its ledger id as a varint."""
     lower = b"\x08" + ledger + b"\x10" + (varint(first - 1) if first else _MINUS_ONE)
     upper = b"\x08" + ledger + b"\x10" + varint(last)
     size = 4 + len(lower) + len(upper)
@@ -171,7 +171,7 @@ def _element(tag: int, ledger: bytes, first: int, last: int) -> bytes:
 
 
 def _cuts(begins: _UInt32s, lowers: _UInt32s, uppers: _UInt32s) -> list[int]:
-    """Return where stretches of ranges begin whose numbers are of the same sizes, and where the last one ends."""
+    """Return the starts of blocks of ranges whose numbers have the same sizes, and the end of the last block."""
     count, from_zero = len(begins), int(begins[0] == 0)  # The lower end of a range from 0 on is -1.
     cuts = {0, from_zero, count, *range(_ROWS_MAX, count, _ROWS_MAX)}
     cuts.update((np.searchsorted(lowers[from_zero:], _LONGER_FROM) + from_zero).tolist())
@@ -180,7 +180,7 @@ def _cuts(begins: _UInt32s, lowers: _UInt32s, uppers: _UInt32s) -> list[int]:
 
 
 def _encode_stretch(tag: int, ledger_id: int, lowers: _UInt32s, uppers: _UInt32s) -> bytearray:
-    """Write ranges of one ledger whose numbers are all of the same sizes."""
+    """Encode ranges of one ledger whose numbers all have the same sizes."""
     lower = int(lowers[0])
     lower_size = len(_MINUS_ONE) if lower == _MINUS_ONE_UNSIGNED else varint_bytes(lower)
     layout = _layout(tag, _ElementSizes(varint_bytes(ledger_id), lower_size, varint_bytes(int(uppers[0]))))
@@ -201,7 +201,7 @@ def _put_varints(columns: _Bytes, numbers: _UInt32s) -> None:
 
 
 def _sizes_at(data: bytes, at: int) -> _ElementSizes | None:
-    """Return the sizes that the element at `at` has if it is one, or None if it cannot be."""
+    """Return the sizes of the element at `at`, or None if there is no element."""
     if len(data) - at < 14:
         return None
     ledger = 1
@@ -214,7 +214,7 @@ def _sizes_at(data: bytes, at: int) -> _ElementSizes | None:
 
 
 def _decode_stretch(data: bytes, begin: int, tag: int, sizes: _ElementSizes) -> tuple[list[RangeRows], int]:
-    """Read the elements from `begin` on that are laid out alike; return them and how many bytes they take."""
+    """Decode the elements from `begin` on that have the same layout; return them and their size in bytes."""
     layout = _layout(tag, sizes)
     size = len(layout.row)
     parts, at, step = [], begin, _ROWS_MIN

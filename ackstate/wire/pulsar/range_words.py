@@ -1,7 +1,7 @@
 """One ledger's acked entries as words of a Java ``BitSet``: entry 64 i + j is bit j of word i.
 
-A bit differs from the one below it only where a run begins or has just ended. Such edges are few where entries are
-many, and words are their running parity: so the cost goes by the ranges and the words, not by the entries.
+A bit differs from the one below it only at the start of a run or just after its end. If there are many entries, such
+edges are few, and words are their running parity: so the cost depends on the ranges and the words, not on the entries.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 WORD_COUNT_MAX = (ENTRY_ID_MAX + 1) // 64
-# A bit takes a byte while it is not packed: a piece takes 256 KiB and stays in the cache.
+# An unpacked bit takes a byte: a piece takes 256 KiB and stays in the cache.
 _PIECE_WORDS = 4_096
-# From this share of acked entries on, a bitmap is made of runs rather than of entries.
+# From this share of acked entries on, a bitmap is built from runs rather than from entries.
 _DENSE = 5 / 8
 
 
 def words_of(bitmap: BitMap) -> list[int]:
     """Return a bitmap's words, signed, up to the last that is not zero; the bitmap must not be empty.
 
-    A single word is followed by a zero word: Pulsar writes it so, and readers do not mind.
+    A single word is followed by a zero word, as in Pulsar; readers accept it.
 
     Complexity: O(words + ranges).
     """
@@ -50,7 +50,7 @@ def words_of(bitmap: BitMap) -> list[int]:
 def bitmap_of_words(words: Sequence[int]) -> BitMap:
     """Return the entries whose bits are set in signed words; there may be at most `WORD_COUNT_MAX` of them.
 
-    Complexity: O(words + entries), or O(words + ranges) where most entries are acked.
+    Complexity: O(words + entries), or O(words + ranges) if most entries are acked.
     """
     bitmap = BitMap()
     for begin in range(0, len(words), _PIECE_WORDS):
@@ -79,7 +79,7 @@ def _edges(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 def _running_parity(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return words in which a bit is set where an odd number of bits up to and with it are."""
+    """Return words in which a bit is set if an odd number of input bits up to and including it are set."""
     parity = words
     for step in (1, 2, 4, 8, 16, 32):
         parity = parity ^ (parity << np.uint64(step))

@@ -1,4 +1,4 @@
-"""The two records in which Pulsar keeps a cursor's state."""
+"""The two records in which Pulsar stores a cursor's state."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PositionInfo:
     """An entry of a cursor ledger: the whole state of the cursor at one moment.
 
     Attributes:
-        position: The mark-delete position: every entry up to it, included, is acked.
-        deleted: Entries acked beside it; Pulsar may write some at or below it. Not to be changed.
-        batch: Unacked indexes of partly acked batches. Not to be changed.
-        properties: What the latest mark-delete carried, name -> signed 64-bit number.
-        unknown: Fields that this release does not know, as they stood; written back behind all others.
+        position: The mark-delete position: every entry up to it, inclusive, is acked.
+        deleted: Individually acked entries; Pulsar may write some at or below the position. Must not be changed.
+        batch: Unacked indexes of partly acked batches. Must not be changed.
+        properties: Properties of the latest mark-delete, name -> signed 64-bit number.
+        unknown: Unknown fields, unchanged; written back behind all others.
     """
 
     position: Position
@@ -43,15 +43,15 @@ class CursorInfo:
     """A cursor's record in the metadata store.
 
     Attributes:
-        cursors_ledger_id: The cursor ledger that holds the state; `NO_LEDGER` (-1) when it is in this record.
-        mark_delete: Every entry up to it, included, was acked when this was written; None if the record does not say.
+        cursors_ledger_id: The cursor ledger with the state; `NO_LEDGER` (-1) if the state is in this record.
+        mark_delete: Every entry up to it, inclusive, was acked when this was written; None if the record lacks it.
         deleted: As in `PositionInfo`.
         batch: As in `PositionInfo`.
         properties: As in `PositionInfo`.
-        last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record does not say.
-        cursor_properties: What the application attached to the cursor, name -> text.
+        last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record lacks it.
+        cursor_properties: Properties set by the application, name -> text.
         unknown: As in `PositionInfo`.
-        term: Number of the cursor's owner, in a field of ours that Pulsar skips; None in what Pulsar wrote.
+        term: Number of the cursor's owner, in a field of ours that Pulsar ignores; None in records written by Pulsar.
     """
 
     cursors_ledger_id: int
@@ -66,6 +66,6 @@ class CursorInfo:
 
     def __post_init__(self) -> None:
         if not NO_LEDGER <= self.cursors_ledger_id <= LEDGER_ID_MAX:
-            raise ValueError(f"cursor ledger {self.cursors_ledger_id} is outside {NO_LEDGER}..{LEDGER_ID_MAX}")
+            raise ValueError(f"cursor ledger must be in {NO_LEDGER}..{LEDGER_ID_MAX}, got {self.cursors_ledger_id}")
         if self.mark_delete is not None:
             check_position(self.mark_delete)

@@ -1,6 +1,6 @@
-"""Which entries do ranges stand for?
+"""Resolves decoded ranges into the entries that they contain.
 
-What crosses ledgers is filled in, what overlaps is merged, what cannot be is refused before anything is built.
+It fills in ranges across ledgers, merges overlapping ranges, and refuses impossible ones before it builds anything.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 RANGES = "individual_deleted_messages"
 
 # A range costs nothing to write, but its bitmap takes a container of about 70 bytes, in up to five copies while it is
-# counted, for each 65,536 entries. So many that no ledger vouches for may be spanned whatever the record's size: 67
-# million entries, where a real ledger has 50,000. And so many more for each byte of it.
+# counted, for each 65,536 entries. Ranges over unknown ledgers may span this many containers in a record of any size:
+# 67 million entries, where a real ledger has 50,000. Each byte of the record allows more.
 _SPANNED_FREE = 1_024
 _BYTES_PER_SPANNED = 32
 _CONTAINER_BITS = 16
 
 
 class _Runs(NamedTuple):
-    """Runs as columns, both ends included; a run whose last is below its first is none."""
+    """Runs as columns, both ends inclusive; a run whose last is below its first is empty."""
 
     ledger: Int64s
     first: Int64s
@@ -45,18 +45,18 @@ class _Runs(NamedTuple):
 
 
 def resolve(rows: RangeRows, ledgers: LedgerMap | None, *, record_bytes: int) -> DeletedRanges:
-    """Return the entries that ranges ``(lower .. upper]`` stand for.
+    """Return the entries of ranges ``(lower .. upper]``.
 
-    A range across ledgers is, in the upper one, everything up to its upper end; in the lower one, everything above
-    its lower end, if that ledger is known; between the two, every entry of each known ledger.
+    A range across ledgers contains, in the upper ledger, every entry up to its upper end; in the lower ledger, every
+    entry above its lower end, if that ledger is known; and every entry of each known ledger in between.
 
     Args:
         rows: The ranges, in any order, overlapping or not.
-        ledgers: The ledgers that are known. With None no other than the upper one counts: fewer acks, never more.
-        record_bytes: Size of the record that they come from; bounds what they may span beyond the known ledgers.
+        ledgers: The known ledgers. With None only the upper ledger counts: fewer acks, never more.
+        record_bytes: Size of their record; bounds the span of ranges over unknown ledgers.
 
     Raises:
-        RefusedError: An id is impossible, a range ends before it begins, or too much is spanned.
+        InvalidRecordError: An id is impossible, a range ends before it begins, or the span is too large.
 
     Source: ``ManagedCursorImpl.recoverIndividualDeletedMessages`` of Apache Pulsar.
     """
@@ -98,28 +98,28 @@ def _check_spanned(runs: _Runs, ledgers: LedgerMap | None, spanned_max: int) -> 
 
 
 def _spanned(first: Int64s, last: Int64s) -> Int64s:
-    """Count the containers that each run needs beside its first."""
+    """Return the number of containers that each run needs besides its first."""
     return np.maximum((last >> _CONTAINER_BITS) - (first >> _CONTAINER_BITS), 0)
 
 
 def _filled(rows: RangeRows, crossing: NDArray[np.int64], ledgers: LedgerMap) -> Iterator[tuple[int, int, int]]:
-    """Yield the runs of ranges that cross ledgers, but for those in the upper ledger."""
+    """Yield the runs of ranges that cross ledgers, except those in the upper ledger."""
     gaps = []
     for index in crossing.tolist():
         lower, upper = int(rows.lower_ledger[index]), int(rows.upper_ledger[index])
         yield lower, int(rows.lower_entry[index]) + 1, ledgers.entry_count(lower) - 1
         gaps.append((lower, upper))
-    # Ranges that overlap have most of their ledgers in common: each is walked over once.
+    # Overlapping ranges share most of their ledgers: each ledger is visited once.
     reached = -1
     for lower, upper in sorted(gaps):
         for ledger_id in ledgers.ledgers_between(max(lower, reached), upper):
             yield ledger_id, 0, ledgers.entry_count(ledger_id) - 1
-        # The upper end itself was left out, and may lie inside the next range.
+        # The upper end itself was skipped, and may be inside the next range.
         reached = max(reached, upper - 1)
 
 
 def _merged(runs: _Runs) -> _Runs:
-    """Return runs in order of position, none of which overlaps another."""
+    """Return disjoint runs in order of position."""
     if _rise(runs):
         return runs
     runs = runs.where(np.lexsort((runs.first, runs.ledger)))
@@ -137,7 +137,7 @@ def _rise(runs: _Runs) -> bool:
 
 
 def _borders(ledger: Int64s) -> list[slice]:
-    """Return where each ledger's part of a sorted column is."""
+    """Return each ledger's slice of a sorted column."""
     changes = np.flatnonzero(ledger[1:] != ledger[:-1]) + 1
     cuts = [0, *changes.tolist(), len(ledger)]
     return [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]

@@ -1,7 +1,7 @@
-"""Where in a record is the first thing wrong? A strict walk over protobuf's wire format, byte by byte.
+"""Locates the first error in a record by a strict walk over protobuf's wire format, byte by byte.
 
-The protobuf runtime says that bytes are corrupt, but not where. This says where, and only after a refusal, since it
-costs about a microsecond a field. It keeps nothing of what it walks over but single numbers.
+The protobuf runtime reports that bytes are corrupt, but not where. This walk finds the offset, and runs only after a
+refusal, because it costs about a microsecond a field. It stores only single numbers of the fields that it visits.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -23,7 +23,7 @@ _TAG_BYTES_MAX = 5
 
 
 class FieldKind(Enum):
-    """What a field holds that is not a message."""
+    """The content of a field that is not a message."""
 
     INT = "int"
     INTS = "ints"
@@ -31,7 +31,7 @@ class FieldKind(Enum):
 
 
 class FieldSchema(NamedTuple):
-    """One field of a message, as the schema has it."""
+    """One field of a message in the schema."""
 
     name: str
     kind: FieldKind | MessageSchema
@@ -90,13 +90,13 @@ COMPRESSION_METADATA = _schema(
 
 
 class InvalidRecordError(Exception):
-    """Inside this package only: a record says something impossible.
+    """Internal to this package: a record has an impossible value.
 
     Args:
-        field: Name of the field of the record; None when the bytes are no record at all.
-        index: Which of the field's elements, counted from 0.
-        expected: What should have stood there.
-        found: What stood there.
+        field: Name of the field of the record; None if the bytes are not a record at all.
+        index: Index of the element of the field, counted from 0.
+        expected: The expected content.
+        found: The actual content.
     """
 
     def __init__(self, field: str | None, index: int = 0, *, expected: object = None, found: object = None) -> None:
@@ -108,18 +108,18 @@ class InvalidRecordError(Exception):
 
 
 class Found(NamedTuple):
-    """The single fields of one message: name -> the offset where it stands, and its value. The last one counts."""
+    """The single fields of one message: name -> offset and value. If a field is repeated, the last one counts."""
 
     values: dict[str, tuple[int, int | Found]]
 
     def number(self, name: str) -> int:
-        """Return a number that must be there."""
+        """Return a required number."""
         value = self.values[name][1]
         assert isinstance(value, int)
         return value
 
     def offset(self, name: str) -> int:
-        """Return where a field stands that must be there."""
+        """Return the offset of a required field."""
         return self.values[name][0]
 
 
@@ -127,12 +127,12 @@ class _Token(NamedTuple):
     number: int
     wire: int
     offset: int
-    begin: int  # of what follows the tag and the length
+    begin: int  # of the content, after the tag and the length
     end: int
 
 
 def locate(data: bytes, schema: MessageSchema, refused: InvalidRecordError) -> CorruptStateError:
-    """Turn a refusal into the error that says where.
+    """Convert a refusal into an error with the offset.
 
     Complexity: O(len(data)), in Python.
     """
@@ -149,7 +149,7 @@ def locate(data: bytes, schema: MessageSchema, refused: InvalidRecordError) -> C
 
 
 class Scanner:
-    """Walks over a record's bytes and raises `CorruptStateError` at the first that cannot stand where it stands."""
+    """Walks over a record's bytes and raises `CorruptStateError` at the first invalid one."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self.data = data
@@ -163,7 +163,7 @@ class Scanner:
         return found
 
     def element_offset(self, schema: MessageSchema, name: str, index: int) -> int:
-        """Return where the index-th element of a field of the record stands, or its last if it has fewer."""
+        """Return the offset of the index-th element of a field, or of its last element if it has fewer."""
         offset = 0
         for token in self._tokens(0, len(self.data)):
             field = schema.fields.get(token.number)
@@ -193,7 +193,7 @@ class Scanner:
         if not field.required:
             self.message(schema, token.begin, token.end)
             return
-        # A single message that comes twice is one message: what the second leaves out, the first has said.
+        # A repeated single message is merged: fields missing in the second come from the first.
         _, merged = found.values.setdefault(field.name, (token.offset, Found({})))
         assert isinstance(merged, Found)
         self._read(schema, token.begin, token.end, merged)
@@ -246,7 +246,7 @@ class Scanner:
         return number, wire, after
 
     def _extent(self, wire: int, at: int, end: int) -> tuple[int, int]:
-        """Return where the content of a field begins and ends, given where its tag does."""
+        """Return the begin and end of a field's content, given the end of its tag."""
         if wire == Wire.VARINT:
             return at, self._varint(at, end)[1]
         size, start = (8 if wire == Wire.FIXED64 else 4), at
@@ -257,7 +257,7 @@ class Scanner:
         return start, start + size
 
     def _group_end(self, number: int, at: int, end: int) -> int:
-        """Return where a group ends, and all groups within, given where its first tag ends."""
+        """Return the end of a group, including nested groups, given the end of its first tag."""
         opened = [number]
         while opened:
             offset = at
@@ -287,7 +287,7 @@ class Scanner:
 
 
 def _fits(kind: FieldKind | MessageSchema, wire: int) -> bool:
-    """Tell whether a field of a kind is read from a wire type; if not, it counts as unknown."""
+    """Return whether a field of a kind can have a wire type; if not, it counts as unknown."""
     if kind is FieldKind.INT:
         return wire == Wire.VARINT
     return wire == Wire.BYTES or (kind is FieldKind.INTS and wire == Wire.VARINT)

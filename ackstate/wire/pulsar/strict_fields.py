@@ -1,7 +1,7 @@
-"""The fields of a protobuf message one by one, with nothing skipped: what is not known was written by a newer release.
+"""Reads the fields of a protobuf message one by one, skipping none: an unknown field was written by a newer release.
 
-For records in which a field that is not understood could change what the others mean. It costs about a microsecond a
-field, and keeps nothing but the numbers it returns.
+It is for records in which an unknown field could change the meaning of others. It costs about a microsecond a field,
+and stores only the numbers that it returns.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -22,7 +22,7 @@ _VARINT_BYTES_MAX = 10
 
 
 class Wire(IntEnum):
-    """How the content of a field is framed."""
+    """The framing of a field's content."""
 
     VARINT = 0
     FIXED64 = 1
@@ -33,21 +33,21 @@ class Wire(IntEnum):
 
 
 class Schema(NamedTuple):
-    """A message: what its fields are called and how they are framed (a varint, bytes or 32 bits), by their numbers."""
+    """A message: the names of its fields and their framing (a varint, bytes or 32 bits), by field number."""
 
     name: str
     fields: Mapping[int, tuple[str, Wire]]
 
 
 class Field(NamedTuple):
-    """One field as it stands in some bytes.
+    """One field in some bytes.
 
     Attributes:
         name: From the schema.
-        offset: Where its tag begins.
-        begin: Where its content begins, behind the tag and the length.
-        end: Where it ends (exclusive).
-        number: What it says, 0 to 2**64 - 1; 0 for bytes.
+        offset: Start of its tag.
+        begin: Start of its content, behind the tag and the length.
+        end: End of its content (exclusive).
+        number: Its value, 0 to 2**64 - 1; 0 for bytes.
     """
 
     name: str
@@ -58,17 +58,17 @@ class Field(NamedTuple):
 
 
 def fields_of(data: bytes, schema: Schema, begin: int, end: int, *, what: str) -> Iterator[Field]:
-    """Yield the fields of one message, from `begin` up to and without `end`, in the order they stand in.
+    """Yield the fields of one message, from `begin` (inclusive) to `end` (exclusive), in order.
 
     Args:
-        data: The record that the message is part of.
+        data: The record that contains the message.
         schema: The message.
-        begin: Where the message begins.
-        end: Where it ends.
-        what: The record, for the text of an error.
+        begin: Start of the message.
+        end: End of the message.
+        what: The name of the record, for messages.
 
     Raises:
-        CorruptStateError: The bytes are no such message; what stands before was yielded.
+        CorruptStateError: The bytes are not such a message; the fields before the error were yielded.
         UnsupportedVersionError: A field is not in the schema.
     """
     at = begin
@@ -92,16 +92,16 @@ def fields_of(data: bytes, schema: Schema, begin: int, end: int, *, what: str) -
 
 
 def numbers_of(data: bytes, schema: Schema, within: Field, *, what: str) -> dict[str, int]:
-    """Return the numbers of a message inside a field, by name; of a number that comes twice the last counts.
+    """Return the numbers of a message inside a field, by name; if a number is repeated, the last one counts.
 
     Raises:
-        As `fields_of`.
+        See `fields_of`.
     """
     return {field.name: field.number for field in fields_of(data, schema, within.begin, within.end, what=what)}
 
 
 def check_required(found: Mapping[str, object], names: tuple[str, ...], within: Field, *, what: str) -> None:
-    """Raise `CorruptStateError` if one of the names is not among the fields found inside a field."""
+    """Raise `CorruptStateError` if a name is missing among the fields inside a field."""
     for name in names:
         if name not in found:
             raise CorruptStateError(what, offset=within.end, expected=name, found=f"the end of {within.name}")
@@ -112,11 +112,11 @@ def _refuse_unknown(tag: int, offset: int, schema: Schema, what: str) -> NoRetur
     if number not in _FIELD_NUMBERS or wire > Wire.FIXED32 or wire == Wire.GROUP_END:
         found = f"number {number} of wire type {wire}"
         raise CorruptStateError(what, offset=offset, expected=f"a field of {schema.name}", found=found)
-    raise UnsupportedVersionError(f"{what}: field {number} of {schema.name} at byte {offset} is not known here")
+    raise UnsupportedVersionError(f"{what}: field {number} of {schema.name} at byte {offset} is unknown")
 
 
 def _extent(data: bytes, wire: Wire, at: int, end: int, what: str) -> tuple[int, int]:
-    """Return where content that is no varint begins and ends, given where its tag does."""
+    """Return the begin and end of content that is not a varint, given the end of its tag."""
     size, begin = (4, at) if wire is Wire.FIXED32 else read_varint(data, at, end, what)
     if size > end - begin:
         raise CorruptStateError(what, offset=at, expected=f"at most {end - begin} bytes", found=size)
@@ -124,10 +124,10 @@ def _extent(data: bytes, wire: Wire, at: int, end: int, what: str) -> tuple[int,
 
 
 def read_varint(data: bytes, at: int, end: int, what: str) -> tuple[int, int]:
-    """Return the varint at an offset, and where it ends.
+    """Return the varint at an offset, and its end.
 
     Raises:
-        CorruptStateError: None ends before `end`, or it has over 64 bits.
+        CorruptStateError: It does not end before `end`, or has over 64 bits.
     """
     if at < end and data[at] < 0x80:
         return data[at], at + 1

@@ -1,1 +1,1 @@
-"""Live subscriptions of Pulsar: what would come back if their broker died now, and how close is each limit?"""
+"""Live subscriptions of Pulsar: their redelivery if the broker died now, and how close each limit is."""

@@ -1,4 +1,4 @@
-"""Reads from the admin REST interface of a Pulsar cluster. A request for a topic goes on to the broker that owns it."""
+"""Reads from the admin REST interface of a Pulsar cluster; follows redirections to the broker that owns a topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.http_exchange import Answer
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Longest answer that is read: at 20 bytes a range, 3,000,000 ranges of a topic's cursors."""
+"""Longest accepted answer: at 20 bytes a range, 3,000,000 ranges of a topic's cursors."""
 
 _REDIRECTS_MAX = 5
 _REDIRECTIONS = frozenset({301, 302, 303, 307, 308})
@@ -27,10 +27,10 @@ _NO_ROLE = "the role may not read it"
 
 
 class RefusedError(AdminError):
-    """The server answered, and not with what was asked for.
+    """The server refused the request.
 
     Attributes:
-        status: Of HTTP.
+        status: The HTTP status.
     """
 
     def __init__(self, text: str, status: int) -> None:
@@ -40,17 +40,17 @@ class RefusedError(AdminError):
 
 @final
 class PulsarAdmin:
-    """Keeps connections while it is open. Threads may share it.
+    """A connection pool to a cluster. Threads may share it.
 
-    The token goes to the host and port of the server's URL and to those of `token_hosts`. A redirection to another
-    place is followed without it, and from there it goes nowhere any more. None is followed from https to http.
+    The token is sent to the host and port of the server's URL and to those of `token_hosts`. A redirection to another
+    place is followed without it, and later redirections do not get it back. None is followed from https to http.
     """
 
     def __init__(self, server: AdminServer, *, token_hosts: Collection[str] = ()) -> None:
-        """Connect when something is read.
+        """Prepare; connections are opened by the first request.
 
         Args:
-            server: The first one.
+            server: The server of the first request.
             token_hosts: ``HOST:PORT``, or ``HOST`` for the port of the server's URL.
 
         Raises:
@@ -74,11 +74,11 @@ class PulsarAdmin:
         """Return the JSON at a path, None if it is empty.
 
         Args:
-            path: Below the server's URL, percent-encoded, beginning with a slash.
+            path: Path below the server's URL, percent-encoded, starting with a slash.
 
         Raises:
-            RefusedError: The server answered with a status that is no success; the text names the path.
-            AdminError: There was no answer in time, or one that is not JSON, or a redirection that leads nowhere.
+            RefusedError: The status is not a success; the message names the path.
+            AdminError: No answer arrived in time, or it is not JSON, or is an invalid redirection.
         """
         content = self._content(path)
         try:
@@ -92,7 +92,7 @@ class PulsarAdmin:
 
     def _content(self, path: str) -> bytes:
         server, below = self._server, path
-        # One deadline for all redirections of a request.
+        # All redirections of a request share one deadline.
         deadline_s = time.monotonic() + server.timeout_s
         for _ in range(_REDIRECTS_MAX + 1):
             server = replace(server, timeout_s=max(deadline_s - time.monotonic(), 0))
@@ -107,10 +107,10 @@ class PulsarAdmin:
         return answer.content
 
     def _redirected(self, server: AdminServer, below: str, answer: Answer) -> tuple[AdminServer, str]:
-        """Return where another broker has it, with the token only if that may be sent there."""
+        """Return the server and the path of a redirection, with the token only if it may be sent there."""
         asked = f"{server.url.rstrip('/')}{below}"
         if not answer.location:
-            raise AdminError(f"{asked}: HTTP {answer.status} without a Location, so it redirects nowhere")
+            raise AdminError(f"{asked}: HTTP {answer.status} without a Location")
         place = _place(asked, answer.location)
         target = origin_of(place)
         if server.origin.scheme == "https" and target.scheme != "https":
@@ -144,7 +144,7 @@ class PulsarAdmin:
 
 
 def _place(asked: str, location: str) -> str:
-    """Return where a redirection leads; the text of an error does not show a user or a password."""
+    """Return the target of a redirection; error messages do not show a user or a password."""
     if not location.isprintable() or "\\" in location or len(location) > 8_192:
         raise AdminError(f"{asked}: redirects to a malformed place")
     try:
@@ -153,12 +153,12 @@ def _place(asked: str, location: str) -> str:
             raise AdminError(f"{asked}: redirects to a place with a user or password, which is not followed")
         origin_of(place)
     except ValueError:
-        raise AdminError(f"{asked}: redirects to {location[:200]!r}, which is no URL of http or https") from None
+        raise AdminError(f"{asked}: redirects to {location[:200]!r}, which is not a URL of http or https") from None
     return place
 
 
 def _token_host(text: str, named: Origin) -> tuple[str, int]:
-    """Return the host and the port of ``HOST`` or ``HOST:PORT``, raising `AdminError` if it is neither."""
+    """Return the host and the port of ``HOST`` or ``HOST:PORT``, or raise `AdminError`."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

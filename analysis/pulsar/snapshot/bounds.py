@@ -1,17 +1,17 @@
-"""How many acked entries come back if a broker dies now, as far as what it tells can say.
+"""Bounds the number of acked entries that are redelivered if a broker dies now, from its own answers.
 
-What a broker has in memory is known exactly. What of it is durable stands in the cursor ledger, which the admin
-interface does not show. So the answer is an interval, and each end has its reason. Four things narrow it:
+The acks in a broker's memory are known exactly. Which of them are durable is in the cursor ledger, which the admin
+interface does not show. So the answer is an interval, and each end has its reason. Four facts narrow it:
 
-- the limit on ranges, whatever was written and when: no record holds more than it allows;
-- the size of the record that the cursor laid out last: what takes more bytes was not in it;
-- an earlier look: if the cursor ledger has grown by more writes than can have been under way then, what was acked
-  then is durable; if it has not grown at all, what was acked since is not;
-- an earlier look so long ago that a flush lies between, and nothing acked since: all of it was written.
+- the limit on ranges, for any write at any time: no record has more than it allows;
+- the size of the record that the cursor laid out last: acks that take more bytes were not in it;
+- an earlier look: if the cursor ledger has grown by more writes than can have been in progress then, the acks of then
+  are durable; if it has not grown at all, acks since then are not;
+- an earlier look so long ago that a flush lies between, without any ack since: everything was written.
 
-Entries are counted, which are messages where no batches are; of a partly acked batch a broker does not tell. An
-interval holds as long as nobody seeks: a seek un-acks what a record may still hold. If one is seen between two looks,
-the earlier look is not used.
+The unit is entries, which are messages if there are no batches; a broker does not report partly acked batches. The
+interval is valid as long as no client seeks: a seek un-acks entries that a record may still have. If a seek is detected
+between two looks, the earlier look is not used.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 _OPEN = "Open"  # the cursor's writes go to its ledger
-# Guava's limiter lets two writes go at once after a second without any; a third one waits until they are long done.
+# Guava's limiter admits two writes at once after an idle second; a third one waits until they are long done.
 _UNDER_WAY_MAX = 2
-_FRAME_BYTES = 2  # tag and length of a range, which Pulsar's own figure leaves out
+_FRAME_BYTES = 2  # tag and length of a range, which Pulsar's own figure omits
 _WORD_BYTES = 10  # the longest varint
 
 
@@ -48,18 +48,18 @@ class CursorLook:
     """A cursor in a broker's memory, at one moment.
 
     Attributes:
-        counts: Entries of each ledger of the topic that is still there.
-        mark_delete: Every entry up to it, included, is acked.
-        deleted: The entries acked above it. Not to be changed.
+        counts: Entries of each ledger of the topic that still exists.
+        mark_delete: Every entry up to it, inclusive, is acked.
+        deleted: The entries acked above it. Must not be changed.
         state: Pulsar's name of the cursor's state.
-        cursor_ledger: Where it writes; -1 if it has not written since it was loaded.
-        last_entry: The last entry there that was written for certain.
-        laid_out_bytes: Bytes of the ranges in the record laid out last, as `SubscriptionStats` has them; None: unknown.
-        is_mark_delete_loaded: Whether the mark-delete stands where it stood when the topic was loaded.
-        properties: Of the mark-delete.
+        cursor_ledger: The ledger that it writes to; -1 if it has not written since it was loaded.
+        last_entry: The last entry there that was certainly written.
+        laid_out_bytes: Bytes of the ranges in the record laid out last, as in `SubscriptionStats`; None: unknown.
+        is_mark_delete_loaded: Whether the mark-delete has not moved since the topic was loaded.
+        properties: Properties of the mark-delete.
         read_position: The next entry to read; None if unknown.
-        asked_s: Before the broker was asked, on a clock of the caller that never steps back.
-        answered_s: After it had answered.
+        asked_s: Time before the request, on a monotonic clock of the caller.
+        answered_s: Time after the answer.
     """
 
     counts: Mapping[int, int]
@@ -77,33 +77,33 @@ class CursorLook:
 
     @property
     def has_written(self) -> bool:
-        """Whether the last record was written to the cursor ledger, under the settings of now."""
+        """Whether the last record was written to the cursor ledger, under the current settings."""
         return self.state == _OPEN and self.last_entry >= 0
 
     @property
     def below_count(self) -> int:
-        """Entries up to the mark-delete that may come back: not trimmed, and not durable since before the load."""
+        """Entries up to the mark-delete that may be redelivered: not trimmed, and not durable since before the load."""
         return 0 if self.is_mark_delete_loaded else self.count_up_to(self.mark_delete)
 
     def advanced_since(self, earlier: CursorLook) -> int:
-        """Entries that are still there, above the earlier mark-delete and up to this one."""
+        """Existing entries above the earlier mark-delete and up to this one."""
         return self.count_up_to(self.mark_delete) - self.count_up_to(earlier.mark_delete)
 
     def count_up_to(self, position: Position) -> int:
-        """Return how many entries that are still there are at or below a position."""
+        """Return the number of existing entries at or below a position."""
         whole = sum(count for ledger_id, count in self.counts.items() if ledger_id < position.ledger_id)
         return whole + min(position.entry_id + 1, self.counts.get(position.ledger_id, 0))
 
 
 class Bound(NamedTuple):
-    """A number of entries, and why it is no lower or no higher."""
+    """A bound on the number of entries, and its reason."""
 
     entries: int
     why: str
 
 
 class ComesBack(NamedTuple):
-    """Acked entries that come back: at least `low`, at most `high`, both included."""
+    """Acked entries that are redelivered: at least `low`, at most `high`, both inclusive."""
 
     low: Bound
     high: Bound
@@ -112,13 +112,13 @@ class ComesBack(NamedTuple):
 def comes_back(
     now: CursorLook, settings: BrokerSettings, *, earlier: CursorLook | None = None, later: CursorLook | None = None
 ) -> ComesBack:
-    """Return how many acked entries come back if the broker dies at the moment of a look.
+    """Return bounds on the redelivered acked entries if the broker dies at the moment of a look.
 
     Args:
         now: The look.
-        settings: What is in force.
-        earlier: A look before it.
-        later: A look soon after it, which shows whether a write was under way.
+        settings: The settings in effect.
+        earlier: An earlier look.
+        later: A look soon after `now`, which shows whether a write was in progress.
 
     Complexity: O(bytes of the acked ranges in either form).
     """
@@ -126,24 +126,24 @@ def comes_back(
     if past and past.is_all_written(settings):
         cut = cut_now(now, settings)
         why = f"nothing was acked for {settings.quiet_seconds:.0f} s, so all of it is written"
-        return ComesBack(Bound(cut, f"{why} but what the limit cuts off" if cut else why), Bound(cut, why))
+        return ComesBack(Bound(cut, f"{why} except the acks beyond the limit" if cut else why), Bound(cut, why))
     low = max(_lows(now, settings, past), key=lambda bound: bound.entries)
     high = min(_highs(now, settings, past), key=lambda bound: bound.entries)
     if low.entries > high.entries:
-        return ComesBack(Bound(0, "what the looks say does not fit together: was there a seek?"), _everything(now))
+        return ComesBack(Bound(0, "the looks contradict each other: was there a seek?"), _everything(now))
     return ComesBack(low, high)
 
 
 def cut_now(look: CursorLook, settings: BrokerSettings) -> int:
-    """Return how many acked entries a record written now would not hold."""
+    """Return the number of acked entries that a record written now would exclude."""
     return limit_ranges(look.deleted, form=settings.form, limits=settings.limits).left_out
 
 
 def cut_on_close(look: CursorLook, settings: BrokerSettings) -> int:
-    """Return how many acked entries come back after the topic is closed in good order, as when it is unloaded.
+    """Return the number of acked entries that are redelivered after a graceful close, as after an unload.
 
-    Few ranges go to the metadata record, which is a list; more go to the cursor ledger. Of 4.2.4, partly acked batches
-    come back in the first case: it writes them and does not read them.
+    Few ranges go to the metadata record, which is a list; more go to the cursor ledger. With 4.2.4, partly acked
+    batches are redelivered in the first case: it writes them but does not read them.
     """
     is_in_record = look.deleted.range_count <= settings.metadata_range_count_max
     form = RangeForm.LIST if is_in_record else settings.form
@@ -174,7 +174,7 @@ def _highs(now: CursorLook, settings: BrokerSettings, past: _Past | None) -> Ite
     advanced = now.advanced_since(past.earlier)
     if advanced + len(now.deleted) <= settings.range_count_max:
         yield Bound(past.newly_acked, f"acked since the earlier look; {grown:,} records were written since")
-    # A limit may have cut off any of the ranges, but never the mark-delete.
+    # A limit may have excluded any of the ranges, but never the mark-delete.
     yield Bound(advanced + len(now.deleted), f"the mark-delete of the earlier look is durable: {grown:,} records since")
 
 
@@ -188,7 +188,7 @@ def _everything(now: CursorLook) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What an earlier look adds to a look: nothing was un-acked between them."""
+    """The facts that an earlier look adds to a look, without a seek between them."""
 
     earlier: CursorLook
     now: CursorLook
@@ -201,12 +201,12 @@ class _Past:
 
     @property
     def was_written(self) -> bool:
-        """Whether a record was begun after the earlier look and is durable."""
+        """Whether a record that was started after the earlier look is durable."""
         return self.is_same_ledger and self.now.last_entry - self.earlier.last_entry > _UNDER_WAY_MAX
 
     @property
     def was_not_written(self) -> bool:
-        """Whether no record was begun after the earlier look that is durable or becomes so."""
+        """Whether no record that was started after the earlier look is or becomes durable."""
         return (
             self.later is not None
             and self.is_same_ledger
@@ -215,7 +215,7 @@ class _Past:
 
     @property
     def newly_acked(self) -> int:
-        """Entries that the earlier look had not acked and this one has."""
+        """Entries that became acked after the earlier look."""
         before = self.earlier.deleted.copy()
         passed = before.take_at_most(self.now.mark_delete)
         gone = sum(len(bitmap) for ledger_id, bitmap in passed.bitmaps() if ledger_id not in self.now.counts)
@@ -223,7 +223,7 @@ class _Past:
         return in_between + len(self.now.deleted) - len(before)
 
     def is_all_written(self, settings: BrokerSettings) -> bool:
-        """Whether nothing was acked for so long that a flush has written it all."""
+        """Whether the last ack is so old that a flush has written everything."""
         return (
             self.is_same_ledger
             and self.now.asked_s - self.earlier.answered_s >= settings.quiet_seconds
@@ -233,7 +233,7 @@ class _Past:
 
 
 def _moved_back(earlier: CursorLook, now: CursorLook) -> bool:
-    """Whether something was un-acked between two looks."""
+    """Return whether any entry was un-acked between two looks."""
     if now.mark_delete < earlier.mark_delete:
         return True
     rest = earlier.deleted.copy()
@@ -241,12 +241,12 @@ def _moved_back(earlier: CursorLook, now: CursorLook) -> bool:
     return any(not bitmap <= now.deleted.entries(ledger_id) for ledger_id, bitmap in rest.bitmaps())
 
 
-# --- What a record can have held at most. It was laid out at some earlier moment, when less was acked: of any part of
-# what is acked now, in any order.
+# --- The most that a record can contain. It was laid out at some earlier moment, when fewer entries were acked: any
+# part of the present acks, in any order.
 
 
 def most_within_limit(deleted: DeletedRanges, settings: BrokerSettings) -> int:
-    """Return how many of the acked entries a record can hold within the limit on ranges."""
+    """Return the most acked entries that a record can contain within the limit on ranges."""
     if settings.form is RangeForm.LIST:
         return _longest_runs(deleted, settings.ranges_kept_max)
     sizes = np.array([len(bitmap) for _, bitmap in deleted.bitmaps()], np.int64)
@@ -266,9 +266,9 @@ def _longest_runs(deleted: DeletedRanges, count: int) -> int:
 
 
 def most_within_bytes(deleted: DeletedRanges, size_bytes: int, *, form: RangeForm) -> int:
-    """Return how many of the acked entries ranges of so many bytes can hold, as Pulsar counts the bytes.
+    """Return the most acked entries that ranges of `size_bytes` can contain, as Pulsar counts the bytes.
 
-    It is a relaxation: a piece may be taken in part, at the price of its cheapest part. So it is never too low.
+    It is a relaxation: a piece may be used in part, at the price of its cheapest part. So the result is never too low.
     """
     if not deleted:
         return 0
@@ -286,7 +286,7 @@ def most_within_bytes(deleted: DeletedRanges, size_bytes: int, *, form: RangeFor
 
 
 def _of_list(deleted: DeletedRanges) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the entries of each range and the fewest bytes for which any part of it can be had."""
+    """Return the entries of each range, and the fewest bytes that any part of it takes."""
     values: list[npt.NDArray[np.float64]] = [np.empty(0)]
     costs: list[npt.NDArray[np.float64]] = [np.empty(0)]
     by_digits = np.array(VARINT_BYTES)
@@ -294,14 +294,15 @@ def _of_list(deleted: DeletedRanges) -> tuple[npt.NDArray[np.float64], npt.NDArr
         first, last = runs_of(bitmap)
         values.append((last - first + 1).astype(float))
         digits = np.ceil(np.log2(np.maximum(first.astype(float), 1) + 1)).astype(np.int64)
-        # A part may begin behind an entry 0, whose lower end of -1 takes ten bytes. One byte below is safe for a power.
+        # A part may start behind entry 0, whose lower end of -1 takes ten bytes. One byte less is safe at a power of
+        # 128.
         least = 2 * np.maximum(by_digits[np.maximum(digits - 1, 0)], 1)
         costs.append((range_fixed_bytes(ledger_id) - _FRAME_BYTES + least).astype(float))
     return np.concatenate(values), np.concatenate(costs)
 
 
 def _of_words(deleted: DeletedRanges, size_bytes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int]:
-    """Return the entries of each word, the bytes that they take at its best rate, and the bytes there are."""
+    """Return the entries of each word, the bytes that they take at its best rate, and the available bytes."""
     words = {ledger_id: np.array(words_of(bitmap), np.int64) for ledger_id, bitmap in deleted.bitmaps()}
     key_bytes = min(1 + varint_bytes(ledger_id) for ledger_id in words)
     # A ledger of one word is written with a second one, of two bytes.

@@ -1,4 +1,4 @@
-"""Reads the settings of a broker that decide what a crash brings back."""
+"""Reads the settings of a broker that affect redelivery after a crash."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ SUBSCRIPTION_UNACKED = "maxUnackedMessagesPerSubscription"
 MESSAGE_BYTES = "maxMessageSize"
 UNPERSISTED_BYTES = "maxUnPersistAckRecordsBytes"
 
-_FRAME_PADDING_BYTES = 10 * 1024  # of BookKeeper's frames beside the largest message
+_FRAME_PADDING_BYTES = 10 * 1024  # of BookKeeper's frames besides the largest message
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _LATEST = "4.2.4"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """What is in force for one topic. The defaults are those of Pulsar 4.2.
+    """The settings in effect for one topic. The defaults are those of Pulsar 4.2.
 
     Attributes:
-        version: Of the broker.
-        form: How a cursor-ledger entry holds the acked entries.
-        range_count_max: ``managedLedgerMaxUnackedRangesToPersist``; what it counts is up to `rule`.
-        metadata_range_count_max: The same in the metadata store.
+        version: Version of the broker.
+        form: The form of acked entries in a cursor-ledger entry.
+        range_count_max: ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`.
+        metadata_range_count_max: The same limit in the metadata store.
         mark_delete_rate: Cursor writes a second; 0 is no limit, and each ack is written.
-        flush_seconds: What a refused write waits for at most.
-        record_bytes_max: The largest entry that BookKeeper takes.
+        flush_seconds: The longest wait of a refused write.
+        record_bytes_max: The largest entry that BookKeeper accepts.
         consumer_unacked_max: Unacked messages of a consumer; 0 is no limit.
         subscription_unacked_max: Unacked messages of a subscription; 0 is no limit.
-        unpersisted_bytes_max: ``maxUnPersistAckRecordsBytes``; None of a broker that has no such setting.
+        unpersisted_bytes_max: ``maxUnPersistAckRecordsBytes``; None for a broker without this setting.
         is_paused_by_ranges: Whether dispatch pauses above `range_count_max` ranges.
         has_zookeeper: Whether the metadata store is ZooKeeper, which limits a record; False if unknown.
-        assumed: Why some of these are defaults of Pulsar and not what the broker said; empty if all are known.
+        assumed: The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
     """
 
     version: str = _LATEST
@@ -61,7 +61,7 @@ class BrokerSettings:
 
     @property
     def rule(self) -> LimitRule:
-        """What the limit on ranges counts in this version."""
+        """The unit of the limit on ranges in this version."""
         major, _ = _numbers(self.version)
         if major < 5:
             return LimitRule.PULSAR_4_2
@@ -69,34 +69,34 @@ class BrokerSettings:
 
     @property
     def limits(self) -> Limits:
-        """What a record in the cursor ledger may hold."""
+        """The limits on a record in the cursor ledger."""
         return Limits(range_count_max=self.range_count_max, rule=self.rule)
 
     @property
     def ranges_kept_max(self) -> int:
-        """The most ranges that a record in the list form holds."""
+        """The most ranges in a record of the list form."""
         return self.range_count_max + (self.rule is LimitRule.PULSAR_4_2)
 
     @property
     def quiet_seconds(self) -> float:
-        """After so long without an ack everything acked has been written, if writes succeed.
+        """The time without an ack after which all acks have been written, if writes succeed.
 
-        A refused write is dirty and goes out with a flush, which the limiter may refuse once more: it may owe two
+        A refused write is dirty and is sent with a flush, which the limiter may refuse once more: it may owe two
         periods.
         """
         return self.flush_seconds + 2 / self.mark_delete_rate if self.mark_delete_rate > 0 else 1.0
 
 
 def broker_settings(configuration: Mapping[str, str] | None, version: str = "", *, assumed: str = "") -> BrokerSettings:
-    """Return what a broker is configured to do.
+    """Return the settings of a broker.
 
     Args:
-        configuration: Keys of ``broker.conf`` and their texts; None if they are not known.
-        version: Of the broker; empty if it is not known.
-        assumed: Why something of it is not known.
+        configuration: Keys of ``broker.conf`` and their texts; None if unknown.
+        version: Version of the broker; empty if unknown.
+        assumed: The reason why a part is unknown.
 
     Raises:
-        SnapshotError: A value cannot be, or the version is none.
+        SnapshotError: A value or the version is invalid.
     """
     defaults = _defaults(version, assumed=assumed)
     try:
@@ -112,16 +112,16 @@ def with_policies(
     subscription_unacked_max: Any = None,
     persistence: Any = None,
 ) -> BrokerSettings:
-    """Return settings as policies of a namespace or a topic override them; None overrides nothing.
+    """Return settings with the overrides of a namespace or a topic; None overrides nothing.
 
     Args:
-        settings: What is in force without them.
+        settings: The settings without overrides.
         consumer_unacked_max: A number, 0 for no limit.
-        subscription_unacked_max: The same.
-        persistence: Pulsar's ``PersistencePolicies``, of which the mark-delete rate matters; below 0 it says nothing.
+        subscription_unacked_max: A number, 0 for no limit.
+        persistence: Pulsar's ``PersistencePolicies``, of which the mark-delete rate is used; below 0 it is unset.
 
     Raises:
-        SnapshotError: One of them is of another type.
+        SnapshotError: An override has a wrong type.
     """
     rate = persistence.get("managedLedgerMaxMarkDeleteRate") if isinstance(persistence, dict) else None
     found: dict[str, Any] = {
@@ -131,7 +131,7 @@ def with_policies(
     }
     for name, value in found.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise SnapshotError(f"policies: {name.replace('_', ' ')} is {value!r}, which is no number")
+            raise SnapshotError(f"policies: {name.replace('_', ' ')} must be a number, got {value!r}")
     return replace(settings, **{name: value for name, value in found.items() if value is not None and value >= 0})
 
 
@@ -164,7 +164,7 @@ def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _has_zookeeper(configuration: Mapping[str, str]) -> bool:
-    """Whether the metadata store is named as ``zk:...`` or, as of old, by hosts and ports alone."""
+    """Whether the metadata store is named as ``zk:...`` or, in the old form, by hosts and ports alone."""
     places = (configuration.get(key, "").strip() for key in ("metadataStoreUrl", "zookeeperServers"))
     place = next((each for each in places if each not in {"", "null"}), "")
     name, _, rest = place.partition(":")
@@ -174,11 +174,11 @@ def _has_zookeeper(configuration: Mapping[str, str]) -> bool:
 def _numbers(version: str) -> tuple[int, int]:
     found = _VERSION.match(version)
     if found is None:
-        raise SnapshotError(f"{version[:40]!r} is no version of Pulsar such as {_LATEST}")
+        raise SnapshotError(f"the version of Pulsar must look like {_LATEST}, got {version[:40]!r}")
     return int(found[1]), int(found[2])
 
 
-# The others are read here, or do not matter.
+# Other keys are read here, or are irrelevant.
 _CURSOR_KEYS = (
     pulsar_conf.RANGES, pulsar_conf.METADATA_RANGES, pulsar_conf.METADATA_RANGES_ALIAS, pulsar_conf.AS_WORDS,
 )  # fmt: skip

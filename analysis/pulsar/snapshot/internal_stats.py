@@ -1,7 +1,7 @@
-"""What a broker says of a topic: its `internalStats` and `stats`, read from JSON and checked.
+"""Reads and checks a broker's answers about a topic, its `internalStats` and `stats`, from JSON.
 
-The fields are those of ``PersistentTopicInternalStats`` and ``TopicStats`` of Apache Pulsar; those that do not matter
-here are passed over.
+The fields are those of ``PersistentTopicInternalStats`` and ``TopicStats`` of Apache Pulsar; irrelevant fields are
+ignored.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _POSITION = re.compile(r"(-1|\d{1,19}):(-1|\d{1,10})", re.ASCII)
 
 
 class SnapshotError(AckStateError):
-    """What a broker or a file said of a topic cannot be used; the text names it."""
+    """An answer of a broker or a file cannot be used; the message names it."""
 
 
 class _PulsarObject(BaseModel):
-    """Has Pulsar's names in JSON and takes no value of another type."""
+    """A model with Pulsar's names in JSON and strict types."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True, extra="ignore")
 
 
 class LedgerInfo(_PulsarObject):
-    """One ledger of the topic's messages. Of the open one, `entries` is 0 whatever it holds."""
+    """One ledger of the topic's messages. For the open ledger, `entries` is always 0."""
 
     ledger_id: int
     entries: int
@@ -66,7 +66,7 @@ class TopicInternals(_PulsarObject):
     cursors: dict[str, CursorInternals]
 
     def entry_counts(self) -> dict[int, int]:
-        """Return how many entries each ledger holds that is still there, in order."""
+        """Return the entry count of each existing ledger, in order."""
         counts = {ledger.ledger_id: max(ledger.entries, 0) for ledger in sorted(self.ledgers, key=_ledger_id)}
         if counts:
             last = max(counts)
@@ -83,16 +83,16 @@ class ConsumerStats(_PulsarObject):
 
 
 class SubscriptionStats(_PulsarObject):
-    """One subscription, as `stats` has it.
+    """One subscription of `stats`.
 
     Attributes:
-        unacked_messages: Delivered and not acked; only counted of shared subscriptions. It drifts, even below 0.
-        msg_in_replay: Entries that were read and are to be delivered once more.
+        unacked_messages: Delivered and not acked; counted only for shared subscriptions. It drifts, even below 0.
+        msg_in_replay: Entries that were read and are to be redelivered.
         msg_delayed: Entries that were read and are not due.
         non_contiguous_deleted_messages_ranges_serialized_size: Bytes of the acked ranges when the cursor last laid
-            out a record: the sum of the messages, without their tags and lengths. None of a broker that does not say.
-        last_mark_delete_advanced_timestamp: 0 as long as the mark-delete stands where it stood when the topic was
-            loaded; None of a broker that does not say.
+            out a record: the sum of the messages, without their tags and lengths. None if the broker omits it.
+        last_mark_delete_advanced_timestamp: 0 until the mark-delete moves after the topic was loaded; None if the
+            broker omits it.
     """
 
     type: str | None = None
@@ -117,29 +117,29 @@ _Object = TypeVar("_Object", bound=_PulsarObject)
 
 
 def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
-    """Check what a broker said.
+    """Check an answer of a broker.
 
     Args:
-        kind: What it is.
+        kind: The type of the answer.
         content: JSON as Python objects.
-        what: Names it in errors.
+        what: The name of the answer, for errors.
 
     Raises:
-        SnapshotError: A field is missing or of another type; the text names the first.
+        SnapshotError: A field is missing or of another type; the message names the first one.
     """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise SnapshotError(f"{what}: {where or 'the whole'}: {first['msg']}") from None
+        raise SnapshotError(f"{what}: {where or 'the answer'}: {first['msg']}") from None
 
 
 def read_position(cursor: CursorInternals, *, what: str) -> Position | None:
-    """Return the next entry that is read, None of a broker that does not say.
+    """Return the next entry to read, None if the broker omits it.
 
     Raises:
-        SnapshotError: It is no position.
+        SnapshotError: It is not a position.
     """
     text = cursor.read_position
     return None if text is None else _position(text, f"{what}: readPosition")
@@ -148,24 +148,24 @@ def read_position(cursor: CursorInternals, *, what: str) -> Position | None:
 def _position(text: str, what: str) -> Position:
     found = _POSITION.fullmatch(text)
     if found is None or int(found[1]) > LEDGER_ID_MAX or int(found[2]) > ENTRY_ID_MAX:
-        raise SnapshotError(f"{what} {text!r} is no position")
+        raise SnapshotError(f"{what} must be a position, got {text!r}")
     return Position(max(int(found[1]), 0), int(found[2]))
 
 
 class Acked(NamedTuple):
-    """What is acked in a broker's memory: every entry up to `mark_delete`, included, and `deleted` above it."""
+    """The acks in a broker's memory: every entry up to `mark_delete`, inclusive, and `deleted` above it."""
 
     mark_delete: Position
     deleted: DeletedRanges
 
 
 def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> Acked:
-    """Return what a cursor has acked.
+    """Return the acks of a cursor.
 
     Args:
-        cursor: As the broker told it.
-        counts: Entries of each ledger that is still there.
-        what: Names the cursor in errors.
+        cursor: The broker's answer.
+        counts: Entries of each existing ledger.
+        what: The name of the cursor, for errors.
 
     Raises:
         SnapshotError: The mark-delete position or the ranges are not as Pulsar writes them.
@@ -179,11 +179,13 @@ def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> A
 
 
 def _ranges(text: str, counts: Mapping[int, int], *, what: str) -> DeletedRanges:
-    """Read ``[(3:0..3:4],(3:6..3:9]]``; older brokers put a blank behind the comma."""
+    """Read ``[(3:0..3:4],(3:6..3:9]]``; older brokers write a blank after the comma."""
     plain = text.replace(", ", ",")
     found = list(_RANGE.finditer(plain))
     if plain != f"[{','.join(each[0] for each in found)}]":
-        raise SnapshotError(f"{what}: individuallyDeletedMessages {text[:60]!r} are not ranges as Pulsar writes them")
+        raise SnapshotError(
+            f"{what}: individuallyDeletedMessages must be ranges as Pulsar writes them, got {text[:60]!r}"
+        )
     try:
         return DeletedRanges.from_bitmaps(_bitmaps(found, counts))
     except ValueError as error:
@@ -195,7 +197,7 @@ def _bitmaps(found: Iterable[re.Match[str]], counts: Mapping[int, int]) -> Itera
     for ledger_id, group in groupby(pieces, key=lambda piece: piece[0]):
         runs = np.array([piece[1:] for piece in group], np.int64)
         if (runs[:, 0] > runs[:, 1]).any() or (runs[1:, 0] <= runs[:-1, 1]).any() or runs[-1, 1] > ENTRY_ID_MAX:
-            raise ValueError(f"ranges of ledger {ledger_id} do not rise")
+            raise ValueError(f"ranges of ledger {ledger_id} must rise")
         yield ledger_id, bitmap_of_runs(runs[:, 0], runs[:, 1])
 
 

@@ -1,4 +1,4 @@
-"""Judges each subscription from one look at a broker or from several."""
+"""Judges each subscription from one or several looks at a broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Looks(NamedTuple):
-    """Answers about one topic: those that are judged, and maybe some of before and of soon after."""
+    """Answers about one topic: the judged ones, and optionally earlier ones and some soon after."""
 
     now: TopicAnswers
     earlier: TopicAnswers | None = None
@@ -34,18 +34,18 @@ class Judgement:
     """One subscription of one topic or partition.
 
     Attributes:
-        topic: Its name.
-        subscription: Its name.
+        topic: The name of the topic.
+        subscription: The name of the subscription.
         owner: The broker that has the topic; empty if unknown.
         look: The cursor in memory.
-        stats: Of the subscription; None if unknown.
-        comes_back: Acked entries that come back if the broker dies now; None if the cursor is not durable.
-        partly_acked: What comes on top of that from partly acked batches.
-        cut: Acked entries that a record written now would not hold.
-        if_unloaded: Acked entries that come back if the topic is closed in good order instead.
-        limits: The closest first.
-        remarks: What else is to be known.
-        assumed: Why some settings are not what the broker said; empty if all are known.
+        stats: Stats of the subscription; None if unknown.
+        comes_back: Acked entries that are redelivered if the broker dies now; None if the cursor is not durable.
+        partly_acked: Additional messages from partly acked batches.
+        cut: Acked entries that a record written now would exclude.
+        if_unloaded: Acked entries that are redelivered if the topic is closed gracefully instead.
+        limits: The use of each limit, the closest first.
+        remarks: Further remarks.
+        assumed: The reason why some settings are assumed; empty if all are known.
     """
 
     topic: str
@@ -63,12 +63,12 @@ class Judgement:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether acked messages of partly acked batches may come back beside the entries of `comes_back`."""
+        """Whether acked messages of partly acked batches may be redelivered besides the entries of `comes_back`."""
         return self.comes_back is not None and self.partly_acked.may_be
 
     @property
     def messages(self) -> tuple[int, int]:
-        """About how many acked messages come back: the fewest and the most, those of partly acked batches with them."""
+        """The approximate number of redelivered acked messages, least and most, including partly acked batches."""
         if self.comes_back is None:
             return 0, 0
         mean = self.partly_acked.messages_per_entry or 1
@@ -76,7 +76,7 @@ class Judgement:
         return low, high + (self.partly_acked.messages or 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as ``docs/operations.md`` describes it."""
+        """Return the judgement in the form of ``docs/operations.md``."""
         back = self.comes_back
         return {
             "topic": self.topic,
@@ -100,7 +100,7 @@ class Judgement:
 
 
 def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]:
-    """Return what is to be said of each cursor of a topic, in the order of their names.
+    """Return the judgement of each cursor of a topic, in the order of their names.
 
     Raises:
         SnapshotError: A cursor's position or ranges are not as Pulsar writes them.
@@ -109,18 +109,18 @@ def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]
 
 
 def most_redelivered_first(judgements: Iterable[Judgement]) -> list[Judgement]:
-    """Return judgements by the most messages that may come back, then by name."""
+    """Return judgements sorted by the most messages that may be redelivered, then by name."""
     return sorted(judgements, key=lambda each: (-each.messages[1], by_name(each.topic), by_name(each.subscription)))
 
 
 def by_name(name: str) -> list[tuple[str, int, str]]:
-    """Return a key that sorts names as people do: ``partition-2`` before ``partition-10``."""
+    """Return a natural sort key: ``partition-2`` before ``partition-10``."""
     pieces = re.split(r"([0-9]+)", name)
     return [(text, int(digits or 0), digits) for text, digits in zip(pieces[::2], [*pieces[1::2], ""], strict=True)]
 
 
 def totals(judgements: Iterable[Judgement]) -> list[dict[str, Any]]:
-    """Return the sums for each broker, which takes all of its topics with it when it dies."""
+    """Return the sums for each broker, because all of its topics die with it."""
     groups: dict[str, list[Judgement]] = defaultdict(list)
     for each in judgements:
         if each.comes_back is not None:
@@ -141,7 +141,7 @@ def _total(owner: str, durable: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Judgement:
-    # Keys of cursors are as in the query of a URL, those of subscriptions are not.
+    # Keys of cursors are URL-encoded, those of subscriptions are not.
     subscription = unquote_plus(name)
     now, earlier, later = (_look(topic, name, answers) for answers in looks)
     assert now is not None
@@ -203,17 +203,17 @@ def _remarks(
     look: CursorLook, stats: SubscriptionStats | None, partly: PartlyAcked, *, is_system: bool
 ) -> Iterator[str]:
     if stats is not None and stats.is_durable is False:
-        yield "not durable: nothing of it outlives its broker, and its reader says where to go on"
+        yield "not durable: its state does not survive the broker, and its reader decides where to continue"
         return
     if is_system:
-        yield "no subscription, but a cursor of the broker itself"
+        yield "not a subscription, but a cursor of the broker itself"
     if not look.has_written:
-        yield f"state {look.state}: nothing is known to be written since the topic was loaded, or a write failed"
+        yield f"state {look.state}: no write since the topic was loaded is known, or a write failed"
     if partly.messages_per_entry is None:
-        yield "+: messages an entry are unknown; if they are batches, acked messages of partly acked ones come on top"
+        yield "+: messages per entry are unknown; if entries are batches, acked messages of partly acked ones are added"
     elif partly.may_be:
         mean = f"+: about {partly.messages_per_entry:.3g} messages an entry"
         if partly.messages is None:
-            yield f"{mean}; acked messages of partly acked batches come on top, a broker does not report how many"
+            yield f"{mean}; acked messages of partly acked batches are added; the broker does not report their number"
         else:
-            yield f"{mean}; up to about {partly.messages:,} acked messages of partly acked batches come on top"
+            yield f"{mean}; up to about {partly.messages:,} acked messages of partly acked batches are added"

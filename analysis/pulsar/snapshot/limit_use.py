@@ -1,4 +1,4 @@
-"""Tells how close a cursor is to each limit, how many more ack holes fit, and which setting to change."""
+"""Computes how close a cursor is to each limit, how many more ack holes fit, and which setting to change."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with it
 
 
 class LimitUse(NamedTuple):
-    """How much of one limit is used.
+    """The use of one limit.
 
     Attributes:
-        setting: Pulsar's name of it.
-        unit: What is counted.
-        used: So many.
-        limit: The most that fits.
-        holes_left: How many more ack holes of one entry fit; None where the limit does not count holes.
-        advice: What to change if it is close.
+        setting: Pulsar's name of the setting.
+        unit: The counted unit.
+        used: The used amount.
+        limit: The limit.
+        holes_left: Number of further ack holes of one entry that fit; None if the limit does not count holes.
+        advice: The remedy if it is close.
     """
 
     setting: str
@@ -44,9 +44,9 @@ class LimitUse(NamedTuple):
 
 
 def limit_uses(look: CursorLook, stats: SubscriptionStats | None, settings: BrokerSettings) -> list[LimitUse]:
-    """Return the limits that a cursor can meet, the closest first; those that are off are left out.
+    """Return the limits that affect a cursor, the closest first; limits that are off are omitted.
 
-    That of the metadata store is last, as nothing is lost by passing it: a closing cursor then keeps its ledger.
+    The limit of the metadata store is last, because exceeding it loses nothing: a closing cursor then keeps its ledger.
 
     Complexity: O(bytes of the acked ranges in either form).
     """
@@ -61,7 +61,7 @@ def _of_ranges(look: CursorLook, settings: BrokerSettings) -> Iterator[LimitUse]
         advice = f"raise it, or set {pulsar_conf.AS_WORDS}=true"
         yield LimitUse(pulsar_conf.RANGES, "ranges", ranges, kept, max(kept - ranges, 0), advice)
     else:
-        # Whole ledgers up to the limit: it is the acked entries that meet it, and holes make room.
+        # Whole ledgers up to the limit: acked entries use it, and holes save it.
         advice = "raise it above the acked entries: in this form it counts them"
         yield LimitUse(pulsar_conf.RANGES, "acked entries", len(look.deleted), limit, None, advice)
         if settings.is_paused_by_ranges:
@@ -89,15 +89,15 @@ def _of_bytes(look: CursorLook, settings: BrokerSettings) -> Iterator[LimitUse]:
     gate = settings.unpersisted_bytes_max
     if gate is not None and gate > 0:
         left = _holes_left(gate - look.deleted.record_bytes, look)
-        advice = "raise it, or write more often: at most so much is not durable"
+        advice = "raise it, or write more often: at most this much is not durable"
         name = broker_settings.UNPERSISTED_BYTES
         yield LimitUse(name, "bytes of ranges, if none is durable", look.deleted.record_bytes, gate, left, advice)
 
 
 def _holes_left(bytes_left: int, look: CursorLook) -> int:
-    """Return how many more ranges of the present mean size fit."""
+    """Return the number of further ranges of the present mean size that fit."""
     ranges = look.deleted.range_count
-    mean = look.deleted.record_bytes / ranges if ranges else 24.0  # of ledgers of 3,000,000 and 50,000 entries
+    mean = look.deleted.record_bytes / ranges if ranges else 24.0  # for ledger ids up to 3,000,000 and 50,000 entries
     return max(int(bytes_left / mean), 0)
 
 
@@ -106,7 +106,7 @@ def _of_unacked(stats: SubscriptionStats | None, settings: BrokerSettings) -> It
         return
     most = max((consumer.unacked_messages for consumer in stats.consumers), default=0)
     of_consumer, of_all = settings.consumer_unacked_max, settings.subscription_unacked_max
-    advice = "ack what is delivered, or raise it"
+    advice = "ack delivered messages, or raise it"
     if of_consumer:
         yield LimitUse(broker_settings.CONSUMER_UNACKED, "unacked of a consumer", most, of_consumer, None, advice)
     if of_all:

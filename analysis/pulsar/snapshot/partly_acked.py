@@ -1,8 +1,8 @@
 """Estimates the acked messages of partly acked batches, which a broker does not report.
 
-A broker counts what it delivered and what of that is unacked in messages, and it lists acks of whole entries. Where its
-consumers acknowledge single messages of batches, the difference is what they acknowledged of batches that are not done:
-a write makes it durable only together with entries above the mark-delete position, so all of it may be redelivered.
+A broker counts delivered and unacked messages, and it lists acks of whole entries. If its consumers acknowledge single
+messages of batches, the difference is the number of acknowledged messages of incomplete batches: a write makes them
+durable only together with entries above the mark-delete position, so all of them may be redelivered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.snapshot.bounds import CursorLook
     from ackstate.analysis.pulsar.snapshot.internal_stats import SubscriptionStats, TopicInternals, TopicStats
 
-# Brokers count unacked messages only where consumers share a subscription.
+# Brokers count unacked messages only if consumers share a subscription.
 _COUNTED = frozenset({"Shared", "Key_Shared"})
 
 
@@ -23,7 +23,7 @@ class PartlyAcked(NamedTuple):
     """The known bounds of the partly acked batches of a subscription.
 
     Attributes:
-        messages_per_entry: The mean; None if nothing says it.
+        messages_per_entry: The mean; None if unknown.
         messages: An estimate of the acked messages of partly acked batches; None if it cannot be made.
     """
 
@@ -39,12 +39,12 @@ class PartlyAcked(NamedTuple):
 def partly_acked(
     look: CursorLook, stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
 ) -> PartlyAcked:
-    """Return what the counts of a broker say of partly acked batches.
+    """Return an estimate of partly acked batches from a broker's counts.
 
     Args:
         look: The cursor.
-        stats: Of the subscription; None if unknown.
-        internals: Of the topic.
+        stats: Stats of the subscription; None if unknown.
+        internals: Internal stats of the topic.
         topic: Statistics of the topic; None if unknown.
     """
     mean = _messages_per_entry(stats, internals, topic)

@@ -1,4 +1,4 @@
-"""Where the answers of a broker come from: its admin interface, or files that hold the same JSON."""
+"""The sources of a broker's answers: its admin interface, or files with the same JSON."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
 _SYSTEM_TENANT = "pulsar"
 _NOT_TO_BE_READ = 403
-_NOT_SET = frozenset({404, 405, 412})  # no such policy, or none of topics at all
+_NOT_SET = frozenset({404, 405, 412})  # no such policy, or topic policies are disabled
 _FILE = re.compile(r"(internalStats|stats)-(.+)\.json")
 _CONFIGURATION, _VERSION = "configuration.json", "version.txt"
 
 
 class TopicAnswers(NamedTuple):
-    """What was said of one topic or partition.
+    """The answers about one topic or partition.
 
     Attributes:
         internals: Its cursors in memory.
-        stats: Asked for after them: what it says of the last record is of the same moment or later. None if unknown.
-        asked_s: Before, on the clock of `time.monotonic`.
-        answered_s: After.
+        stats: Requested after `internals`: its last record is of the same moment or later. None if unknown.
+        asked_s: Time before the requests, on the clock of `time.monotonic`.
+        answered_s: Time after the answers.
     """
 
     internals: TopicInternals
@@ -45,30 +45,30 @@ class TopicAnswers(NamedTuple):
 
 
 class Source(Protocol):
-    """Has answers."""
+    """A source of answers."""
 
     def topics(self) -> list[str]:
-        """Return the names of the topics, a partition being one; in order, each once."""
+        """Return the names of the topics or partitions; in order, each once."""
 
     def settings(self, topic: str) -> BrokerSettings:
-        """Return what is in force for a topic."""
+        """Return the settings in effect for a topic."""
 
     def read(self, topic: str) -> TopicAnswers:
-        """Ask about one topic."""
+        """Return the answers about one topic."""
 
 
 @final
 class LiveBroker:
-    """Asks over REST. Threads may share it.
+    """Requests answers over REST. Threads may share it.
 
     Args:
-        admin: Open.
+        admin: An open connection pool.
         topics: Only these, with all of their partitions.
         namespaces: Only these, each as ``tenant/namespace``.
-        tenants: Only these. With none of the three, all of the cluster but Pulsar's own.
+        tenants: Only these. With none of the three, all of the cluster except Pulsar's own.
 
     Raises:
-        AdminError: A name cannot be one.
+        AdminError: A name is invalid.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LiveBroker:
         self._chosen = (topics, namespaces, tenants)
         for path, names in ((topic_path, topics), (namespace_path, namespaces), (_tenant_path, tenants)):
             for name in names:
-                path(name)  # refused before anybody is asked
+                path(name)  # refused before any request
         self._of_broker = BrokerSettings()
         self._known: dict[str, BrokerSettings] = {}
         self._locks: dict[str, Lock] = {}
@@ -92,24 +92,24 @@ class LiveBroker:
         """Return the names of the topics.
 
         Raises:
-            AdminError: They cannot be listed, or a name is none, or the broker's settings cannot be read.
-            SnapshotError: What the broker says of these is malformed.
+            AdminError: They cannot be listed, or a name is invalid, or the broker's settings cannot be read.
+            SnapshotError: The broker's settings are malformed.
         """
         topics, namespaces, tenants = self._chosen
         self._of_broker = self._broker_settings()
         if not (topics or namespaces or tenants):
             tenants = [each for each in self._names("/admin/v2/tenants") if each != _SYSTEM_TENANT]
-        # The path of a tenant's namespaces is that of a namespace, cut short.
+        # The path of a tenant's namespaces is a prefix of a namespace's path.
         of_tenants = [name for each in tenants for name in self._names(_tenant_path(each))]
         of_namespaces = [name for each in (*namespaces, *of_tenants) for name in self._of_namespace(each)]
         return sorted({*of_namespaces, *(partition for each in topics for partition in self._partitions(each))})
 
     def settings(self, topic: str) -> BrokerSettings:
-        """Return what is in force for one of `topics`: of the broker, its namespace, and the topic itself.
+        """Return the settings in effect for one of `topics`: of the broker, its namespace, and the topic itself.
 
         Raises:
             AdminError: It cannot be read.
-            SnapshotError: A setting cannot be.
+            SnapshotError: A setting is invalid.
         """
         whole = _PARTITION.sub("", topic)
         namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
@@ -117,11 +117,11 @@ class LiveBroker:
         return self._once(whole, lambda: self._with_topic(of_namespace, topic_path(whole)))
 
     def read(self, topic: str) -> TopicAnswers:
-        """Ask about one topic.
+        """Return the answers about one topic.
 
         Raises:
-            AdminError: It is gone, or there was no answer.
-            SnapshotError: The answer is not what a broker says.
+            AdminError: The topic is gone, or there was no answer.
+            SnapshotError: The answer is malformed.
         """
         path, asked_s = topic_path(topic), time.monotonic()
         internals = read_object(
@@ -139,7 +139,7 @@ class LiveBroker:
     def _names(self, path: str) -> list[str]:
         names = self._admin.get(path)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise SnapshotError(f"{path}: expected a list of names, found {str(names)[:40]!r}")
+            raise SnapshotError(f"{path}: must be a list of names, got {str(names)[:40]!r}")
         return names
 
     def _of_namespace(self, namespace: str) -> list[str]:
@@ -151,7 +151,7 @@ class LiveBroker:
         answer = self._admin.get(f"{path}/partitions")
         count = answer.get("partitions") if isinstance(answer, dict) else None
         if not isinstance(count, int):
-            raise SnapshotError(f"{path}/partitions: expected a number of partitions, found {str(answer)[:40]!r}")
+            raise SnapshotError(f"{path}/partitions: must be a number of partitions, got {str(answer)[:40]!r}")
         whole = topic if topic.startswith(_PERSISTENT) else f"{_PERSISTENT}{_with_namespace(topic)}"
         return [f"{whole}-partition-{number}" for number in range(count)] if count else [whole]
 
@@ -197,16 +197,16 @@ class LiveBroker:
 
 @final
 class RecordedAnswers:
-    """Reads files that hold answers.
+    """Reads files with answers.
 
-    ``internalStats-NAME.json`` and maybe ``stats-NAME.json`` of each topic; maybe of the broker ``configuration.json``,
-    as ``/admin/v2/brokers/configuration/runtime`` has it, and ``version.txt``.
+    There are ``internalStats-NAME.json`` and optionally ``stats-NAME.json`` for each topic, and optionally, for the
+    broker, ``configuration.json``, as from ``/admin/v2/brokers/configuration/runtime``, and ``version.txt``.
 
     Args:
-        paths: Files, and directories in which others are passed over.
+        paths: Files, and directories, in which other files are ignored.
 
     Raises:
-        SnapshotError: There is no such file, one is named otherwise, or no topic has internal stats.
+        SnapshotError: A file does not exist or has another name, or no topic has internal stats.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -218,17 +218,17 @@ class RecordedAnswers:
             for each in sorted(path.iterdir()) if is_directory else [path]:
                 self._take(each, is_named=not is_directory)
         if not self.topics():
-            raise SnapshotError(f"{', '.join(map(str, listed))}: there is no file internalStats-NAME.json")
+            raise SnapshotError(f"{', '.join(map(str, listed))}: no file internalStats-NAME.json")
 
     def topics(self) -> list[str]:
-        """Return the names in those of files."""
+        """Return the topics named by the files."""
         return sorted(name for kind, name in self._files if kind == "internalStats")
 
     def settings(self, topic: str) -> BrokerSettings:  # noqa: ARG002 -- files hold no policies
-        """Return what is configured; where no file says it, what Pulsar's defaults are.
+        """Return the configured settings, or Pulsar's defaults without a file.
 
         Raises:
-            SnapshotError: A file cannot be read, or a setting cannot be.
+            SnapshotError: A file cannot be read, or a setting is invalid.
         """
         version_file = self._of_broker.get(_VERSION)
         version = _text(version_file).strip() if version_file else ""
@@ -242,7 +242,7 @@ class RecordedAnswers:
         """Read the files of one topic.
 
         Raises:
-            SnapshotError: A file cannot be read, or does not hold what a broker says.
+            SnapshotError: A file cannot be read, or is malformed.
         """
         path = self._files["internalStats", topic]
         stats_path = self._files.get(("stats", topic))
@@ -270,7 +270,7 @@ def _tenant_path(tenant: str) -> str:
 
 def _texts(content: Any, what: str) -> dict[str, str]:
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
-        raise SnapshotError(f"{what}: expected an object of texts, found {str(content)[:40]!r}")
+        raise SnapshotError(f"{what}: must be an object of texts, got {str(content)[:40]!r}")
     return content
 
 

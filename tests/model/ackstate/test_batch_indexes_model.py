@@ -172,7 +172,7 @@ def test_model_catches_a_copy_that_lost_its_entries(monkeypatch):
 def hold_without_order(self, ledger_id, entry_id, mask):
     if ledger_id not in self._ledgers:
         self._ledger_ids = sorted([*self._ledger_ids, ledger_id])
-        self._ledgers[ledger_id] = ackstate.batch_indexes._Ledger({}, BitMap([entry_id]))
+        self._ledgers[ledger_id] = ackstate.batch_indexes._LedgerBatches({}, BitMap([entry_id]))
     self._ledgers[ledger_id].unacked[entry_id] = mask
 
 

@@ -235,7 +235,7 @@ def test_values_are_frozen():
         ({"late_share_max": "0.1"}, TypeError, "'0.1'"),
         ({"seconds_min": 0}, ValueError, "0"),
         ({"seconds_min": 1.5}, TypeError, "1.5"),
-        ({"seconds_min": 9, "seconds_max": 8}, ValueError, "at least 9, found 8"),
+        ({"seconds_min": 9, "seconds_max": 8}, ValueError, "at least 9, got 8"),
         ({"seconds_max": None}, TypeError, "None"),
     ],
 )

@@ -123,9 +123,9 @@ def test_a_copy_is_independent():
 @pytest.mark.parametrize(
     ("position", "words", "error", "text"),
     [
-        (P(3, -1), [1], ValueError, "entry id -1"),
+        (P(3, -1), [1], ValueError, "entry id of ledger 3 must be in .* got -1"),
         (P(3, 2**32), [1], ValueError, str(2**32)),
-        (P(-1, 0), [1], ValueError, "ledger id -1"),
+        (P(-1, 0), [1], ValueError, "ledger id must be in .* got -1"),
         (P(2**63, 0), [1], ValueError, str(2**63)),
         (P(3, 7.0), [1], TypeError, "7.0"),
         (P(3, 7), [2**63], ValueError, str(2**63)),

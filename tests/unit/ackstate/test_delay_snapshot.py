@@ -224,11 +224,11 @@ class TestCallersMistakes:
         ("rows", "saying"),
         [
             ([], "at least one"),
-            ([(-1, 3, 7)], r"deliver_at_ms are in 0\.\.9223372036854775807, found -1 to -1"),
-            ([(1, -5, 7)], "ledger_ids .* found -5"),
-            ([(1, 3, -1)], "entry_ids .* found -1"),
-            ([(1, 3, 2**32)], "entry_ids .* found 4294967296"),
-            ([(5, 3, 7), (4, 3, 8)], "rise"),
+            ([(-1, 3, 7)], r"deliver_at_ms must be in 0\.\.9223372036854775807, got -1 to -1"),
+            ([(1, -5, 7)], "ledger_ids .* got -5"),
+            ([(1, 3, -1)], "entry_ids .* got -1"),
+            ([(1, 3, 2**32)], "entry_ids .* got 4294967296"),
+            ([(5, 3, 7), (4, 3, 8)], "must not fall"),
         ],
     )
     def test_what_no_segment_can_hold(self, rows, saying):
@@ -239,34 +239,34 @@ class TestCallersMistakes:
 
     def test_times_beyond_63_bits(self):
         one = np.array([1])
-        with pytest.raises(ValueError, match="found 9223372036854775808"):
+        with pytest.raises(ValueError, match="got 9223372036854775808"):
             encode_segment(DelayedIndexes(np.array([2**63], np.uint64), one, one))
 
     def test_arrays_that_do_not_belong_together(self):
-        with pytest.raises(ValueError, match="one length"):
+        with pytest.raises(ValueError, match="equal length"):
             encode_segment(DelayedIndexes(np.array([1, 2]), np.array([3]), np.array([7])))
-        with pytest.raises(ValueError, match="one length"):
+        with pytest.raises(ValueError, match="equal length"):
             encode_segment(DelayedIndexes(*[np.array([[1, 2]])] * 3))
-        with pytest.raises(TypeError, match="entry_ids are integers, found float64"):
+        with pytest.raises(TypeError, match="entry_ids must be integers, got float64"):
             encode_segment(DelayedIndexes(np.array([1]), np.array([3]), np.array([7.5])))
 
     def test_a_position_that_comes_twice(self):
         rows = [(4, 3, 7), (5, 9, 7), (6, 3, 7)]
-        with pytest.raises(ValueError, match="twice among 3"):
+        with pytest.raises(ValueError, match="distinct, got a repeated one among 3"):
             segment_metadata(indexes_of(rows), encode_segment(indexes_of(rows)))
 
     def test_metadata_of_no_segment(self):
         some = {3: BitMap([7])}
         for arguments, saying in [
-            (({}, 1, 2), "no entry"),
-            (({3: BitMap()}, 1, 2), "no entry"),
-            (({-1: BitMap([7])}, 1, 2), "ledger ids -1 to -1"),
-            (({2**63: BitMap([7])}, 1, 2), "ledger ids 9223372036854775808"),
-            ((some, 2, 1), "times 2 to 1"),
-            ((some, -1, 1), "times -1 to 1"),
-            ((some, 1, 2**63), "times 1 to 9223372036854775808"),
-            ((some, 1, 2, 2**32), "checksum 4294967296"),
-            ((some, 1, 2, -1), "checksum -1"),
+            (({}, 1, 2), "must have an entry"),
+            (({3: BitMap()}, 1, 2), "must have an entry"),
+            (({-1: BitMap([7])}, 1, 2), "got -1 to -1"),
+            (({2**63: BitMap([7])}, 1, 2), "got 9223372036854775808"),
+            ((some, 2, 1), "got 2 to 1"),
+            ((some, -1, 1), "got -1 to 1"),
+            ((some, 1, 2**63), "got 1 to 9223372036854775808"),
+            ((some, 1, 2, 2**32), "got 4294967296"),
+            ((some, 1, 2, -1), "checksum must be in .*, got -1"),
         ]:
             with pytest.raises(ValueError, match=saying):
                 SegmentMetadata(*arguments)

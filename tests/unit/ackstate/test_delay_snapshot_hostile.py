@@ -112,9 +112,9 @@ class TestWithChecksums:
     def test_a_part_of_the_checksums_is_none(self):
         without = PLAIN_BYTES
         sealed = b"\x85\x86\x31" + google_crc32c.value(without).to_bytes(4, "little") + without
-        assert refusal(decode_metadata, sealed)[1:] == ("checksums in all places or none", "one without the other")
-        assert refusal(decode_metadata, SEALED_BYTES[7:])[1] == "checksums in all places or none"
-        assert "in front" in refusal(decode_metadata, PLAIN_BYTES + SEALED_BYTES[:7])[2]
+        assert refusal(decode_metadata, sealed)[1:] == ("all checksums or none", "only some of them")
+        assert refusal(decode_metadata, SEALED_BYTES[7:])[1] == "all checksums or none"
+        assert "must be first" in refusal(decode_metadata, PLAIN_BYTES + SEALED_BYTES[:7])[2]
 
 
 class TestWithout:
@@ -232,7 +232,7 @@ class TestSegmentsOfOthers:
         ],
     )
     def test_a_field_that_is_not_known_is_of_a_newer_version(self, data):
-        with pytest.raises(UnsupportedVersionError, match="not known here"):
+        with pytest.raises(UnsupportedVersionError, match="is unknown"):
             decode_segment(data, what="segment")
 
     @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_no_entries_on_is_just_before_the_next_valid_position():
     assert log.position_after(P(1, 7), 0) == P(3, -1)
     assert log.position_after(P(9, 9), 0) == log.last_confirmed
     assert log.first_position == P(3, -1)
-    with pytest.raises(ValueError, match="-1 entries on from 3:0"):
+    with pytest.raises(ValueError, match="entries after 3:0 must be at least 0, got -1"):
         log.position_after(P(3, 0), -1)
 
 

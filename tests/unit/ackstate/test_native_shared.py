@@ -122,7 +122,7 @@ def test_only_the_very_buckets_resolve_a_snapshot():
     shared = shared_sample()
     one, other = HALVES
     for wrong in ([one], [one, other, other], [one, other._replace(reference=BucketReference(17, 2, 0xBEEF))]):
-        with pytest.raises(ValueError, match="refers to"):
+        with pytest.raises(ValueError, match="the buckets must be"):
             resolve(shared, wrong)
 
 

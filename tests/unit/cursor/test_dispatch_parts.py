@@ -107,7 +107,7 @@ def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
 def test_a_position_that_is_no_position_settles_nothing():
     deliveries = Deliveries()
     deliveries.add(Position(1, 2), Sent("a", record_bytes=17, range_count=1))
-    with pytest.raises(TypeError, match=r"ids of a position are integers, found 1 and 2\.0"):
+    with pytest.raises(TypeError, match=r"ids of a position must be integers, got 1 and 2\.0"):
         deliveries.complete(Position(1, 2.0))
     deliveries._check()
     assert (len(deliveries), deliveries.reserved_bytes) == (1, 17)
@@ -203,13 +203,13 @@ def sent(queue, ready, count):
 
 @pytest.mark.parametrize("tries_max", [0, -1])
 def test_less_than_one_try_is_refused(tries_max):
-    with pytest.raises(ValueError, match=f"hole_tries_max must be at least 1, found {tries_max}"):
+    with pytest.raises(ValueError, match=f"hole_tries_max must be at least 1, got {tries_max}"):
         hole_queue(Topic(), tries_max=tries_max)
 
 
 @pytest.mark.parametrize("tries_max", [1.5, float("nan"), None, "3"])
 def test_tries_that_are_no_number_of_times_are_refused(tries_max):
-    with pytest.raises(TypeError, match="hole_tries_max is a whole number, found "):
+    with pytest.raises(TypeError, match="hole_tries_max must be a whole number, got "):
         hole_queue(Topic(), tries_max=tries_max)
 
 

@@ -121,7 +121,7 @@ def test_a_negative_delay_is_refused_and_nothing_given_back():
     topic = Topic()
     topic.publish()
     topic.dispatch()
-    with pytest.raises(ValueError, match="delay_ms must be at least 0, found -1"):
+    with pytest.raises(ValueError, match="delay_ms must be at least 0, got -1"):
         topic.nack(0, delay_ms=-1)
     assert topic.subscription.unacked_messages == 1
 

@@ -204,7 +204,7 @@ def test_a_time_that_is_no_integer_is_refused_and_changes_nothing(kind, now_ms):
     if now_ms is not None:
         calls += [lambda **now: topic.subscription.nack(first, **now), topic.subscription.explain_holes]
     for call in calls:
-        with pytest.raises(TypeError, match="now_ms is an integer, found"):
+        with pytest.raises(TypeError, match="now_ms must be an integer, got"):
             call(now_ms=now_ms)
     assert topic.subscription.unacked_messages == 2
     assert topic.unacked() == [0, 1, 2]
@@ -242,7 +242,7 @@ def test_a_consumer_without_a_name_is_refused():
 def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
     topic = Topic(kind)
     topic.publish(2)
-    with pytest.raises(ValueError, match="max_messages must be at least 0, found -1"):
+    with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
         topic.dispatch("a", -1)
     assert topic.subscription.consumers == ()
     assert topic.dispatch("a", 0) == []

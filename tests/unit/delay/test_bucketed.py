@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(index, position, deliver_
 
 
 def test_other_calls_refuse_too(index):
-    with pytest.raises(ValueError, match="max_messages must be at least 0, found -1"):
+    with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
         poll(index, 0, max_messages=-1)
     with pytest.raises(ValueError, match="tick_time_ms"):
         index.reset_tick_time(0)

@@ -311,11 +311,11 @@ def test_memory_is_what_the_messages_take(strict):
         (Position(3, "7"), 1_000, 0, TypeError, "'7'"),
         (Position(3.0, 7), -1, 0, TypeError, "3.0"),
         (A, 2**63, 0, ValueError, "deliver_at_ms is 9223372036854775808"),
-        (A, 1.5, 0, TypeError, "deliver_at_ms is an integer, found 1.5"),
-        (A, "soon", 0, TypeError, "deliver_at_ms is an integer, found 'soon'"),
+        (A, 1.5, 0, TypeError, "deliver_at_ms must be an integer, got 1.5"),
+        (A, "soon", 0, TypeError, "deliver_at_ms must be an integer, got 'soon'"),
         (A, -1, -1, ValueError, "now_ms is -1"),
         (A, -1, 2**63, ValueError, "now_ms is 9223372036854775808"),
-        (A, -1, None, TypeError, "now_ms is an integer, found None"),
+        (A, -1, None, TypeError, "now_ms must be an integer, got None"),
     ],
 )
 def test_a_message_that_no_log_has_is_refused(position, deliver_at_ms, now_ms, error, saying):
@@ -328,7 +328,7 @@ def test_a_message_that_no_log_has_is_refused(position, deliver_at_ms, now_ms, e
 
 def test_a_poll_that_is_refused_takes_nothing():
     tracker = fixed(3)
-    with pytest.raises(TypeError, match=r"max_messages is an integer, found 2\.5"):
+    with pytest.raises(TypeError, match=r"max_messages must be an integer, got 2\.5"):
         tracker.scheduled_messages(2.5, now_ms=50_000)
     with pytest.raises(ValueError, match="now_ms is -1"):
         poll(tracker, -1)
@@ -337,7 +337,7 @@ def test_a_poll_that_is_refused_takes_nothing():
 
 @pytest.mark.parametrize(
     ("tick_time_ms", "error", "saying"),
-    [(-1, ValueError, "is -1"), (2**63, ValueError, f"is {2**63}"), (1.5, TypeError, r"is an integer, found 1\.5")],
+    [(-1, ValueError, "is -1"), (2**63, ValueError, f"is {2**63}"), (1.5, TypeError, r"must be an integer, got 1\.5")],
 )
 def test_a_tick_that_is_none_is_refused(tracker, tick_time_ms, error, saying):
     with pytest.raises(error, match=f"tick_time_ms {saying}"):

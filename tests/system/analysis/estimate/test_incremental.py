@@ -313,7 +313,7 @@ def test_a_reset_to_a_ledger_that_was_left_behind_is_refused():
     late = [Event(9, EventKind.RESET), Event(9, EventKind.REDELIVER, 1, 5, 9), Event(9, EventKind.REDELIVER, 2, 0, 3)]
     policies = [None, Policy.from_mapping({"flush_interval_ms": 0})]
     logs = [{KEY: {1: 10, 2: 10}}] * 2
-    with pytest.raises(TraceError, match=r"subscription 's' of .*: it is reset to ledger 1, of which .* nothing to"):
+    with pytest.raises(TraceError, match=r"subscription 's' of .*: it is reset to ledger 1, whose state was dropped"):
         run_by_days([{KEY: early}, {KEY: late}], logs, policies, is_published=True)
 
 

@@ -87,7 +87,7 @@ test_a_thinned_trace_says_the_same = pytest.mark.slow(given(persisted_traces(), 
 
 def row_of(name, seq, chunk):
     times = {"first_ts_ms": int(chunk.ts_ms[0]), "last_ts_ms": int(chunk.ts_ms[-1])}
-    lists = {column: values.tolist() for column, values in zip(acked.Chunk._fields, chunk, strict=True)}
+    lists = {column: values.tolist() for column, values in zip(acked.EventChunk._fields, chunk, strict=True)}
     return {"topic": "t", "subscription": name, "first_seq": seq, "chunk": seq} | times | lists
 
 
@@ -151,7 +151,7 @@ ANY = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 300))
 @given(st.lists(st.tuples(ANY, st.sampled_from(EventKind), ANY, ANY, ANY), min_size=1, max_size=20))
 def test_whatever_a_chunk_holds_comes_out_of_its_bytes(rows):
     columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
-    found = thinning.unpacked(memoryview(thinning.packed(acked.Chunk(*columns))))
+    found = thinning.unpacked(memoryview(thinning.packed(acked.EventChunk(*columns))))
     assert [column.tolist() for column in found] == [column.tolist() for column in columns]
     assert {column.dtype for column in found} == {np.dtype(np.int64)}
 

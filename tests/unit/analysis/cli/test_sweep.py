@@ -43,7 +43,7 @@ def trace(tmp_path):
         (["sweep", "no-trace", "--set", "tick_ms=1"], "no-trace: no such trace"),
         (["redelivery", "{trace}", "--format", "csv"], "--format and --out go together"),
         (["redelivery", "{trace}", "--format", "xml", "--out", "x"], "--format must be one of json, parquet, csv"),
-        (["redelivery", "{trace}", "--policy", "keep=BEST"], "keep is one of LOWEST, WIDEST"),
+        (["redelivery", "{trace}", "--policy", "keep=BEST"], "keep must be one of LOWEST, WIDEST"),
     ],
 )
 def test_what_is_wrong_is_one_line(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures

@@ -159,7 +159,7 @@ def test_in_a_store_damage_and_strangers_are_refused(store, tmp_path, directory)
     with pytest.raises(CheckpointError, match=r"part\.parquet: the state is damaged"):
         Checkpoint.latest(state, POLICIES)
     (here.parent / "notes.txt").write_text("keep me")
-    with pytest.raises(CheckpointError, match=r"no state directory, it holds 'notes\.txt'"):
+    with pytest.raises(CheckpointError, match=r"not a state directory, it contains 'notes\.txt'"):
         Checkpoint.latest(state, POLICIES)
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_checkpoint_is_neither_read_nor_removed_as_one(tmp_path, dire
         (name / "one.jpeg").write_bytes(b"keep me")
     else:
         name.write_bytes(b"keep me")
-    with pytest.raises(CheckpointError, match="no state directory, it holds '000001'"):
+    with pytest.raises(CheckpointError, match="not a state directory, it contains '000001'"):
         Checkpoint.latest(state, POLICIES)
     # It may also appear after the look.
     kept(state, days_of(directory))
@@ -261,7 +261,7 @@ def test_a_newer_version_is_named(state):
 
 
 def test_other_policies_are_refused(state):
-    with pytest.raises(CheckpointError, match=r"begun with the policies as recorded, default, not as recorded; give"):
+    with pytest.raises(CheckpointError, match=r"started with the policies as recorded, default, not as recorded; use"):
         Checkpoint.latest(state, [None])
     with pytest.raises(CheckpointError, match=r"not the policies as recorded, flush_interval_ms=5; give the same, or"):
         Checkpoint.latest(state, [None, Policy.from_mapping({"flush_interval_ms": 5})])
@@ -278,7 +278,7 @@ def test_an_older_version_is_refused_and_left_alone(state):
 
 
 def test_a_directory_of_something_else_is_refused(directory):
-    with pytest.raises(CheckpointError, match="no state directory, it holds 'day=2026-11-20'"):
+    with pytest.raises(CheckpointError, match="not a state directory, it contains 'day=2026-11-20'"):
         Checkpoint.latest(directory, POLICIES)
 
 
@@ -293,7 +293,7 @@ def test_a_day_that_changed_is_named(directory, state):
     found = Checkpoint.latest(state, POLICIES)
     shutil.rmtree(directory / "day=2026-11-21")
     add_day(directory, "day=2026-11-21", ack=7)
-    with pytest.raises(CheckpointError, match=r"day=2026-11-21: it has changed since it was read; put back"):
+    with pytest.raises(CheckpointError, match=r"day=2026-11-21: it has changed since it was read; restore"):
         unread(directory, days_of(directory), found)
 
 

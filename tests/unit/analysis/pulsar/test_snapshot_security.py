@@ -248,7 +248,7 @@ def test_a_token_is_in_no_text_of_an_object():
     [
         (None, ["HTTP 307 without a Location"]),
         ("", ["without a Location"]),
-        ("file:///etc/passwd", ["file:///etc/passwd", "no URL of http"]),
+        ("file:///etc/passwd", ["file:///etc/passwd", "not a URL of http"]),
         ("ftp://127.0.0.1/x", ["ftp://127.0.0.1/x"]),
         ("https://", []),
         ("https://[::1/x", ["ocation"]),

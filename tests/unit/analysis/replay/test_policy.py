@@ -42,7 +42,7 @@ def test_how_an_age_is_chosen_may_be_said():
         ({"flush_interval": "1"}, "unknown key 'flush_interval'"),
         ({"flush_interval_ms": "soon"}, "flush_interval_ms must be a duration such as 500ms, 5s, 1m or 1h, got 'soon'"),
         ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, found -1"),
-        ({"flush_interval_ms": True}, "flush_interval_ms must not be a boolean"),
+        ({"flush_interval_ms": True}, "flush_interval_ms must not be a boolean, got True"),
         ({"keep": "BEST"}, "keep must be one of LOWEST, WIDEST, got 'BEST'"),
         ({"become_old_ack_record_seconds": "AUTO:0.1"}, "as AUTO:0.01:1:300, got 'AUTO:0.1'"),
         ({"become_old_ack_record_seconds": "AUTO:1:1:300"}, "got 'AUTO:1:1:300'"),

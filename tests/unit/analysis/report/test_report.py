@@ -122,9 +122,9 @@ def test_the_plot_has_a_line_for_each_subscription_that_ends_at_the_kill():
 @pytest.mark.parametrize(
     ("observed", "found"),
     [
-        (683, "683 came back, so it was not written."),
-        (12, "12 came back, so it was written."),
-        (5, "5 came back, which neither says."),
+        (683, "683 were redelivered, so it was not written."),
+        (12, "12 were redelivered, so it was written."),
+        (5, "5 were redelivered, which fits neither."),
     ],
 )
 def test_a_kill_inside_a_persist_shows_both_predictions_and_which_came_true(observed, found):
@@ -135,7 +135,9 @@ def test_a_kill_inside_a_persist_shows_both_predictions_and_which_came_true(obse
     assert page.traces["a: predicted"]["y"] == [12, 683]
     assert page.traces["a: observed"]["y"] == [observed]
     (told,) = [text for text in page.paragraphs if "inside a persist" in text]
-    assert told.startswith("a was killed inside a persist: 683 messages come back if it was not written, 12 if it was.")
+    assert told.startswith(
+        "a was killed inside a persist: 683 messages are redelivered if it was not written, 12 if it was."
+    )
     assert told.endswith(found)
 
 
@@ -143,7 +145,7 @@ def test_a_persist_that_would_change_nothing_has_one_answer():
     run = demo_run(["a"])
     inside = killed_inside_persist(run.subscriptions[0], not_written=3, written=3, observed=3)
     page = Page(render([replace(run, subscriptions=[inside])]))
-    assert page.paragraphs[-1].endswith("3 came back, as both say.")
+    assert page.paragraphs[-1].endswith("3 were redelivered, which fits both.")
     assert page.traces["a: predicted"]["y"] == [3]
 
 
