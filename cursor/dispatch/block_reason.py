@@ -1,7 +1,8 @@
-"""Why does a subscription not get new messages, and what would change that?"""
+"""The reasons why a subscription receives no new messages, and what would release them."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.cursor.dispatch.live_holes import releasing_holes
@@ -11,9 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.ack_hole import AckHole
+    from ackstate.cursor.dispatch.admission import Admission
     from ackstate.cursor.dispatch.live_holes import HoleContext
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.errors import AckStateError
+    from ackstate.limits.gate import DispatchGate
     from ackstate.limits.rules import Verdict
 
 
@@ -21,16 +24,16 @@ class BlockReason(NamedTuple):
     """One rule that is closed.
 
     Attributes:
-        rule: Which.
-        used: What it counts now, with what is reserved.
-        limit: What that may not pass.
-        released_at: At this use the rule opens.
+        rule: The rule.
+        used: Its present usage, reservations included.
+        limit: The most that `used` may be.
+        released_at: The usage at which the rule opens.
         since_ms: When it closed.
-        consumer: Whose own limit it is; empty if it holds for all.
-        store_error: Why the last persist failed, if it did: what is not durable stays so, and that is the cause.
-        releases: For a limit on the ack state, the holes whose filling brings the use down, by most first.
+        consumer: The consumer whose own limit it is; empty if the rule holds for all.
+        store_error: Why the last persist failed, if it did: then the failing store is the cause.
+        releases: For a limit on the ack state, the holes that reduce the usage when they are filled, by most first.
         frees: By how much each of them does: in bytes that are not durable, or in ranges.
-        holders: Who has how many unacked messages, most first.
+        holders: The consumers with their numbers of unacked messages, most first.
     """
 
     rule: Rule
@@ -61,7 +64,38 @@ class BlockReason(NamedTuple):
         return " ".join(parts)
 
 
-def explain_block(  # noqa: PLR0913 - what the reason consists of
+def explain_blocks(  # noqa: PLR0913 - what the reasons consist of
+    gate: DispatchGate,
+    admission: Admission,
+    where: HoleContext,
+    *,
+    consumers: Sequence[str],
+    top: int,
+    now_ms: int,
+) -> tuple[BlockReason, ...]:
+    """Explain each rule that is closed, those of single consumers last.
+
+    Args:
+        gate: Its rules.
+        admission: The present usage, and why the last persist failed.
+        where: Where the messages are.
+        consumers: The open ones.
+        top: How many holes and consumers to name.
+        now_ms: The present.
+
+    Complexity: O(holes) for a limit on the ack state.
+    """
+    closed = [("", verdict) for verdict in gate.why_blocked(admission.usage())]
+    for consumer in gate.closed_consumers:
+        verdicts = gate.why_blocked(admission.usage(consumer), consumer)
+        closed += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
+    explain = partial(
+        _explain_block, where=where, store_error=admission.store_error, consumers=consumers, top=top, now_ms=now_ms
+    )
+    return tuple(explain(verdict, consumer) for consumer, verdict in closed)
+
+
+def _explain_block(  # noqa: PLR0913 - what the reason consists of
     verdict: Verdict,
     consumer: str,
     *,
@@ -71,19 +105,7 @@ def explain_block(  # noqa: PLR0913 - what the reason consists of
     top: int,
     now_ms: int,
 ) -> BlockReason:
-    """Explain why a rule is closed, and what would open it.
-
-    Args:
-        verdict: The gate's, of a rule that is closed.
-        consumer: Whose rule it is; empty if it holds for all.
-        where: Where the messages are.
-        store_error: Why the last persist failed; None if it did not.
-        consumers: The open ones.
-        top: How many holes and consumers to name.
-        now_ms: The present.
-
-    Complexity: O(holes) for a limit on the ack state.
-    """
+    """Explain why a rule is closed, and what would open it; the consumer is empty if the rule holds for all."""
     rule, cursor = verdict.rule, where.cursor
     assert rule is not None
     counted = ((name, where.deliveries.unacked_of(name)) for name in consumers)

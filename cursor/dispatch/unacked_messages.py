@@ -113,6 +113,13 @@ class UnackedMessages:
             self._admission.reduce(position, max(1, _unacked_count(words)))
         self._admission.usage_decreased(now_ms=now_ms)
 
+    def completes_batch(self, position: Position, unacked_words: Sequence[int]) -> bool:
+        """Return whether an ack that leaves these messages of a batch unacked acks the last unacked ones."""
+        known = self._cursor.view.batch.get(position)
+        return not any(unacked_words) or (
+            known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
+        )
+
     def acked_up_to(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
         """Note that everything up to a position was acked."""
         self._complete(self._admission.deliveries.at_most(position))

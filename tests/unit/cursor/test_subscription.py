@@ -331,7 +331,7 @@ def test_closing_persists_and_lets_go_of_the_delay_view():
     with pytest.raises(CursorClosedError):
         topic.dispatch(1)
     with pytest.raises(ValueError, match="closed"):
-        topic.subscription._delays.scheduled_messages(1, now_ms=2)
+        topic.subscription._messages.delayed._tracker.scheduled_messages(1, now_ms=2)
 
 
 def test_positions_that_the_log_has_not_are_not_read():

@@ -59,7 +59,7 @@ def test_no_persist_begins_between_the_check_of_a_late_ack_and_the_ack(monkeypat
 def test_a_tracker_that_fails_in_the_middle_of_a_batch_loses_no_message(kind, monkeypatch):
     topic = Topic(kind, tick_time_ms=10)
     topic.publish(8)
-    view, calls = topic.subscription._delays, []
+    view, calls = topic.subscription._messages.delayed._tracker, []
 
     def failing(position, *, deliver_at_ms, now_ms, add=view.add_message):
         calls.append(position)
@@ -237,7 +237,7 @@ def test_a_cleared_backlog_leaves_no_delayed_messages():
     topic.publish(5, deliver_at_ms=10**6)
     assert topic.dispatch() == []
     topic.subscription.clear_backlog(now_ms=1)
-    assert topic.subscription._delays.delayed_message_count == 0
+    assert topic.subscription._messages.delayed._tracker.delayed_message_count == 0
 
 
 def test_a_cursor_has_one_subscription():
