@@ -1,4 +1,4 @@
-"""Which messages fall due next? Times and positions in eight bytes a message, the earliest first."""
+"""A priority queue of times and positions in eight bytes a message, the earliest first."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.delay.calendar_keys import (
+    ERA_BITS,
+    LEAF_MASK,
+    PAGE_MASK,
+    PLACE_MASK,
+    POSITION_BITS,
+    TIME_BITS,
+    TIME_MASK,
+    Due,
+    EraKeys,
+    era_of,
+    first_of_each,
+    places_of,
+    times_of,
+)
+from ackstate.delay.entry_pages import ENTRY_BITS, ENTRY_MASK, PAGE_BITS, EntryPages
 from ackstate.position import Position
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pyroaring import BitMap
 
     from ackstate.delay.position_set import PositionSet
-
-# A key is the time, then the position, so that keys sort by time. A leaf keeps the low 64 bits of its keys, those
-# above them, the era, once: 24 bits of the time (4 h 40 min), then a page of 2**16 entries, then the entry in it.
-_ENTRY_BITS, _PAGE_BITS, _TIME_BITS = 16, 24, 24
-_POSITION_BITS = _ENTRY_BITS + _PAGE_BITS
-_ENTRY_MASK = (1 << _ENTRY_BITS) - 1
-_PAGE_MASK = (1 << _PAGE_BITS) - 1
-_PLACE_MASK = (1 << _POSITION_BITS) - 1
-_TIME_MASK = (1 << _TIME_BITS) - 1
-_ERA_BITS = _POSITION_BITS + _TIME_BITS
-_LEAF_MASK = (1 << _ERA_BITS) - 1
 
 _LEAF_COUNT_MAX = 32_768
 _FRONT_COUNT_MAX = 1_024
@@ -37,30 +41,12 @@ _FRONT_COUNT = 512
 _FRESH_COUNT = 4_096
 _FRESH_COUNT_PER_LEAF = 64
 _BULK_COUNT_PER_LEAF = 8
-# What a leaf takes beside its array (its bound, two list slots) and a page beside its slots (two integers): measured.
+# What a leaf takes beside its array (its bound, two list slots): measured.
 _LEAF_BYTES = 60
-_PAGE_BYTES = 64
 _FRONT_KEY_BYTES = 48
 _NEVER_MS = 1 << 63
 _SWEEP_COUNT_MIN = 1_024
 _BULK_COUNT_MIN = 64  # Fewer are put into a bitmap or a leaf faster one by one.
-
-
-class Due(NamedTuple):
-    """Messages and their times: three arrays of one length, int64, by time, then by position.
-
-    Attributes:
-        due_ms: When each is due.
-        ledger_ids: Its ledger.
-        entry_ids: Its entry in that.
-    """
-
-    due_ms: NDArray[np.int64]
-    ledger_ids: NDArray[np.int64]
-    entry_ids: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.due_ms)
 
 
 class _Fresh(NamedTuple):
@@ -69,13 +55,6 @@ class _Fresh(NamedTuple):
     due_ms: array[int]
     ledger_ids: array[int]
     entry_ids: array[int]
-
-
-class _EraKeys(NamedTuple):
-    """The keys of a leaf, sorted, and what they leave out."""
-
-    era: int
-    keys: NDArray[np.uint64]
 
 
 @final
@@ -96,8 +75,8 @@ class Calendar:
     """
 
     __slots__ = (
-        "_count", "_free_pages", "_fresh", "_fresh_count_max", "_fresh_first_ms", "_front", "_leaves", "_lows",
-        "_page_highs", "_page_ledger_ids", "_pages", "_sweep_at_count",
+        "_count", "_fresh", "_fresh_count_max", "_fresh_first_ms", "_front", "_leaves", "_lows", "_pages",
+        "_sweep_at_count",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -111,11 +90,7 @@ class Calendar:
         self._lows: list[int] = []
         self._leaves: list[array[int]] = []
         self._count = 0  # without what is fresh
-        # Invariant: page number n is that of the key _page_ledger_ids[n] << 16 | _page_highs[n], unless it is free.
-        self._pages: dict[int, int] = {}
-        self._page_ledger_ids = array("q")
-        self._page_highs = array("H")
-        self._free_pages: list[int] = []
+        self._pages = EntryPages()
         self._sweep_at_count = _SWEEP_COUNT_MIN
 
     def __len__(self) -> int:
@@ -125,7 +100,7 @@ class Calendar:
     @property
     def first_due_ms(self) -> int | None:
         """When the next message is due, or None. Complexity: O(1)."""
-        first_ms = self._front[0] >> _POSITION_BITS if self._front else _NEVER_MS
+        first_ms = self._front[0] >> POSITION_BITS if self._front else _NEVER_MS
         first_ms = min(first_ms, self._fresh_first_ms)
         return None if first_ms == _NEVER_MS else first_ms
 
@@ -134,8 +109,7 @@ class Calendar:
         """About how much memory it takes. Complexity: O(leaves), some hundreds at 10 million messages."""
         leaves = sum(map(getsizeof, self._leaves)) + _LEAF_BYTES * len(self._leaves)
         fresh = sum(map(getsizeof, self._fresh))
-        pages = sum(map(getsizeof, (self._pages, self._page_ledger_ids, self._page_highs)))
-        return leaves + fresh + pages + _FRONT_KEY_BYTES * len(self._front) + _PAGE_BYTES * len(self._pages)
+        return leaves + fresh + self._pages.memory_bytes + _FRONT_KEY_BYTES * len(self._front)
 
     def add(self, position: Position, due_ms: int) -> None:
         """Put in a message; neither its ids nor the time are checked.
@@ -199,18 +173,15 @@ class Calendar:
         for chunk in self._take(now_ms, len(self) + 1):
             if isinstance(chunk, list) and len(chunk) < _BULK_COUNT_MIN:
                 for key in chunk:
-                    page = key >> _ENTRY_BITS & _PAGE_MASK
-                    entry_id = self._page_highs[page] << _ENTRY_BITS | key & _ENTRY_MASK
-                    positions.include(self._page_ledger_ids[page], entry_id)
+                    positions.include(*self._pages.position(key & PLACE_MASK))
                 continue
-            places = np.sort(_places(chunk))
-            pages = places >> _ENTRY_BITS
+            places = np.sort(places_of(chunk))
+            pages = places >> ENTRY_BITS
             starts = [0, *(np.flatnonzero(np.diff(pages)) + 1).tolist(), len(places)]
             for first, end in pairwise(starts):
-                page = int(pages[first])
-                entry_ids = places[first:end] & _ENTRY_MASK | self._page_highs[page] << _ENTRY_BITS
-                positions.update_entries(self._page_ledger_ids[page], array("I", entry_ids.astype(np.uint32).tobytes()))
-
+                ledger_id, first_id = self._pages.position(int(pages[first]) << ENTRY_BITS)
+                entry_ids = places[first:end] & ENTRY_MASK | first_id
+                positions.update_entries(ledger_id, array("I", entry_ids.astype(np.uint32).tobytes()))
         self._forget_pages_if_empty()
 
     def keep_only(self, positions: PositionSet) -> None:
@@ -233,17 +204,17 @@ class Calendar:
         """Remove everything."""
         Calendar.__init__(self)
 
-    def _take(self, now_ms: int, wanted: int) -> list[list[int] | _EraKeys]:
+    def _take(self, now_ms: int, wanted: int) -> list[list[int] | EraKeys]:
         """Remove what is due, at least so many if there are, with all that are due at the time of the last."""
         if self._fresh_first_ms <= now_ms:
             self._flush()
-        end = (now_ms + 1) << _POSITION_BITS
-        chunks: list[list[int] | _EraKeys] = []
+        end = (now_ms + 1) << POSITION_BITS
+        chunks: list[list[int] | EraKeys] = []
         taken = 0
         while self._front and wanted > 0:
             at = bisect_left(self._front, end)
             if taken < wanted <= taken + at:
-                end = (self._front[wanted - taken - 1] >> _POSITION_BITS) + 1 << _POSITION_BITS
+                end = (self._front[wanted - taken - 1] >> POSITION_BITS) + 1 << POSITION_BITS
                 at = bisect_left(self._front, end)
             if not at:
                 break
@@ -255,28 +226,25 @@ class Calendar:
                 chunks += self._refill(end if wanted > taken + self._count else 0)
         return chunks
 
-    def _refill(self, end: int) -> list[_EraKeys]:
+    def _refill(self, end: int) -> list[EraKeys]:
         """Make the next leaf the front; those that lie below `end` as a whole are removed and returned instead."""
         chunks = []
         while self._leaves:
-            era = self._lows.pop(0) >> _ERA_BITS
+            era = self._lows.pop(0) >> ERA_BITS
             keys = np.sort(np.frombuffer(self._leaves.pop(0), dtype=np.uint64))
-            if (era << _ERA_BITS | int(keys[-1])) >= end:
-                self._front = [era << _ERA_BITS | key for key in keys[:_FRONT_COUNT].tolist()]
+            if (era << ERA_BITS | int(keys[-1])) >= end:
+                self._front = [era << ERA_BITS | key for key in keys[:_FRONT_COUNT].tolist()]
                 self._insert_leaves(0, era, keys[_FRONT_COUNT:], size=_FRONT_COUNT)
                 break
-            chunks.append(_EraKeys(era, keys))
+            chunks.append(EraKeys(era, keys))
             self._count -= len(keys)
         return chunks
 
-    def _in_order(self, chunks: list[list[int] | _EraKeys]) -> Due:
+    def _in_order(self, chunks: list[list[int] | EraKeys]) -> Due:
         if not chunks:
             return Due(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
-        times, places = np.concatenate([*map(_times, chunks)]), np.concatenate([*map(_places, chunks)])
-        pages = places >> _ENTRY_BITS
-        ledger_ids = np.frombuffer(self._page_ledger_ids, dtype=np.int64)[pages]
-        highs = np.frombuffer(self._page_highs, dtype=np.uint16)[pages].astype(np.int64)
-        entry_ids = highs << _ENTRY_BITS | places & _ENTRY_MASK
+        times, places = np.concatenate([*map(times_of, chunks)]), np.concatenate([*map(places_of, chunks)])
+        ledger_ids, entry_ids = self._pages.positions(places)
         order = np.lexsort((entry_ids, ledger_ids, times))
         return Due(times[order], ledger_ids[order], entry_ids[order])
 
@@ -289,8 +257,8 @@ class Calendar:
             self._fresh_count_max = max(_FRESH_COUNT, _FRESH_COUNT_PER_LEAF * len(self._leaves))
             return
         for due_ms, ledger_id, entry_id in zip(*fresh, strict=True):
-            page = self._page(ledger_id, entry_id >> _ENTRY_BITS)
-            self._put((due_ms << _PAGE_BITS | page) << _ENTRY_BITS | entry_id & _ENTRY_MASK)
+            page = self._pages.number(ledger_id, entry_id >> ENTRY_BITS)
+            self._put((due_ms << PAGE_BITS | page) << ENTRY_BITS | entry_id & ENTRY_MASK)
 
     def _put(self, key: int) -> None:
         self._count += 1
@@ -300,16 +268,16 @@ class Calendar:
             if len(self._front) > _FRONT_COUNT_MAX:
                 self._cut_front()
             return
-        if self._lows[at] >> _ERA_BITS != key >> _ERA_BITS:
-            at = self._begin_era(at + 1, key >> _ERA_BITS)
-        self._leaves[at].append(key & _LEAF_MASK)
+        if self._lows[at] >> ERA_BITS != key >> ERA_BITS:
+            at = self._begin_era(at + 1, key >> ERA_BITS)
+        self._leaves[at].append(key & LEAF_MASK)
         if len(self._leaves[at]) > _LEAF_COUNT_MAX:
             self._divide(at)
 
     def _put_many(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
-        eras = due_ms >> _TIME_BITS
-        times = (due_ms & _TIME_MASK).astype(np.uint64) << np.uint64(_POSITION_BITS)
-        keys = times | self._paged(ledger_ids, entry_ids).astype(np.uint64)
+        eras = due_ms >> TIME_BITS
+        times = (due_ms & TIME_MASK).astype(np.uint64) << np.uint64(POSITION_BITS)
+        keys = times | self._pages.places(ledger_ids, entry_ids).astype(np.uint64)
         if eras.min() == eras.max():
             self._put_sorted(int(eras[0]), np.sort(keys))
             return
@@ -322,57 +290,40 @@ class Calendar:
                 self._put_sorted(era, keys[first:end])
                 continue
             for key in keys[first:end].tolist():
-                self._put(era << _ERA_BITS | key)
-
-    def _paged(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the pages of positions, and the lower halves of their entries."""
-        highs = entry_ids >> _ENTRY_BITS
-        first, last = int(highs.min()), int(highs.max())
-        numbers: NDArray[np.int64]
-        if last - first < len(highs) and ledger_ids.min() == ledger_ids.max():
-            # Of one ledger and close together, as a reader meets them: no need to sort.
-            numbers, ledger_id = highs - first, int(ledger_ids[0])
-            counts = np.bincount(numbers).tolist()
-            found = [self._page(ledger_id, first + at) if count else 0 for at, count in enumerate(counts)]
-        else:
-            ledgers, ledger_numbers = np.unique(ledger_ids, return_inverse=True)
-            keys, numbers = np.unique(ledger_numbers << _ENTRY_BITS | highs, return_inverse=True)
-            used = zip(ledgers[keys >> _ENTRY_BITS].tolist(), (keys & _ENTRY_MASK).tolist(), strict=True)
-            found = [self._page(ledger_id, high) for ledger_id, high in used]
-        return np.array(found, dtype=np.int64)[numbers] << _ENTRY_BITS | entry_ids & _ENTRY_MASK
+                self._put(era << ERA_BITS | key)
 
     def _put_sorted(self, era: int, keys: NDArray[np.uint64]) -> None:
         """Put in keys of one era, which are sorted."""
         self._count += len(keys)
-        first_leaf_era = self._lows[0] >> _ERA_BITS if self._lows else era + 1
+        first_leaf_era = self._lows[0] >> ERA_BITS if self._lows else era + 1
         in_front = len(keys) if first_leaf_era > era else 0
         if first_leaf_era == era:
-            in_front = int(np.searchsorted(keys, np.uint64(self._lows[0] & _LEAF_MASK)))
+            in_front = int(np.searchsorted(keys, np.uint64(self._lows[0] & LEAF_MASK)))
         self._put_in_front(era, keys[:in_front])
         while in_front < len(keys):
             keys = keys[in_front:]
-            at = bisect_right(self._lows, era << _ERA_BITS | int(keys[0])) - 1
-            if self._lows[at] >> _ERA_BITS != era:
+            at = bisect_right(self._lows, era << ERA_BITS | int(keys[0])) - 1
+            if self._lows[at] >> ERA_BITS != era:
                 at = self._begin_era(at + 1, era)
             in_front = len(keys)
-            if at + 1 < len(self._lows) and self._lows[at + 1] >> _ERA_BITS == era:
-                in_front = int(np.searchsorted(keys, np.uint64(self._lows[at + 1] & _LEAF_MASK)))
+            if at + 1 < len(self._lows) and self._lows[at + 1] >> ERA_BITS == era:
+                in_front = int(np.searchsorted(keys, np.uint64(self._lows[at + 1] & LEAF_MASK)))
             self._leaves[at].frombytes(keys[:in_front].tobytes())
             if len(self._leaves[at]) > _LEAF_COUNT_MAX:
                 self._divide(at)
 
     def _put_in_front(self, era: int, keys: NDArray[np.uint64]) -> None:
         """Put sorted keys of one era into the front: of many, the first; and what is then above it into leaves."""
-        self._front += [era << _ERA_BITS | key for key in keys[:_FRONT_COUNT].tolist()]
+        self._front += [era << ERA_BITS | key for key in keys[:_FRONT_COUNT].tolist()]
         self._front.sort()
         if len(keys) > _FRONT_COUNT:
-            at = bisect_right(self._front, era << _ERA_BITS | int(keys[_FRONT_COUNT]))
+            at = bisect_right(self._front, era << ERA_BITS | int(keys[_FRONT_COUNT]))
             above = self._front[at:]
             del self._front[at:]
             self._insert_leaves(0, era, keys[_FRONT_COUNT:], size=_LEAF_COUNT_MAX // 2)
             self._count -= len(above)
-            for each_era, keys_above in groupby(above, key=_era):
-                self._put_sorted(each_era, np.array([key & _LEAF_MASK for key in keys_above], dtype=np.uint64))
+            for each_era, keys_above in groupby(above, key=era_of):
+                self._put_sorted(each_era, np.array([key & LEAF_MASK for key in keys_above], dtype=np.uint64))
         elif len(self._front) > _FRONT_COUNT_MAX:
             self._cut_front()
 
@@ -381,56 +332,37 @@ class Calendar:
         later = self._front[_FRONT_COUNT:]
         del self._front[_FRONT_COUNT:]
         at = 0
-        for era, keys in groupby(later, key=_era):
-            low_bits = np.array([key & _LEAF_MASK for key in keys], dtype=np.uint64)
+        for era, keys in groupby(later, key=era_of):
+            low_bits = np.array([key & LEAF_MASK for key in keys], dtype=np.uint64)
             at += self._insert_leaves(at, era, low_bits, size=_FRONT_COUNT_MAX)
 
     def _divide(self, at: int) -> None:
         """Make two leaves of one, or more after many were put in."""
         keys = np.sort(np.frombuffer(self._leaves.pop(at), dtype=np.uint64))
-        self._insert_leaves(at, self._lows.pop(at) >> _ERA_BITS, keys, size=_LEAF_COUNT_MAX // 2)
+        self._insert_leaves(at, self._lows.pop(at) >> ERA_BITS, keys, size=_LEAF_COUNT_MAX // 2)
 
     def _begin_era(self, at: int, era: int) -> int:
         """Put in an empty leaf, to be filled at once, and return where."""
-        self._lows.insert(at, era << _ERA_BITS)
+        self._lows.insert(at, era << ERA_BITS)
         self._leaves.insert(at, array("Q"))
         return at
 
     def _insert_leaves(self, at: int, era: int, keys: NDArray[np.uint64], *, size: int) -> int:
         """Put in sorted keys of one era as leaves of so many at most, and return how many leaves."""
         pieces = [keys[first : first + size] for first in range(0, len(keys), size)]
-        self._lows[at:at] = [era << _ERA_BITS | int(piece[0]) for piece in pieces]
+        self._lows[at:at] = [era << ERA_BITS | int(piece[0]) for piece in pieces]
         self._leaves[at:at] = [array("Q", piece.tobytes()) for piece in pieces]
         return len(pieces)
-
-    def _page(self, ledger_id: int, high: int) -> int:
-        """Return the number of the page of a ledger's entries with this upper half, a new one if it has none."""
-        key = ledger_id << _ENTRY_BITS | high
-        page = self._pages.get(key)
-        if page is not None:
-            return page
-        if self._free_pages:
-            page = self._free_pages.pop()
-            self._page_ledger_ids[page], self._page_highs[page] = ledger_id, high
-        else:
-            page = len(self._page_highs)
-            if page >> _PAGE_BITS:
-                raise OverflowError(f"messages on {page} pages of {1 << _ENTRY_BITS} entries wait; no more can")
-            self._page_ledger_ids.append(ledger_id)
-            self._page_highs.append(high)
-        self._pages[key] = page
-        return page
 
     def _free_unused_pages(self) -> None:
         """Free the pages that no key is on. Complexity: O(messages), whenever there are twice the pages."""
         if len(self._pages) < self._sweep_at_count:
             return
-        used = {key >> _ENTRY_BITS & _PAGE_MASK for key in self._front}
+        used = {key >> ENTRY_BITS & PAGE_MASK for key in self._front}
         for leaf in self._leaves:
-            pages = np.frombuffer(leaf, dtype=np.uint64) >> np.uint64(_ENTRY_BITS) & np.uint64(_PAGE_MASK)
+            pages = np.frombuffer(leaf, dtype=np.uint64) >> np.uint64(ENTRY_BITS) & np.uint64(PAGE_MASK)
             used.update(np.unique(pages).tolist())
-        unused = [key for key, page in self._pages.items() if page not in used]
-        self._free_pages += [self._pages.pop(key) for key in unused]
+        self._pages.keep_only(used)
         self._sweep_at_count = max(_SWEEP_COUNT_MIN, 2 * len(self._pages))
 
     def _forget_pages_if_empty(self) -> None:
@@ -450,35 +382,7 @@ class Calendar:
         bounds = [*self._lows, 1 << 200][1:]
         for low, end, leaf in zip(self._lows, bounds, self._leaves, strict=True):
             assert 0 < len(leaf) <= _LEAF_COUNT_MAX
-            era = low >> _ERA_BITS << _ERA_BITS
+            era = low >> ERA_BITS << ERA_BITS
             assert low <= era | min(leaf)
             assert era | max(leaf) <= end
-        for key, page in self._pages.items():
-            assert key == self._page_ledger_ids[page] << _ENTRY_BITS | self._page_highs[page]
-        assert sorted([*self._pages.values(), *self._free_pages]) == list(range(len(self._page_highs)))
-
-
-def first_of_each(
-    entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64], kept: BitMap
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return of entries of one ledger those that are in a bitmap, each once, in order, with its first time."""
-    entry_ids, first_at = np.unique(entry_ids, return_index=True)
-    is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
-    return entry_ids[is_kept], due_ms[first_at[is_kept]]
-
-
-def _times(chunk: list[int] | _EraKeys) -> NDArray[np.int64]:
-    if isinstance(chunk, list):
-        return np.array([key >> _POSITION_BITS for key in chunk], dtype=np.int64)
-    return (chunk.keys >> np.uint64(_POSITION_BITS)).astype(np.int64) | chunk.era << _TIME_BITS
-
-
-def _places(chunk: list[int] | _EraKeys) -> NDArray[np.int64]:
-    """Return the pages, and the lower halves of the entries."""
-    if isinstance(chunk, list):
-        return np.array([key & _PLACE_MASK for key in chunk], dtype=np.int64)
-    return (chunk.keys & np.uint64(_PLACE_MASK)).astype(np.int64)
-
-
-def _era(key: int) -> int:
-    return key >> _ERA_BITS
+        self._pages._check()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from ackstate.delay.calendar import Calendar, first_of_each
+from ackstate.delay.calendar import Calendar
+from ackstate.delay.calendar_keys import first_of_each
 from ackstate.delay.config import DelayConfig
 from ackstate.delay.due_log import DUE_LOG_BYTES_MAX
 from ackstate.delay.position_set import PositionSet

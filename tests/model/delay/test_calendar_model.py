@@ -121,7 +121,7 @@ def begins_an_era_at_its_key(held, at, era):
 
 def divides_without_the_pivot(held, at):
     keys = np.sort(np.frombuffer(held._leaves.pop(at), dtype=np.uint64))
-    held._insert_leaves(at, held._lows.pop(at) >> calendar._ERA_BITS, np.delete(keys, len(keys) // 2), size=4)
+    held._insert_leaves(at, held._lows.pop(at) >> calendar.ERA_BITS, np.delete(keys, len(keys) // 2), size=4)
 
 
 def frees_pages_that_only_the_front_uses(held):
@@ -158,17 +158,17 @@ def forgets_what_is_fresh(held, now_ms, wanted):
 def takes_a_leaf_that_only_begins_before_the_end(held, end):
     chunks = []
     while held._leaves and held._lows[0] < end:
-        era = held._lows.pop(0) >> calendar._ERA_BITS
+        era = held._lows.pop(0) >> calendar.ERA_BITS
         keys = np.sort(np.frombuffer(held._leaves.pop(0), dtype=np.uint64))
-        chunks.append(calendar._EraKeys(era, keys))
+        chunks.append(calendar.EraKeys(era, keys))
         held._count -= len(keys)
     return chunks + refill(held, end)
 
 
 def puts_all_keys_into_one_leaf(held, era, keys):
     """Also those that belong behind the next leaf's bound."""
-    at = max(0, sum(low <= era << calendar._ERA_BITS | int(keys[0]) for low in held._lows) - 1)
-    if not held._leaves or held._lows[at] > era << calendar._ERA_BITS | int(keys[0]):
+    at = max(0, sum(low <= era << calendar.ERA_BITS | int(keys[0]) for low in held._lows) - 1)
+    if not held._leaves or held._lows[at] > era << calendar.ERA_BITS | int(keys[0]):
         put_sorted(held, era, keys)
     else:
         held._count += len(keys)

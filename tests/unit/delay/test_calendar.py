@@ -8,6 +8,7 @@ import pytest
 
 from ackstate import Position
 from ackstate.delay import calendar as calendar_module
+from ackstate.delay import entry_pages
 from ackstate.delay.calendar import Calendar
 from ackstate.delay.position_set import PositionSet
 
@@ -149,14 +150,14 @@ def test_pages_are_used_again_once_nothing_is_on_them():
         if ledger_id % 1_000 == 0:
             assert len(calendar.take_until(ledger_id - 1_000)) in {0, 999, 1_000}
     calendar._check()
-    assert len(calendar._page_highs) <= 8 * 1_024, "not 20,000"
+    assert len(calendar._pages._highs) <= 8 * 1_024, "not 20,000"
     calendar.take_until(20_000)
     assert taken(calendar, TIME_MAX) == [(TIME_MAX, 1, 5)]
-    assert len(calendar._page_highs) == 0, "nor one that nothing is on once all is taken"
+    assert len(calendar._pages._highs) == 0, "nor one that nothing is on once all is taken"
 
 
 def test_one_page_too_many_is_refused(monkeypatch):
-    monkeypatch.setattr(calendar_module, "_PAGE_BITS", 2)
+    monkeypatch.setattr(entry_pages, "PAGE_BITS", 2)
     calendar = Calendar()
     many = array_of(range(64)), array_of([10] * 64)  # Fewer are gathered first.
     for ledger_id in range(4):
