@@ -36,7 +36,7 @@ class _PulsarResponse(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
 
 
-class InternalLedgerInfo(_PulsarResponse):
+class LedgerInfo(_PulsarResponse):
     """One ledger of the topic's messages."""
 
     ledger_id: int = -1
@@ -81,10 +81,10 @@ class PersistentTopicInternalStats(_PulsarResponse):
     pending_add_entries_count: int = 0
     last_confirmed_entry: str = _NO_POSITION
     state: str = "Closed"
-    ledgers: list[InternalLedgerInfo] = []
+    ledgers: list[LedgerInfo] = []
     cursors: dict[str, InternalCursorStats] = {}
-    schema_ledgers: list[InternalLedgerInfo] = []
-    compacted_ledger: InternalLedgerInfo = InternalLedgerInfo()
+    schema_ledgers: list[LedgerInfo] = []
+    compacted_ledger: LedgerInfo = LedgerInfo()
 
 
 def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | None:
@@ -112,9 +112,7 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
         number_of_entries=sum(counts.values()),
         current_ledger_entries=counts[log.current_ledger_id] if log else 0,
         last_confirmed_entry=str(log.last_confirmed) if log else _NO_POSITION,
-        ledgers=[
-            InternalLedgerInfo(ledger_id=ledger_id, entries=entries, size=0) for ledger_id, entries in counts.items()
-        ],
+        ledgers=[LedgerInfo(ledger_id=ledger_id, entries=entries, size=0) for ledger_id, entries in counts.items()],
         cursors=dict(sorted(cursors.items())),
     )
 

@@ -38,7 +38,7 @@ class _PulsarObject(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True, extra="ignore")
 
 
-class LedgerInfo(_PulsarObject):
+class LedgerInternals(_PulsarObject):
     """One ledger of the topic's messages. For the open ledger, `entries` is always 0."""
 
     ledger_id: int
@@ -62,7 +62,7 @@ class TopicInternals(_PulsarObject):
 
     current_ledger_entries: int = 0
     entries_added_counter: int = 0
-    ledgers: list[LedgerInfo]
+    ledgers: list[LedgerInternals]
     cursors: dict[str, CursorInternals]
 
     def entry_counts(self) -> dict[int, int]:
@@ -214,5 +214,5 @@ def _by_ledger(found: re.Match[str], counts: Mapping[int, int]) -> Iterator[tupl
     yield ledger_id, 0, last
 
 
-def _ledger_id(ledger: LedgerInfo) -> int:
+def _ledger_id(ledger: LedgerInternals) -> int:
     return ledger.ledger_id

@@ -134,7 +134,7 @@ class TestLife:
         with start(tmp_path / "store", "--conf", tmp_path / "broker.conf") as server:
             status, errors = server.stop()
         assert (status, errors.count("\n")) == (0, 1)
-        assert "WARNING the fixed delay of persistent://public/default/orders, 1 ms, is not kept" in errors
+        assert "WARNING the fixed delay of persistent://public/default/orders, 1 ms, has no effect" in errors
 
 
 def is_listening(port):

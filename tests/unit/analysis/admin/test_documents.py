@@ -67,7 +67,7 @@ class TestOpenApi:
             "maxDeliveryDelayInMillis",
             "fixedDeliveryDelayInMillis",
         ]
-        assert "markDeletePosition" in schemas["CursorStats"]["properties"]
+        assert "markDeletePosition" in schemas["InternalCursorStats"]["properties"]
 
     def test_a_token_is_declared_where_one_is_needed(self, ask, in_process):
         assert "securitySchemes" not in ask("GET", "/openapi.json").json()["components"]

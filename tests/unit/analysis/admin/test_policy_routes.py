@@ -263,7 +263,7 @@ class TestAnotherBroker:
         store.metadata.put(PolicyOwner("public", "default", "bad").path, b"{", expected_version=ABSENT)
         broker = BrokerPolicies(BrokerDelayedDelivery(active=False))
         LevelledPolicies(PolicyStore(store.metadata), broker).log_not_kept()
-        assert [(each.levelname, each.getMessage().partition(", is")[0]) for each in caplog.records[:2]] == [
+        assert [(each.levelname, each.getMessage().partition(", has")[0]) for each in caplog.records[:2]] == [
             ("WARNING", "the fixed delay of public/default, 5000 ms"),
             ("ERROR", caplog.records[1].getMessage()),
         ]
@@ -338,7 +338,7 @@ def test_a_limit_that_a_handful_of_messages_would_fill_is_refused_with_the_reaso
 def test_a_negative_age_is_refused(ask):
     answer = ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=-1)
     assert answer.status_code == 412
-    assert reason(answer) == "becomeOldAckRecordSeconds must be in 0..2147483647, found -1"
+    assert reason(answer) == "becomeOldAckRecordSeconds must be in 0..2147483647, got -1"
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -41,7 +41,7 @@ def test_how_an_age_is_chosen_may_be_said():
     [
         ({"flush_interval": "1"}, "unknown key 'flush_interval'"),
         ({"flush_interval_ms": "soon"}, "flush_interval_ms must be a duration such as 500ms, 5s, 1m or 1h, got 'soon'"),
-        ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, found -1"),
+        ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, got -1"),
         ({"flush_interval_ms": True}, "flush_interval_ms must not be a boolean, got True"),
         ({"keep": "BEST"}, "keep must be one of LOWEST, WIDEST, got 'BEST'"),
         ({"become_old_ack_record_seconds": "AUTO:0.1"}, "as AUTO:0.01:1:300, got 'AUTO:0.1'"),
@@ -49,7 +49,7 @@ def test_how_an_age_is_chosen_may_be_said():
         ({"become_old_ack_record_seconds": "AUTO:0.1:2:1"}, "got 'AUTO:0.1:2:1'"),
         ({"ledger_writable": "maybe"}, "ledger_writable must be one of true, false"),
         ({"ledger_writable": 1}, "ledger_writable must be true or false"),
-        ({"tick_ms": 0}, "tick_ms must be at least 1, found 0"),
+        ({"tick_ms": 0}, "tick_ms must be at least 1, got 0"),
         ({"max_unpersisted_ack_record_bytes": 5}, "max_unpersisted_ack_record_bytes .* is 5: below 1024"),
         ({"mark_delete_rate_limit": "nan"}, "mark_delete_rate_limit is a finite number, found nan"),
         ({"mark_delete_rate_limit": -1}, "mark_delete_rate_limit must not be negative, got -1"),

@@ -309,7 +309,7 @@ def test_crashes_that_do_not_fit_are_refused():
 
 
 def test_a_workload_of_an_odd_block_is_refused():
-    with pytest.raises(ValueError, match="3 entries"):
+    with pytest.raises(ValueError, match="got 3"):
         Traffic("three", (1.0, 2.0, 3.0))
 
 

@@ -312,7 +312,7 @@ def test_a_cursor_is_followed_once_and_by_a_name(tmp_path):
     ledgers = LedgerMap.from_counts({3: 9})
     cursor = ManagedCursor.open(MemoryStore(), topic=TOPIC, subscription=NAME, ledgers=ledgers, now_ms=0)
     with Recording(tmp_path) as recording:
-        with pytest.raises(ValueError, match="without a name"):
+        with pytest.raises(ValueError, match="must not be empty"):
             recording.follow(cursor, topic=TOPIC, subscription="", now_ms=0)
         recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
         with pytest.raises(ValueError, match="one listener of class"):
