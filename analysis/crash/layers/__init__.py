@@ -1,1 +1,1 @@
-"""One module a layer: what may happen to a store, from a wrong order of calls to a power cut and bad media."""
+"""The layers, one module each: from a wrong order of calls to power cuts and damaged media."""

@@ -1,9 +1,8 @@
 """L2 for any subject: SIGKILL before its n-th system call, for every n.
 
-A kill at a random moment rarely hits between two system calls that follow each other at once; here each such gap has
-its turn. The first life of a run goes to its end and its calls are counted; each other life is killed before another
-call of as many, in an order that the seed decides, while it starts, works or persists. It is blind to a missing sync,
-as all kills are.
+A kill at a random moment rarely hits between two consecutive system calls; here each such gap is tried. The first
+process of a run completes and its calls are counted; each other process is killed before one of that many calls, in an
+order drawn from the seed, while it starts, works or persists. Like all kills, this cannot detect a missing sync.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject_process import SubjectProcess
 
 SIZE = RunSize(lives=16, operations=24)
-"""Of a run: lives are short, so that few of them meet every call."""
+"""Size of a run: processes are short, so that a few of them cover every call."""
 
 
 @final
 class CallKill:
-    """SIGKILL before one system call after the other.
+    """SIGKILL before each system call in turn.
 
     Args:
         tracer: Runs the subject.
@@ -53,14 +52,14 @@ class CallKill:
         self._tracer.begin(self._left.pop() if self._left else NEVER)
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
-        """See `Crash`; kills a process that never met its call, too. All that it has said counts."""
+        """See `Crash`; also kills a process that never reached its call. All of its output counts."""
         try:
             return process.kill()
         finally:
             met, count = self._tracer.met, self._tracer.count
             self._how = f"SIGKILL before its call {count}, {met}" if met else f"SIGKILL after its call {count}"
             self._call_count = max(self._call_count, count)
-            # Those that judge it are to live.
+            # The processes that check the recovery must not be killed.
             self._tracer.begin(NEVER)
 
     def __str__(self) -> str:
@@ -73,9 +72,9 @@ def call_kills_of(
     """Return the layer on a subject.
 
     Args:
-        make_launch: Returns how to begin the subject under a tracer.
-        recording: As of `Kills`.
-        shrink_tries: As of `Kills`.
+        make_launch: Returns the launch of the subject under a tracer.
+        recording: See `Kills`.
+        shrink_tries: See `Kills`.
 
     Raises:
         LayerSkippedError: This system cannot trace programs.
@@ -86,15 +85,15 @@ def call_kills_of(
 
 
 def call_kills(first_seed: int, *, subject: str, recording: Path | None = None) -> Iterator[RunOutcome]:
-    """Run the layer on a subject by its name, as `subject_launch` has it.
+    """Run the layer on a subject by its name; see `subject_launch`.
 
     Args:
-        first_seed: As for any `Layer`.
-        subject: Whom to kill.
-        recording: Gets every life, for `ackstate trace`.
+        first_seed: See `Layer`.
+        subject: The subject to kill.
+        recording: Receives every process, for `ackstate trace`.
 
     Raises:
-        ValueError: There is no such subject.
-        LayerSkippedError, SubjectError, OSError: As `call_kills_of` and `Kills`.
+        ValueError: The subject is unknown.
+        LayerSkippedError, SubjectError, OSError: See `call_kills_of` and `Kills`.
     """
     return call_kills_of(lambda tracer: subject_launch(subject, tracer=tracer), recording=recording)(first_seed)

@@ -1,10 +1,10 @@
 """L3: SIGKILL of a live process, receipts reported over a pipe before they count.
 
-The kernel keeps what a killed process wrote, so this is blind to a missing sync; it sees what threads, buffers and the
-order of writes do. A run is one directory and the lives of one subscription in it, each ended by a kill at a moment
-drawn from the seed: while it starts, after so many answers, or a little later, in the middle of whatever it does then.
-Each is judged by what the next process recovers, which is the next life, or one that recovers and no more and may be
-killed doing so; where nothing was asked in between, the next must recover the same.
+The kernel keeps the writes of a killed process, so this cannot detect a missing sync; it detects errors of threads,
+buffers and the order of writes. A run is one directory and the processes of one subscription in it, each ended by a
+kill at a moment drawn from the seed: while it starts, after a number of answers, or a little later, in the middle of
+any work. Each is checked by the recovery of the next process, which is either the next one that works, or one that only
+recovers and may be killed meanwhile; if there was no request in between, the next must recover the same state.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject_launch import Launch
 
 OURS = ("ours", "ours-sqlite", "ours-limited")
-"""Crashed in turn, by seed."""
+"""The subjects, crashed in turn by seed."""
 SIZE = RunSize(lives=10, operations=120)
-"""Of a run."""
+"""The size of a run."""
 SHRINK_TRIES = 24
 _SHRINK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class KillPlan:
-    """How lives are killed.
+    """How processes are killed.
 
     Attributes:
-        run_name: As of `ProcessLayer`.
-        make_crash: Returns what kills the lives of a run, from its chance.
-        early_s: As of `CrashTiming`.
-        shares: Each life is asked the most divided by one of these.
+        run_name: See `ProcessLayer`.
+        make_crash: Returns the killer of a run's processes, given the run's randomness.
+        early_s: See `CrashTiming`.
+        shares: The length of each process is the maximum divided by one of these.
     """
 
     run_name: str
@@ -52,7 +52,7 @@ class KillPlan:
     shares: tuple[int, ...]
 
 
-# Short lives make many kills, long ones a large state.
+# Short processes give many kills, long ones a large state.
 AT_RANDOM_MOMENTS = KillPlan("kills", lambda _: Sigkill(), CrashTiming().early_s, (1, 2, 4, 8))
 
 
@@ -61,13 +61,13 @@ class Kills:
     """The layer.
 
     Args:
-        launch: Begins the subject; None for ours, in turn on files, on SQLite and under a rate limit.
-        recording: Gets every life, for `ackstate trace` and Spark.
+        launch: Starts the subject; None for ours, in turn on files, on SQLite and under a rate limit.
+        recording: Receives every process, for `ackstate trace` and Spark.
         directory: Where subjects work; None for memory if there is such a file system: SIGKILL needs no disk.
-        size: Of a run.
-        patience_s: How long a subject may take for an answer when it is its turn.
-        shrink_tries: How often a run that broke a promise is repeated to find a shorter story.
-        plan: How lives are killed.
+        size: The size of a run.
+        patience_s: Time limit for an answer of a subject.
+        shrink_tries: Most repeats of a run that broke a promise, to find a shorter story.
+        plan: How processes are killed.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first are named
@@ -98,7 +98,7 @@ class Kills:
         """See `Layer`.
 
         Raises:
-            SubjectError, OSError: As `process_layer_runs`.
+            SubjectError, OSError: See `process_layer_runs`.
         """
         return process_layer_runs(self, first_seed, self._recording)
 
@@ -123,16 +123,16 @@ class Kills:
 
 
 def kills(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Iterator[RunOutcome]:
-    """Run the layer on a subject by its name, as `subject_launch` has it; ``ours`` is both of ours in turn.
+    """Run the layer on a subject by its name; see `subject_launch`. ``ours`` is both of ours in turn.
 
     Args:
-        first_seed: As for any `Layer`.
-        subject: Whom to kill.
-        recording: Gets every life, for `ackstate trace`.
+        first_seed: See `Layer`.
+        subject: The subject to kill.
+        recording: Receives every process, for `ackstate trace`.
 
     Raises:
-        ValueError: There is no such subject.
-        SubjectError, OSError: As `Kills`.
+        ValueError: The subject is unknown.
+        SubjectError, OSError: See `Kills`.
     """
     launch = None if subject == OURS[0] else subject_launch(subject)
     return Kills(launch, recording=recording)(first_seed)

@@ -1,12 +1,11 @@
-"""L4: the power is cut under a live subject, on a real file system; nobody but the kernel decides what is left.
+"""L4: the power is cut under a live subject, on a real file system; only the kernel decides what is left.
 
-Each run has a disk of its own, mounted by seed, and several lives on it. Recoveries are cut, too: some while they run,
-some after they have reported.
+Each run has its own disk, with mount options drawn from the seed, and several processes on it. Recoveries are cut, too:
+some while they run, some after they have reported.
 
-One thing is taken besides: ext4 writes all names with the next sync of any file, mounted in whatever way, so that a
-directory that is never synced costs nothing there. Of a subject in Python, where this process was started with the
-fault shim (`ackstate.analysis.crash.layers.system_calls.shim`), every name is taken back whose directory was not
-synced.
+One more loss is simulated: ext4 writes all names with the next sync of any file, with any mount options, so a directory
+that is never synced costs nothing there. For a subject in Python, if this process was started with the fault shim
+(`ackstate.analysis.crash.layers.system_calls.shim`), every name in an unsynced directory is removed.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject_process import SubjectProcess
 
 OURS = ("ours", "ours-sqlite")
-"""Crashed in turn, by seed."""
+"""The subjects, crashed in turn by seed."""
 MOUNT_OPTIONS = (
     "",
-    # Neither does replacing a file by a rename write the new bytes, nor do bytes come before the name that leads to
-    # them. A program that renames and syncs nothing is caught three times as often as with the defaults.
+    # Replacing a file by a rename does not write the new bytes, and bytes are not written before the name that refers
+    # to them. A program that renames and syncs nothing is caught three times as often as with the defaults.
     "noauto_da_alloc,data=writeback",
-    # Bytes get their place when they are written, and not when they go to the disk: a file has its size at once, and
+    # Bytes get their place when they are written, and not when they go to the disk: a file has its size at once, with
     # other bytes.
     "nodelalloc,data=writeback",
-    # Tried, and no better than the defaults: commit=60, because no life is as long, and nobarrier, because the loop
-    # device has no cache to lose. data=journal hides most.
+    # Tried, and no better than the defaults: commit=60, because no process lives that long, and nobarrier, because the
+    # loop device has no cache to lose. data=journal hides most.
 )
 SIZE = RunSize(lives=6, operations=100)
-"""Of a run."""
+"""The size of a run."""
 _ANOTHER_SYNCS_SHARE = 0.3
 _EARLY_S = 0.02
 _READ_S = 1.0
@@ -64,11 +63,11 @@ class PowerCuts:
     """The layer.
 
     Args:
-        launch: Begins the subject; None for ours, on files and on SQLite in turn.
-        recording: Gets every life, for `ackstate trace` and Spark.
-        mount_options: Of ext4; one of them by seed.
-        size: Of a run.
-        patience_s: How long a subject may take for an answer when it is its turn.
+        launch: Starts the subject; None for ours, on files and on SQLite in turn.
+        recording: Receives every process, for `ackstate trace` and Spark.
+        mount_options: Options of ext4; one of them by seed.
+        size: The size of a run.
+        patience_s: Time limit for an answer of a subject.
     """
 
     def __init__(
@@ -94,12 +93,12 @@ class PowerCuts:
 
         Raises:
             LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
-            SubjectError, OSError: As `process_layer_runs`.
+            SubjectError, OSError: See `process_layer_runs`.
         """
         yield from with_private_mounts(partial(self._runs, first_seed))
 
     def _runs(self, first_seed: int) -> Iterator[RunOutcome]:
-        """Yield the runs in a process of their own, whose forked children have the names noted that they make."""
+        """Yield the runs; names created by the children forked meanwhile are recorded."""
         if shim := loaded():
             disks = Path(tempfile.gettempdir()).resolve()
             os.register_at_fork(after_in_child=partial(shim.arm, disks, CallFault(NEVER, Action.FAIL)))
@@ -122,25 +121,25 @@ class PowerCuts:
         with LoopDisk(chance.choice(self._mount_options)) as disk:
             directory = disk.directory / "subject"
             directory.mkdir()
-            # That it has a directory at all is nothing that the subject should have to see to.
+            # The existence of its directory is not the responsibility of the subject.
             sync_path(disk.directory)
             lives = ProcessRuns(launch, directory, seed, PowerCut(disk, chance), self._settings)
             return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
 
 
 def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Generator[RunOutcome]:
-    """Run the layer on a subject by its name, as `subject_launch` has it; ``ours`` is both of ours in turn.
+    """Run the layer on a subject by its name; see `subject_launch`. ``ours`` is both of ours in turn.
 
-    On a subject in Python a worker runs the layer that was started with the fault shim, where that compiles.
+    For a subject in Python, a worker started with the fault shim runs the layer, if the shim compiles.
 
     Args:
-        first_seed: As for any `Layer`.
-        subject: Whose power is cut.
-        recording: Gets every life, for `ackstate trace`.
+        first_seed: See `Layer`.
+        subject: The subject whose power is cut.
+        recording: Receives every process, for `ackstate trace`.
 
     Raises:
-        ValueError: There is no such subject.
-        LayerSkippedError, SubjectError, OSError: As `PowerCuts`.
+        ValueError: The subject is unknown.
+        LayerSkippedError, SubjectError, OSError: See `PowerCuts`.
     """
     launch = None if subject == OURS[0] else subject_launch(subject)
     has_worker = loaded() is None and is_class_name(subject)
@@ -157,14 +156,13 @@ def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None
 class PowerCut:
     """The crash of the machine under a process, and the next boot.
 
-    By chance the process stands still when the power goes: then the cut comes right after the last thing that it has
-    said, and never inside a system call. Or it runs: then it may come there. And by chance another program on the disk
-    has synced a file of its own just before: ext4 then writes every name that was changed, those of the subject among
-    them, and not their bytes.
+    At random, the process is stopped when the power is cut: then the cut comes right after its last output, and never
+    inside a system call. Or it runs: then the cut may come there. And at random, another program on the disk has synced
+    its own file just before: ext4 then writes every changed name, including those of the subject, but not their bytes.
 
     Args:
-        disk: Its power is cut.
-        chance: As above.
+        disk: The disk whose power is cut.
+        chance: Decides the variants above.
     """
 
     def __init__(self, disk: LoopDisk, chance: Random) -> None:
@@ -176,12 +174,12 @@ class PowerCut:
         """See `Crash`; this one comes when it is called."""
 
     def __call__(self, process: SubjectProcess) -> list[Answer]:
-        """See `Crash`. What counts is what was read before the cut.
+        """See `Crash`. Only output read before the cut counts.
 
-        A subject writes a line after the sync that it speaks of has returned, we read it after it was written, and we
-        cut the power after we have read it. So all that was read the disk owes, whether the process stood still or
-        not. What is said between the last read and the cut is owed as well, but cannot be told from what is said on a
-        disk that is dead already: it is not counted, which is never unjust. Standing still it says no such thing.
+        A subject writes a line after the sync that it reports has returned; the line is read after it was written, and
+        the power is cut after it was read. So the disk owes everything that was read, whether the process was stopped
+        or not. Output between the last read and the cut is also owed, but is indistinguishable from output on a dead
+        disk: it is not counted, which is never unfair. A stopped process has no such output.
         """
         self._stands_still = self._chance.random() < 0.5
         self._another_syncs = self._chance.random() < _ANOTHER_SYNCS_SHARE
@@ -189,7 +187,7 @@ class PowerCut:
         try:
             if self._stands_still:
                 process.stop()
-            # One that runs may say for ever that nothing is durable.
+            # A running process may report for ever that no ack is durable.
             until = time.monotonic() + _READ_S
             while (answers := process.events(0)) and time.monotonic() < until:
                 said += answers
@@ -198,7 +196,7 @@ class PowerCut:
         return said
 
     def __str__(self) -> str:
-        how = "while it stands still" if self._stands_still else "while it runs"
+        how = "while it is stopped" if self._stands_still else "while it runs"
         before = "another program syncs a file of its own; then " if self._another_syncs else ""
         return f"{before}the power is cut {how}; mounted with {self._disk.options or 'default options'}"
 
@@ -207,7 +205,7 @@ class PowerCut:
             (self._disk.directory / "another").write_bytes(b"another")
             sync_path(self._disk.directory / "another")
         self._disk.cut_power()
-        # Most fail on a dead disk and say so: too late to count.
+        # Most processes fail on a dead disk and report it: too late to count.
         process.last_words()
         self._disk.power_on()
         if shim := loaded():

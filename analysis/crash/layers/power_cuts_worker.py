@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layer import RunOutcome
 
-_PATIENCE_S = 20.0  # for the run that is under way
+_PATIENCE_S = 20.0  # for the run in progress
 
 
 class ShimUnavailableError(Exception):
-    """There is no fault shim here; never leaves the layer."""
+    """The fault shim is unavailable; never leaves the layer."""
 
 
 def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> Iterator[RunOutcome]:
-    """Yield what the worker finds.
+    """Yield the worker's outcomes.
 
     Raises:
-        ShimUnavailableError: The shim does not compile here; nothing was yielded.
-        Exception: What the worker raised.
+        ShimUnavailableError: The shim does not compile here; no outcome was yielded.
+        Exception: The worker's exception.
     """
     with scratch_directory("power-shim") as directory:
         try:
@@ -47,7 +47,7 @@ def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> 
             raise ShimUnavailableError(str(error)) from error
         arguments = [str(os.getpid()), str(first_seed), subject, *([] if recording is None else [str(recording)])]
         worker = subprocess.Popen(  # noqa: S603 - ourselves
-            # Without -P a directory `cursor` in the current one would hide ours.
+            # Without -P, a directory in the current one could shadow our packages.
             [sys.executable, "-P", "-m", __name__, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -67,7 +67,7 @@ def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> 
 
 
 def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None) -> None:
-    """Stream outcomes until the parent asks no more, or dies."""
+    """Stream outcomes until the parent closes the stream, or dies."""
     from ackstate.analysis.crash.layers.power_cuts import power_cuts  # noqa: PLC0415 - which imports this module
 
     asked_to_end: list[int] = []

@@ -1,8 +1,8 @@
 """L0: random schedules of a whole broker on the faulty memory store, compared after each event with plain sets.
 
-What is compared, and what can happen, is `ackstate.analysis.crash.model`. A run is the schedule of one seed: 70 to 150
-events, of which about one in twelve is a crash. Where it breaks a promise, the shortest story is told that is found
-within a few seconds.
+`ackstate.analysis.crash.model` defines the events and the comparisons. A run is the schedule of one seed: 70 to 150
+events, of which about one in twelve is a crash. If it breaks a promise, the shortest story found within a few seconds
+is reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEATURES = (
     "delta", "whole", "snapshot", "metadata", "cut", "held_back", "batches", "resets", "failed_resets",
     "failed_persists", "fenced", "raced", "fenced_publishes", "published_in_a_race", "group_persists", "derived",
 )  # fmt: skip
-"""What a run counts beside its steps and faults: a feature that is never used is not tested."""
+"""Further counts of a run: a feature that is never used is not tested."""
 
 
 def schedules(first_seed: int) -> Iterator[RunOutcome]:
@@ -37,7 +37,7 @@ def schedules(first_seed: int) -> Iterator[RunOutcome]:
 
 
 def run(seed: int, settings: Settings | None = None, *, shrink_seconds: float = _SHRINK_SECONDS) -> RunOutcome:
-    """Run the schedule of a seed, in the settings that it draws or in others, and judge it."""
+    """Run the schedule of a seed, with the drawn or given settings, and check it."""
     schedule = BrokerSimulation(seed, settings)
     failure = failure_of(schedule, range(schedule.event_count()))
     counts = (

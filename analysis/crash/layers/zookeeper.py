@@ -1,8 +1,8 @@
-"""ZK: a topic on a real ZooKeeper server, while the server dies or hangs, sessions expire, and old owners write on.
+"""ZK: a topic on a real ZooKeeper server, while the server dies or hangs, sessions expire, and stale owners write.
 
-The last process to open the message log and the cursor owns them; earlier owners are stale. Its receipts and positions
-count all the same: a receipt that says durable must be of an ack that the new owner has, a message with a position
-must be in its log. Each event is followed by a recovery, which is judged.
+The last process to open the message log and the cursor owns them; earlier owners are stale. Their receipts and
+positions still count: an ack with a durable receipt must be in the new owner's cursor, a message with a position must
+be in its log. Each event is followed by a recovery, which is checked.
 
 Counts: ``stale_owners``, ``stopped_owners``, ``expired_sessions``, ``stopped_servers``, ``killed_servers``, and
 ``unavailable`` for runs that ended because a client gave up.
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 LEDGERS = {1: 3_000}
 _LEDGER_ID = 1
-_TOPIC = "messages"  # of the message log; that of the cursor is not stored
+_TOPIC = "messages"  # of the message log; the cursor's topic is not stored
 _ENTRIES_PER_LEDGER = 3
-_RUNS_OF_A_SERVER = 300  # Then another one begins with an empty disk.
+_RUNS_OF_A_SERVER = 300  # then another server starts with an empty disk
 _SESSION_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
 _HANGING_CALL_TIMEOUT_S = 0.2
 
 SIZE = RunSize(lives=4, operations=8)
-"""So many things happen in a run at most, with so many acks before each at most."""
+"""Most events of a run, and most acks before each."""
 _SHRINK_TRIES = 16
 _SHRINK_S = 10.0
 
@@ -73,7 +73,7 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
         raise LayerSkippedError(f"ZooKeeper needs kazoo: pip install 'ackstate[zookeeper]' ({error})") from error
     seeds = count(first_seed)
     while True:
-        # On a disk: where memory is scarce, the logs that a server makes room for in advance would fill it.
+        # On a disk: the logs that a server preallocates could fill a scarce memory.
         on_disk = Path(tempfile.gettempdir())
         with (
             scratch_directory("zookeeper", on_disk) as directory,
@@ -86,7 +86,7 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
 
 
 def shrunk(outcome: RunOutcome, server: ZooKeeperServer, open_store: Callable[..., Store]) -> RunOutcome:
-    """Tell the story of the shortest of some repeats that break a promise, too; arguments as of `run`."""
+    """Replace the story by that of the shortest repeat that also breaks the promise; arguments as in `run`."""
     numbers = count(1)
     broken = shorter_run(
         outcome.broken,
@@ -101,20 +101,20 @@ def shrunk(outcome: RunOutcome, server: ZooKeeperServer, open_store: Callable[..
 def run(
     seed: int, server: ZooKeeperServer, open_store: Callable[..., Store], *, size: RunSize = SIZE, repeat: int = 0
 ) -> RunOutcome:
-    """Let a few things happen to one cursor.
+    """Run some events on one cursor.
 
     Args:
-        seed: Decides what happens.
-        server: Where; it is running again at the end.
-        open_store: `ZooKeeperStore`, or what a test puts in its place.
-        size: How many things at most, and how many acks at most before each.
-        repeat: Another for each run of a seed on the same server: its cursor has a place of its own.
+        seed: Decides the events.
+        server: The server; it is running again at the end.
+        open_store: `ZooKeeperStore`, or a test's replacement.
+        size: Most events, and most acks before each.
+        repeat: A new number for each run of a seed on the same server, for a separate cursor path.
     """
     with ExitStack() as stack:
         try:
             story = _Story(seed, server, open_store, stack, size=size, root=f"/run-{seed}-{repeat}")
         except StoreError:
-            # Within a client's rights, as in `next_cycle`: it gave up before anything was promised.
+            # A client may give up, as in `next_cycle`, before any promise.
             return RunOutcome(seed, 0, counts={"unavailable": 1})
         for _ in range(min(story.chance.randint(2, SIZE.lives), size.lives)):
             if story.broken or not story.next_cycle():
@@ -126,7 +126,7 @@ def run(
 
 @final
 class _Story:
-    """One run: the owners of a cursor, and all that they asked, accepted and promised."""
+    """One run: the owners of a cursor, and all of their requests, accepted acks and promises."""
 
     def __init__(  # noqa: PLR0913 - the last two are named
         self,
@@ -158,12 +158,12 @@ class _Story:
         self._owner = self._open()
 
     def next_cycle(self) -> bool:
-        """Let one thing happen, recover and judge; False if the servers did not answer in time."""
+        """Run one event, recover and check; False if the servers did not answer in time."""
         try:
             self.go_on()
             self.recover()
         except StoreError:
-            # A client that gives up is within its rights; how often is counted.
+            # A client may give up; this is counted.
             self.counts["unavailable"] += 1
             return False
         except LayerSkippedError:
@@ -173,7 +173,7 @@ class _Story:
         return True
 
     def go_on(self) -> None:
-        """Let the owner work, and then one thing happen."""
+        """Make the owner work, then run one event."""
         ack_count = min(self.chance.randint(1, SIZE.operations), self._size.operations)
         self._steps.append(f"{ack_count} acks, each with a persist")
         for _ in range(ack_count):
@@ -183,7 +183,7 @@ class _Story:
         happening()
 
     def recover(self) -> None:
-        """Open the cursor twice, as its new owner, and judge what it knows."""
+        """Open the cursor twice, as its new owner, and check its state."""
         before = self._owner.durable_count
         self._steps.append("recover")
         recovered, again = self._open(), self._open()
@@ -198,12 +198,12 @@ class _Story:
         if before and again.cursor.recovery_report.source is RecoverySource.NEW:
             self._break(Promise.I10, "a new cursor, although its receipts were durable")
         self._owner = again
-        # What is known is what survives from here on; what was asked and came to nothing may be asked anew.
+        # The recovered state must survive from here on; requests without effect may be repeated.
         self._life = ProcessRun(LEDGERS, known.acked)
 
     def _stale(self) -> None:
-        """Another owner takes over; the old one does not know it."""
-        self._steps.append("another owner opens the cursor; the stale one goes on")
+        """Another owner takes over; the old one does not notice."""
+        self._steps.append("another owner opens the cursor; the stale one continues")
         self.counts["stale_owners"] += 1
         stale, newer = self._owner, self._open()
         for _ in range(self.chance.randint(1, 6)):
@@ -212,7 +212,7 @@ class _Story:
         self._owner = newer
 
     def _expired(self) -> None:
-        """The server forgets the session in the midst of work."""
+        """The server expires the session during work."""
         self._steps.append("the session expires at work")
         self.counts["expired_sessions"] += 1
         with self._owner.at_work():
@@ -222,8 +222,8 @@ class _Story:
         self._check_stale(self._owner, self._open())
 
     def _stopped(self) -> None:
-        """The server hangs with a write under way, until the client gives up; then it goes on, and may carry it out."""
-        self._steps.append("the server hangs at work, and goes on when the client has given up")
+        """The server hangs during a write, until the client gives up; then it continues, and may execute the write."""
+        self._steps.append("the server hangs at work, and continues when the client has given up")
         self.counts["stopped_servers"] += 1
         hasty = self._open(call_timeout_s=_HANGING_CALL_TIMEOUT_S)
         try:
@@ -236,7 +236,7 @@ class _Story:
         self._check_stale(hasty, self._open())
 
     def _killed(self) -> None:
-        """The server is killed in the midst of work, and comes back."""
+        """The server is killed during work, and restarted."""
         self._steps.append("the server is killed at work, and started again")
         self.counts["killed_servers"] += 1
         with self._owner.at_work():
@@ -266,7 +266,7 @@ class _Story:
             self._break(Promise.I14, "a process that has lost the log continues to publish")
 
     def _check_stale(self, stale: _Owner, newer: _Owner) -> None:
-        """Let a stale owner write; whatever it is promised, the new owner must have."""
+        """Make a stale owner write; the new owner must have everything promised to it."""
         promised_before, published_before = stale.durable_count, len(self._published)
         stale.work()
         if len(self._published) > published_before:
@@ -300,7 +300,7 @@ class _Story:
 
 @final
 class _Owner:
-    """A process that believes the cursor and a message log to be its own."""
+    """A process that opened the cursor and a message log as their owner."""
 
     def __init__(
         self,
@@ -322,11 +322,11 @@ class _Owner:
 
     @property
     def durable_count(self) -> int:
-        """How many receipts were durable."""
+        """The number of durable receipts."""
         return len(self.durable_entries)
 
     def work(self) -> None:
-        """Publish a message, ack an entry and persist; a refusal of the store leaves it for the next time."""
+        """Publish a message, ack an entry and persist; after a refusal of the store the next call retries."""
         entry_id = next(self._entry_ids, None)
         if entry_id is None:
             return
@@ -350,7 +350,7 @@ class _Owner:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Work in a thread of its own meanwhile; what goes wrong there is raised here at the end."""
+        """Work in a separate thread meanwhile; its error is raised here at the end."""
         stopping, errors = threading.Event(), []
 
         def work_on() -> None:
@@ -372,14 +372,14 @@ class _Owner:
             raise errors[0]
 
     def report(self) -> Report:
-        """Return what the cursor knows."""
+        """Return the state of the cursor."""
         ledger_id, entry_id = self.cursor.mark_delete_position
         acked = [EntryRun(ledger_id, 0, entry_id + 1)] if ledger_id in LEDGERS else []
         return Report([*acked, *(EntryRun(*run) for run in self.cursor.deleted.runs())])
 
 
 def _expire(hosts: str, store: Any) -> None:
-    """Close a store's session as if the server had not heard from it for too long: another client takes it over."""
+    """Close a store's session as if it had timed out on the server: another client takes it over."""
     from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
 
     thief = KazooClient(hosts, client_id=store._session._client.client_id)

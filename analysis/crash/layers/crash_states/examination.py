@@ -1,8 +1,8 @@
-"""L1: every state that a power cut could leave of a `FileStore` on a simulated disk, opened and judged.
+"""L1: every state that a power cut could leave of a `FileStore` on a simulated disk, opened and checked.
 
-A run carries out a seeded workload, and then, after each call of the disk, opens each state that a power cut there
-could leave: `ackstate.analysis.crash.simulated_crash` says which these are. The first that breaks a promise ends the
-run, and its workload is cut down to the steps that it takes. One run in twenty is of SQLite: see `sqlite` beside this.
+A run executes a seeded workload and then, after each call of the disk, opens each state that a power cut there could
+leave: `ackstate.analysis.crash.simulated_crash` defines these states. The first one that breaks a promise ends the run,
+and its workload is shortened to the necessary steps. One run in twenty uses SQLite: see the module `sqlite`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _CALLS_TOLD = 12
 
 
 def open_file_store(directory: StoreDirectory) -> Store:
-    """Open a `FileStore` that is compacted so early that a short workload sees it."""
+    """Open a `FileStore` that compacts so early that a short workload triggers it."""
     return FileStore.over(directory, compaction_size_min=_COMPACTION_SIZE_MIN, identity=b"simulate")
 
 
 @final
 class CrashStates:
-    """The layer; see the top.
+    """The layer; see the module.
 
     Args:
-        open_store: Opens the store that is crashed, in a directory of the simulated disk. It is to be compacted
-            before its files have 1,200 bytes more than four times what is alive.
-        sqlite_one_in: One run in so many is of SQLite; 0 for none.
+        open_store: Opens the store that is crashed, in a directory of the simulated disk. The store must be compacted
+            before its files exceed four times the live bytes by 1,200.
+        sqlite_one_in: One run in this many uses SQLite; 0 for none.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class CrashStates:
         self._sqlite_one_in = sqlite_one_in
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
-        """Begin with the run of `first_seed`."""
+        """Yield the runs, starting with `first_seed`."""
         return runs_side_by_side(self.run, first_seed)
 
     def run(self, seed: int) -> RunOutcome:
-        """Return what became of the run of a seed, which is of SQLite if the seed says so."""
+        """Return the outcome of the run of a seed, which uses SQLite for some seeds."""
         random = Random(seed)  # noqa: S311 - repeatable, not secret
         if self._sqlite_one_in and seed % self._sqlite_one_in == self._sqlite_one_in - 1:
             workload = draw_workload(random, step_count=_STEPS_ON_SQLITE)
@@ -82,7 +82,7 @@ def crash_states(first_seed: int) -> Iterator[RunOutcome]:
 
 
 def examine(workload: Workload, open_store: Callable[[StoreDirectory], Store]) -> Examined:
-    """Carry a workload out on a simulated disk, and judge its crash states up to the first that breaks a promise."""
+    """Execute a workload on a simulated disk, and check its crash states up to the first that breaks a promise."""
     disk = SimulatedDisk()
     execution = Execution(
         workload,
@@ -94,7 +94,7 @@ def examine(workload: Workload, open_store: Callable[[StoreDirectory], Store]) -
     failure = None
     try:
         execution.run()
-    except Exception as error:  # On a disk without faults nothing may escape.
+    except Exception as error:  # On a disk without faults no error may escape.
         failure = _failure(broken_by_error(error), execution.step, disk, len(disk.calls), None)
     judging = _CrashStateJudge(disk, execution.moments, Recoveries(workload, open_store))
     failure = judging.first_failure() or failure
@@ -103,14 +103,14 @@ def examine(workload: Workload, open_store: Callable[[StoreDirectory], Store]) -
 
 
 def _compaction_count(disk: SimulatedDisk) -> int:
-    """Return how often a log took the place of another."""
+    """Return the number of times that a log replaced another."""
     names = {call.new_name for call in disk.calls if call.kind is CallKind.RENAME}
     return max(0, sum(name.startswith("log-") for name in names) - 1)
 
 
 @final
 class _CrashStateJudge:
-    """Judges every crash state of a disk."""
+    """Checks every crash state of a disk."""
 
     def __init__(self, disk: SimulatedDisk, moments: Sequence[Moment], recoveries: Recoveries) -> None:
         self._disk = disk
@@ -126,7 +126,7 @@ class _CrashStateJudge:
         return self._judged + self._recoveries.counts.states_of_recoveries
 
     def counts(self) -> dict[str, int]:
-        """Return what was counted, by name."""
+        """Return the counts by name."""
         counts = self._recoveries.counts
         return {
             "distinct_states": counts.distinct_states,
@@ -135,7 +135,7 @@ class _CrashStateJudge:
         }
 
     def first_failure(self) -> WorkloadFailure | None:
-        """Judge the states after each call, and return the first that breaks a promise."""
+        """Check the states after each call, and return the first failure."""
         history = DiskHistory(self._disk.start)
         for made in range(len(self._disk.calls) + 1):
             if made:
@@ -149,7 +149,7 @@ class _CrashStateJudge:
         for state in history.states():
             self._judged += 1
             recovered = self._recoveries.recover(state.files)
-            # At one moment all that opens to the same is judged the same, but for the worst of it.
+            # States that open to the same result have the same verdict at one moment, except the worst state.
             if id(recovered) not in clean:
                 failure = self._failure_in(recovered, made, state, is_worst=is_worst)
                 if failure is not None:
@@ -173,7 +173,7 @@ class _CrashStateJudge:
 
 
 def _failure(broken: Broken, step: int, disk: SimulatedDisk, made: int, state: CrashState | None) -> WorkloadFailure:
-    # What was done long before has no part in it.
+    # Only the last calls are relevant.
     told = [f"disk: {call}" for call in disk.calls[max(0, made - _CALLS_TOLD) : made]]
-    told += [f"the power goes: {state}"] if state is not None else []
+    told += [f"power cut: {state}"] if state is not None else []
     return WorkloadFailure(broken, step, (*told, f"recovery: {broken.found}"))

@@ -1,4 +1,4 @@
-"""Carries a workload out, and notes at each moment what a power cut must leave."""
+"""Executes a workload, and records the promised state of a power cut at each moment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEP_MS = 10_000
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one cursor from outside, and the cursor once it is open."""
+    """The state of one cursor as known from outside, and the cursor while it is open."""
 
     oracle: Oracle = field(default_factory=lambda: Oracle(NEVER_OPENED, knows_states=True))
     opened: ObservedCursor | None = None
@@ -48,19 +48,19 @@ class _Known:
 
 @final
 class Execution:
-    """A workload while it is carried out.
+    """A workload during its execution.
 
     Args:
-        workload: What to do.
+        workload: The workload.
         open_store: Opens the store; every call opens the same storage.
-        count_calls: Returns how many calls the storage has seen.
-        kill: Makes the storage forget its owner, as if the process had died.
-        kill_after: Makes it die after so many more calls, with `ProcessKilledError`; where it cannot, it does nothing.
+        count_calls: Returns the number of calls of the storage.
+        kill: Makes the storage drop its owner, as if the process had died.
+        kill_after: Makes the storage die after this many more calls, with `ProcessKilledError`; no-op if it cannot.
 
     Attributes:
-        moments: What is promised when; in order.
-        step: The number of the step that is being done, from 1 on; 0 before the first.
-        counts: What really happened, by name.
+        moments: The promises at each moment; in order.
+        step: The number of the current step, from 1; 0 before the first.
+        counts: The actual events, by name.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Execution:
         self._store: FlakyStore
 
     def run(self) -> None:
-        """Carry the workload out. Whatever the store or a cursor raises escapes."""
+        """Execute the workload. Errors of the store or a cursor escape."""
         with self._noted():
             self._store = FlakyStore(self._open_store())
         self._open_cursors(self._workload.subscriptions)
@@ -96,7 +96,7 @@ class Execution:
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Note what is promised while something is done, and when it is over."""
+        """Record the promises during a step and after it."""
         first, before = self._count_calls(), self._expected()
         yield
         last, after = self._count_calls(), self._expected()
@@ -115,10 +115,10 @@ class Execution:
                 self._open_cursor(subscription, self._known[subscription])
 
     def _open_cursor(self, subscription: str, known: _Known) -> None:
-        """Open a cursor: what it knows is durable then, and what it does not know will not come back.
+        """Open a cursor: its acks are durable then, and acks that it lacks must not reappear.
 
         Raises:
-            PromiseBrokenError: It does not know what it must, or more than it may.
+            PromiseBrokenError: It lacks a required ack, or has an impossible one.
         """
         config = self._workload.config
         cursor = open_cursor(self._store, subscription, config=config, now_ms=self._now_ms)
@@ -145,13 +145,13 @@ class Execution:
                     self._store = FlakyStore(self._open_store())
                 self._open_cursors(self._workload.subscriptions)
             case StepKind.KILL:
-                # All at once: what was written and not yet reported may be found durable.
+                # All at once: writes that were not reported yet may turn out durable.
                 self._count("kills")
                 with self._noted():
                     self._continue_until_killed(step.amount)
                     self._start()
             case StepKind.FALL_BACK:
-                # Where less may be left in the metadata store than is durable, it is refused.
+                # A fallback is refused if the metadata store would have less than what is durable.
                 with self._noted():
                     with self._store.refusing_appends(), suppress(StoreError):
                         known.observed.persist(now_ms=self._now_ms)
@@ -164,7 +164,7 @@ class Execution:
                     known.observed.do(step, now_ms=self._now_ms)
 
     def _continue_until_killed(self, call_count: int) -> None:
-        """Persist, close and start again, and be killed anywhere in that, or after it."""
+        """Persist, close and restart, and be killed anywhere in between, or after it."""
         self._kill_after(call_count)
         try:
             for each in self._observed():

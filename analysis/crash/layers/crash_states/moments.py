@@ -1,4 +1,4 @@
-"""What is promised at each moment of a workload, and what a power cut at that moment breaks."""
+"""The promises at each moment of a workload, and the promises broken by a power cut at that moment."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """What is promised while some calls of the disk are made.
+    """The promises during some calls of the disk.
 
     Attributes:
-        first_call: From so many calls on ...
-        last_call: ... up to so many, included.
-        step: The number of the step, from 1 on; 0 for what comes before.
-        alternatives: For each subscription, what a step that is under way began with and what it will end with: either
-            is right. Only one for a step that is over.
+        first_call: First call count of the moment.
+        last_call: Last call count, inclusive.
+        step: The number of the step, from 1; 0 before the first.
+        alternatives: For each subscription, the expected states at the start and at the end of a step in progress:
+            either is right. Only one for a completed step.
     """
 
     first_call: int
@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 
 def broken_by_error(error: Exception) -> Broken:
-    """Return the promise that is broken by an error, where nothing may escape."""
+    """Return the promise that is broken by an escaped error."""
     if isinstance(error, PromiseBrokenError):
         return Broken(error.promise, error.found, error.entry_count)
     return Broken(Promise.I10, f"{type(error).__name__}: {error}")
@@ -42,8 +42,8 @@ def judge(views: Mapping[str, State], moment: Moment, *, is_worst: bool) -> Brok
     """Return the first promise that a recovery broke, None if it kept all.
 
     Args:
-        views: What each cursor says.
-        moment: When the power went.
+        views: The state of each cursor.
+        moment: The moment of the power cut.
         is_worst: Whether everything unsynced was lost.
     """
     for subscription, view in views.items():
@@ -53,7 +53,7 @@ def judge(views: Mapping[str, State], moment: Moment, *, is_worst: bool) -> Brok
 
 
 def differing(first: Mapping[str, State], again: Mapping[str, State]) -> Broken | None:
-    """Return the promise that is broken unless two recoveries in a row found the same."""
+    """Return the broken promise if two successive recoveries differ."""
     for subscription, view in first.items():
         for broken in oracle.differing(view, again[subscription]):
             return broken._replace(found=f"{subscription}: {broken.found}")

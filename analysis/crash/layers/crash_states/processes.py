@@ -1,4 +1,4 @@
-"""Runs of neighbouring seeds side by side, in forked processes, told in the order of their seeds."""
+"""Runs consecutive seeds in parallel, in forked processes, and yields the outcomes in order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _RUNS_AHEAD = 2
 def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iterator[RunOutcome]:
     """Yield the runs of `first_seed`, `first_seed` + 1, ... for ever; the processes end when this is closed.
 
-    They are forked, so that code that was changed in this process is changed in them.
+    They are forked, so that code patched in this process is patched in them.
 
     Raises:
-        RuntimeError: One of them died.
+        RuntimeError: A process died.
     """
     count = min(_PROCESSES_MAX, len(os.sched_getaffinity(0)))
     context = get_context("fork")
@@ -38,7 +38,7 @@ def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iter
             theirs.close()
             workers.append((worker, ours))
         for _, pipe in workers * _RUNS_AHEAD:
-            with suppress(BrokenPipeError):  # It has died already, which is noticed below.
+            with suppress(BrokenPipeError):  # It has already died, which is detected below.
                 pipe.send(None)
         while True:
             for _, pipe in workers:
@@ -56,11 +56,11 @@ def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iter
 
 
 def _work(run: Callable[[int], RunOutcome], first_seed: int, stride: int, pipe: Connection) -> None:
-    """Do a run for each word that comes, until nobody listens."""
-    # What cursors have to say of their limits is said to nobody: the workloads are made to reach them.
+    """Execute one run for each message received, until the parent closes the pipe."""
+    # Warnings of cursors about limits are disabled: the workloads reach limits on purpose.
     logging.disable(logging.WARNING)
-    # A run keeps each of its states until it is over: to look for garbage among them again and again takes a twelfth of
-    # the time, and there is next to none.
+    # A run keeps each of its states until it ends: repeated garbage collection among them would take a twelfth of the
+    # time, and finds next to nothing.
     gc.disable()
     seed = first_seed
     try:

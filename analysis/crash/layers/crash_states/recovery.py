@@ -1,10 +1,10 @@
-"""Opens what a power cut left, each different thing once: most crash states differ from another in nothing that counts.
+"""Opens the states that a power cut left, each distinct one once: most crash states are equivalent to another.
 
-Two memories, and why they may be trusted. Equal bytes under equal names are the same disk, so a store is opened once
-for each. Opening a store discards what a crash tore, after which most of those disks are equal: the same bytes, but for
-how many zeros a log is laid out with, and a store that answers the same to every question. What a cursor says, and what
-it writes, is decided by these answers and by what the store does next, which its memory and its disk decide; so the
-cursors are opened once for each such pair. (The zeros decide where the next write ends, and no more.)
+Two caches make this cheap, and both are sound. Equal bytes under equal names are the same disk, so a store is opened
+once for each. Opening a store discards torn data, after which most of those disks are equal: the same bytes, except for
+the number of zeros laid out in a log, and a store with the same answer to every request. The state and the writes of a
+cursor depend only on these answers and on the later behaviour of the store, which depends on its memory and its disk;
+so the cursors are opened once for each such pair. (The zeros only affect where the next write ends.)
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from ackstate.cursor.stores.store_directory import StoreDirectory
 
 _LATER_MS = 10_000_000
-_ONE_IN = 13  # of the crash states of a recovery, beside those that are always looked at
+_ONE_IN = 13  # of the crash states of a recovery, besides those that are always checked
 _BYTES_PER_LIVE_BYTE = 4
-_BYTES_ALWAYS = 1_200  # what a store that is to be compacted early may hold of dead bytes, and its frames
+_BYTES_ALWAYS = 1_200  # allowance for dead bytes and frames in a store that compacts early
 
 Files = tuple[tuple[str, bytes], ...]
 Content = tuple[tuple["Versioned | None", tuple[tuple[int, int], ...]], ...]
 
 
 class RecoveredDisk(NamedTuple):
-    """What came of opening one disk.
+    """The result of opening one disk.
 
     Attributes:
-        views: What each cursor says; empty if they could not be opened.
-        broken: What is wrong with the recovery by itself.
+        views: The state of each cursor; empty if they could not be opened.
+        broken: A promise that the recovery itself broke.
     """
 
     views: Mapping[str, State]
@@ -54,7 +54,7 @@ class RecoveredDisk(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """How much work it was; `states_of_recoveries` were judged in addition to those that were asked for."""
+    """The amount of work; `states_of_recoveries` were checked in addition to the requested states."""
 
     distinct_states: int = 0
     recoveries: int = 0
@@ -72,7 +72,7 @@ class Recoveries:
     """Opens the crash states of one workload.
 
     Args:
-        workload: Says which cursors there are.
+        workload: Defines the cursors.
         open_store: Opens a store in a directory.
     """
 
@@ -83,7 +83,7 @@ class Recoveries:
         self.counts = Counts()
 
     def recover(self, files: Files) -> RecoveredDisk:
-        """Return what comes of opening a disk that holds some files, and of crashes while it is opened."""
+        """Return the result of opening a disk with some files, including crashes during the opening."""
         found = self._deep.of_files.get(files)
         if found is None:
             self.counts.distinct_states += 1
@@ -91,7 +91,7 @@ class Recoveries:
         return found
 
     def _recover_again(self, files: Files) -> RecoveredDisk:
-        """Return the same for what a crash of a recovery left; crashes of this one are not looked at."""
+        """Return the same for the state after a crash of a recovery, without crashing it again."""
         found = self._deep.of_files.get(files) or self._shallow.of_files.get(files)
         if found is None:
             self.counts.distinct_states += 1
@@ -100,7 +100,7 @@ class Recoveries:
 
     def _opened(self, files: Files, memory: _Memory) -> RecoveredDisk:
         disk = SimulatedDisk.from_state(files)
-        # Whatever escapes is a finding: an honest crash is no reason for any error.
+        # Any escaped error is a finding: a plain crash must not cause one.
         try:
             store = self._open_store(disk.directory())
             key = (_written(disk), content_of(store, self._workload.subscriptions))
@@ -115,7 +115,7 @@ class Recoveries:
         except Exception as error:
             return RecoveredDisk({}, Broken(Promise.I10, f"{type(error).__name__}: {error}"))
         finally:
-            # A disk and the directory that has it open know each other: hundreds of thousands of rings to collect.
+            # Break the reference cycle of a disk and its open directory: there are hundreds of thousands of them.
             disk.kill()
         if leftover is not None:
             recovered = RecoveredDisk(recovered.views, leftover)
@@ -127,7 +127,7 @@ class Recoveries:
         return recovered
 
     def _broken_by_a_crash(self, disk: SimulatedDisk, recovered: RecoveredDisk) -> Broken | None:
-        """Recover after crashes of a recovery, and after none, and say what is not as the first time."""
+        """Recover after crashes of a recovery, and without a crash, and return the first difference."""
         for state in _sample(disk):
             self.counts.states_of_recoveries += 1
             again = self._recover_again(state.files)
@@ -140,12 +140,12 @@ class Recoveries:
 
 
 def _written(disk: SimulatedDisk) -> Files:
-    """Return what a disk holds without the zeros that a log is laid out with, which say nothing."""
+    """Return the contents of a disk without the zeros laid out in a log, which are irrelevant."""
     return tuple([(name, content.rstrip(b"\0")) for name, content in disk.files().items()])
 
 
 def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
-    """Yield what crashes could leave: after each call the worst, the mildest, and some of the others."""
+    """Yield crash states: after each call the worst, the mildest, and some of the others."""
     history, number = DiskHistory(disk.start), 0
     for call in (None, *disk.calls):
         if call is not None:
@@ -157,7 +157,7 @@ def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
 
 
 def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
-    """Open the cursors of a workload and return what they say."""
+    """Open the cursors of a workload and return their states."""
     config = workload.config
     return {
         subscription: state_of(open_cursor(store, subscription, config=config, now_ms=_LATER_MS))
@@ -166,10 +166,10 @@ def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
 
 
 def content_of(store: Store, subscriptions: Iterable[str]) -> Content:
-    """Return what a store answers when it is asked for some cursors: their records, and how long their journals are.
+    """Return a store's answers about some cursors: their records, and the lengths of their journals.
 
-    Not the entries themselves, which are read from the disk anew each time: of two stores on equal disks that answer
-    the same here they are the same.
+    The entries themselves are not included; they are read from the disk each time: two stores on equal disks with the
+    same answers here have the same entries.
     """
     ledgers, metadata, held = store.ledgers, store.metadata, []
     for subscription in subscriptions:
@@ -187,7 +187,7 @@ def _names_of(subscription: str) -> tuple[str, str]:
 
 
 def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> Broken | None:
-    """Return what is wrong unless each cursor, which was just opened, has the ledger that its record names and no more.
+    """Check that each just opened cursor has exactly the ledger that its record names; return the broken promise.
 
     Raises:
         CorruptStateError: A record cannot be read.
@@ -197,12 +197,12 @@ def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> Broken | 
         value, owned = store.metadata.get(path), store.ledgers.owned_by(owner)
         named = None if value is None else decode_record(value.data).record.cursor_ledger_id
         if owned != ([] if named is None else [named]):
-            return Broken(Promise.I11, f"{subscription}: ledgers {owned}, and the record names {named}")
+            return Broken(Promise.I11, f"{subscription}: ledgers {owned}, but the record names {named}")
     return None
 
 
 def live_size(store: Store, subscriptions: Iterable[str]) -> int:
-    """Return the bytes of all that some cursors have in a store."""
+    """Return the total bytes of some cursors in a store."""
     size = 0
     for value, journals in content_of(store, subscriptions):
         size += 0 if value is None else len(value.data)

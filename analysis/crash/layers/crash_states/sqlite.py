@@ -1,13 +1,13 @@
-"""What a power cut could leave of an `SqliteStore`, as far as it can be built from copies of its two files.
+"""Builds the states that a power cut could leave of an `SqliteStore`, from copies of its two files.
 
-SQLite appends pages to its log (WAL), each with a header before it, syncs it, and that is the commit; it copies them
-into the database when it is opened and when it is closed, syncs that, and cuts the log. A call of the store does one or
-the other, so that what was there before it and what is there after it tell each write between: a frame's header, its
-page, a page of the database. While a call is under way the log may end after each of them and inside, from its synced
-size on, with any frame missing; while the log is copied any of the database's pages may be new, it may end after each,
-and the log is whole. The index of the log is never there, as if it had been lost. All of these states are judged.
+SQLite appends pages to its log (WAL), each after a header, and syncs it, which is the commit; it copies them into the
+database when it is opened and when it is closed, syncs that, and truncates the log. A call of the store does one or the
+other, so the copies before and after it reveal each write in between: a frame's header, its page, a page of the
+database. During a call the log may end after each of them and inside, from its synced size on, with any frame missing;
+while the log is copied, any of the database's pages may be new, it may end after each, and the log is complete. The
+index of the log is always missing, as if it had been lost. All of these states are checked.
 
-The copies are made in this process, in a temporary directory, in memory where there is one.
+The copies are made in this process, in a temporary directory, in memory if possible.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512
 _FRAME = _FRAME_HEADER + _PAGE
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - our own directory is created in it
 _TWICE_ONE_IN = 4
 
 
 class Copy(NamedTuple):
-    """The two files at one moment; `log` is empty where there is none."""
+    """The two files at one moment; `log` is empty if there is none."""
 
     database: bytes
     log: bytes
 
 
 class LeftOver(NamedTuple):
-    """What a power cut left, and in words what was lost."""
+    """The files after a power cut, and a description of the loss."""
 
     copy: Copy
     lost: str
 
 
 def states_between(before: Copy, after: Copy) -> Iterator[LeftOver]:
-    """Yield what a power cut could leave while a store goes from one state to another, before it says so."""
+    """Yield the states that a power cut could leave during a change of a store, before the call returns."""
     is_copied = len(after.log) < len(before.log)
     if not is_copied:
         yield from _torn_logs(before, after)
@@ -100,7 +100,7 @@ def _common_prefix(one: bytes, other: bytes) -> bytes:
 
 
 def _sets(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield none, each alone, all but each, and each prefix; not all."""
+    """Yield the empty set, each item alone, all but each item, and each prefix; not the full set."""
     yield ()
     for index, item in enumerate(items):
         yield (item,)
@@ -109,7 +109,7 @@ def _sets(items: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _mixed(old: bytes, new: bytes, places: Sequence[tuple[int, int]]) -> bytes:
-    """Return the old bytes with the new ones at some places; what is missing before them is zeros."""
+    """Return the old bytes with the new ones at some places; gaps before them are zeros."""
     mixed = bytearray(old)
     for at, size in places:
         if at > len(mixed):
@@ -133,7 +133,7 @@ class _Recorder:
         return self._directory / f"life-{self._lives}"
 
     def count_calls(self) -> int:
-        """Two for each change: while it is made, and when it is synced. The first copy is the beginning."""
+        """Return two for each change: during it, and after its sync. The first copy is the initial state."""
         return 2 * max(0, len(self.copies) - 1)
 
     def open(self) -> Store:
@@ -147,7 +147,7 @@ class _Recorder:
         return _RecordedStore(store, self)
 
     def kill(self) -> None:
-        """Go on with a copy elsewhere: a process that is killed writes no more."""
+        """Continue with a copy elsewhere: a killed process writes no more."""
         self._lives += 1
         write_copy(self.copies[-1], self.place)
 
@@ -162,7 +162,7 @@ def read_copy(place: Path) -> Copy:
 
 
 def write_copy(copy: Copy, place: Path) -> None:
-    """Make a directory that holds the two files."""
+    """Create a directory with the two files."""
     place.mkdir()
     (place / DATABASE).write_bytes(copy.database)
     if copy.log:
@@ -171,7 +171,7 @@ def write_copy(copy: Copy, place: Path) -> None:
 
 @final
 class _RecordedStore:
-    """A store that tells of every call that changed it."""
+    """A store that reports every call that changed it."""
 
     def __init__(self, store: SqliteStore, recorder: _Recorder) -> None:
         self._store, self._recorder = store, recorder
@@ -205,7 +205,7 @@ class _Recorded:
 
 
 def examine_sqlite(workload: Workload) -> Examined:
-    """Carry a workload out on an `SqliteStore`, and judge its crash states up to the first that breaks a promise."""
+    """Execute a workload on an `SqliteStore`, and check its crash states up to the first that breaks a promise."""
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
         recorder = _Recorder(Path(name))
         execution = Execution(
@@ -213,13 +213,13 @@ def examine_sqlite(workload: Workload) -> Examined:
             recorder.open,
             count_calls=recorder.count_calls,
             kill=recorder.kill,
-            kill_after=lambda _: None,  # Between two calls only: a connection cannot be left in the middle of one.
+            kill_after=lambda _: None,  # Only between two calls: a connection cannot be abandoned in the middle of one.
         )
         failure = None
         with recorder.stores:
             try:
                 execution.run()
-            except Exception as error:  # On a disk without faults nothing may escape.
+            except Exception as error:  # On a disk without faults no error may escape.
                 broken = broken_by_error(error)
                 failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
         judging = _SqliteJudge(Path(name), workload)
@@ -237,7 +237,7 @@ class _SqliteJudge:
         self.judged = self.recoveries = 0
 
     def first_failure(self, copies: Sequence[Copy], moments: Sequence[Moment]) -> WorkloadFailure | None:
-        """Judge what a power cut could leave between two copies, and return the first that breaks a promise."""
+        """Check the states that a power cut could leave between two copies, and return the first failure."""
         for number in range(1, len(copies)):
             before, after = copies[number - 1], copies[number]
             torn, whole = states_between(before, after), [LeftOver(after, "nothing is lost")]
@@ -255,7 +255,7 @@ class _SqliteJudge:
         for moment in moments:
             broken = opened if isinstance(opened, Broken) else judge(opened, moment, is_worst=is_worst)
             if broken is not None:
-                told = (f"the power goes: {state.lost}", f"recovery: {broken.found}")
+                told = (f"power cut: {state.lost}", f"recovery: {broken.found}")
                 return WorkloadFailure(broken, moment.step, told)
         return None
 
@@ -279,7 +279,7 @@ class _SqliteJudge:
                 write_copy(read_copy(first), again)
                 with closing(SqliteStore(again)) as store_again:
                     views_again = open_cursors(store_again, self._workload)
-        except Exception as error:  # An honest crash is no reason for any error.
+        except Exception as error:  # A plain crash must not cause any error.
             return Broken(Promise.I10, f"{type(error).__name__}: {error}")
         finally:
             for place in (first, again):

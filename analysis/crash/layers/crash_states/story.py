@@ -1,4 +1,4 @@
-"""How is a broken promise told in as few steps as it takes?"""
+"""Reports a broken promise with the shortest workload that breaks it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class WorkloadFailure(NamedTuple):
 
     Attributes:
         broken: The promise.
-        step: During or after which step the power went; 0 before the first.
-        disk: What the disk did last and what was lost, one line each.
+        step: The step during or after which the power was cut; 0 before the first.
+        disk: The last calls of the disk and the loss, one line each.
     """
 
     broken: Broken
@@ -37,7 +37,7 @@ class WorkloadFailure(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What became of one workload: how many states were judged, what else was counted, the first that failed."""
+    """The result of one workload: the number of checked states, other counts, and the first failure."""
 
     cycles: int
     counts: Mapping[str, int]
@@ -48,10 +48,10 @@ def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examine
     """Examine a workload and, if it fails, the shortest that fails like it.
 
     Args:
-        seed: Which run it is.
-        workload: What it does.
-        examine: Carries a workload out and judges its crash states.
-        tries: How many shorter workloads may be tried.
+        seed: The seed of the run.
+        workload: The workload.
+        examine: Executes a workload and checks its crash states.
+        tries: Most shorter workloads to try.
     """
     examined = examine(workload)
     if examined.failure is None:
@@ -69,7 +69,7 @@ def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examine
 def _shortest(
     workload: Workload, failure: WorkloadFailure, examine: Callable[[Workload], Examined], *, tries: int
 ) -> tuple[Workload, WorkloadFailure]:
-    """Leave out steps as long as the same promise is broken."""
+    """Remove steps as long as the same promise is broken."""
 
     def attempt(steps: tuple[Step, ...]) -> Failing[Step, WorkloadFailure] | None:
         found = examine(replace(workload, steps=steps)).failure

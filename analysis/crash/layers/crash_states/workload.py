@@ -1,4 +1,4 @@
-"""What happens before the power goes: seeded steps of some cursors on one store."""
+"""The workload before a power cut: seeded steps of some cursors on one store."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one run does.
+    """The workload of one run.
 
     Attributes:
         subscriptions: Each has a cursor; all share a store.
-        config: Of the cursors.
+        config: Configuration of the cursors.
         steps: In order.
     """
 
@@ -56,11 +56,11 @@ class Workload:
 
 
 def draw_workload(random: Random, *, step_count: int) -> Workload:
-    """Return a workload decided by a source of randomness.
+    """Return a random workload.
 
     Args:
-        random: Is drawn from.
-        step_count: How many steps; each persist of all cursors comes with an ack of each.
+        random: The source of randomness.
+        step_count: Number of steps; each joint persist of all cursors is preceded by an ack of each.
     """
     subscriptions = SUBSCRIPTIONS if random.random() < 0.3 else SUBSCRIPTIONS[:1]
     format_ = Format.NATIVE if random.random() < 0.7 else Format.PULSAR

@@ -1,4 +1,4 @@
-"""L5: damaged media; `judgement` begins it."""
+"""L5: damaged media; `judgement` is the entry point."""
 
 from ackstate.analysis.crash.layers.damage.judgement import damage
 

@@ -1,14 +1,14 @@
-"""L5: a good store whose bytes change afterwards. It is refused, or knows what it knew, or says what it left out.
+"""L5: a good store whose bytes are damaged must be refused, or keep its state, or report the loss.
 
-One thing is damaged at a time: a bit, the length of a file, what follows it, units of it that change places or come
-from another store. Each copy is opened as a user would. What no log can tell from the truth is counted apart: a cut
-exactly where a synced unit ended, and a last unit that looks as a crash would have left it (`Reach`).
+One thing is damaged at a time: a bit, the length of a file, the bytes after its end, units of it that are swapped or
+come from another store. Each copy is opened as a user would open it. Undetectable damage is counted separately: a cut
+exactly at the end of a synced unit, and a last unit that looks as if a crash had left it (`Reach`).
 
-Where a repair is offered, it is tried: it must open, give up what it says and no more, and leave a cursor that can be
-written and opened again (`repairs` beside this).
+Each offered repair is tried: it must open the store, give up exactly the announced acks, and leave a cursor that can be
+written and opened again (module `repairs`).
 
 Counts: ``refused``, ``harmless``, ``reported``, ``border_cuts``; for openings with a repair ``repaired`` and, by kind,
-``discard_damaged_records`` and so on; and what the good stores were made by.
+``discard_damaged_records`` and so on; and the operations that created the good stores.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Store
 
 _PERSISTS_OF_SMALL = 3
-_PIECE = 512  # Of all flips, so that a budget can be kept.
-_SEED_OF_TURNS = 1  # Of a store that was closed: one file, no log.
-_BROKEN_MAX = 10  # Of a run; more would say the same.
+_PIECE = 512  # flips per outcome, so that a budget can be kept
+_SEED_OF_TURNS = 1  # of a closed store: one file, no log
+_BROKEN_MAX = 10  # per run; more would add nothing
 _HANGS_AFTER_S = 20.0
 _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
 
 
 class Outcome(Enum):
-    """What became of a damaged copy; the value is the name of its count."""
+    """The outcome of a damaged copy; the value is the name of its count."""
 
     REFUSED = "refused"
     HARMLESS = "harmless"
@@ -68,7 +68,7 @@ class HangError(Exception):
 
 
 def damage(first_seed: int) -> Iterator[RunOutcome]:
-    """Yield runs, each of many damaged copies of one store: of a `FileStore`, an `SqliteStore`, and records in turn."""
+    """Yield runs, each of many damaged copies of one store: a `FileStore`, an `SqliteStore`, and records in turn."""
     with scratch_directory("damage") as directory, quiet("ackstate.cursor"):
         sqlite = SqliteMedium(directory)
         media: Sequence[Medium] = (FileMedium(), sqlite, RecordMedium())
@@ -81,15 +81,15 @@ def damage(first_seed: int) -> Iterator[RunOutcome]:
 
 
 def every_bit(seed: int) -> Iterator[RunOutcome]:
-    """Flip every single bit of a small but complete `FileStore`, and judge each; told in pieces of the seed's run.
+    """Flip every single bit of a small but complete `FileStore`, and check each; reported in pieces of the seed's run.
 
-    But for those that it has laid out for later: of these a run changes some. Counts: ``bits_flipped``, as every run,
-    of ``bits_flipped_of`` that the store has, and ``stores_flipped_whole``.
+    Zeros laid out for later are excluded; other runs change some of them. Counts: ``bits_flipped``, as in every run,
+    out of ``bits_flipped_of`` bits of the store, and ``stores_flipped_whole``.
     """
     medium, story = FileMedium(), Story()
     try:
         good = good_store(seed, medium, story, persist_count=_PERSISTS_OF_SMALL)
-    except Exception as error:  # Nothing was damaged yet.
+    except Exception as error:  # before any damage
         yield replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
         return
     bits_of = [(log, log.bits_of(good.files[log.name])) for log in medium.logs(good.files)]
@@ -101,15 +101,15 @@ def every_bit(seed: int) -> Iterator[RunOutcome]:
 
 
 def bits_in_turn(seed: int, medium: SqliteMedium, turn: int) -> RunOutcome:
-    """Flip the next bits of one small `SqliteStore`, of which turns that follow each other flip every single one.
+    """Flip the next bits of one small `SqliteStore`; consecutive turns flip every single bit.
 
-    It has 300,000 bits when it is empty, and each takes 4 ms: too long for one run, and a soak goes on from seed to
-    seed. Counts ``bits_in_turn``.
+    It has 300,000 bits when it is empty, and each takes 4 ms: too long for one run; a soak continues from seed to seed.
+    Counts ``bits_in_turn``.
     """
     story = Story()
     try:
         good = good_store(_SEED_OF_TURNS, medium, story, persist_count=_PERSISTS_OF_SMALL)
-    except Exception as error:  # Nothing was damaged yet.
+    except Exception as error:  # before any damage
         return replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
     (log,) = medium.logs(good.files)
     bits = log.bits_of(good.files[log.name])
@@ -122,13 +122,13 @@ def bits_in_turn(seed: int, medium: SqliteMedium, turn: int) -> RunOutcome:
 
 
 def run(seed: int, medium: Medium) -> RunOutcome:
-    """Damage one store in many ways, and judge each."""
+    """Damage one store in many ways, and check each."""
     story = foreign_story = Story()
     try:
         good = good_store(seed, medium, story)
         foreign_story = Story()
         foreign = good_store(seed + 1_000_003, medium, foreign_story).files
-    except Exception as error:  # Nothing was damaged yet.
+    except Exception as error:  # before any damage
         steps = (f"{medium.name}, the store of seed {seed} and then that of {seed + 1_000_003}", *foreign_story.steps)
         return _not_made(seed, error, steps)
     chance = Random(seed)  # noqa: S311 - to be repeated, not to be secret
@@ -138,7 +138,7 @@ def run(seed: int, medium: Medium) -> RunOutcome:
 
 
 def _judged(seed: int, medium: Medium, good: GoodStore, damages: Iterable[Damage]) -> RunOutcome:
-    """Judge damaged copies of one store, one after the other."""
+    """Check damaged copies of one store, one after the other."""
     counts: Counter[str] = Counter()
     broken: list[BrokenPromise] = []
     found: list[Broken] = []
@@ -162,12 +162,12 @@ def _bit_count(files: Files) -> int:
 
 
 class GoodStore(NamedTuple):
-    """A store before anything happens to it.
+    """A store before any damage.
 
     Attributes:
-        files: All of them.
-        story: How it was made.
-        truth: What its cursor knows when it is opened.
+        files: All of its files.
+        story: The steps that created it.
+        truth: The state of its cursor when it is opened.
     """
 
     files: Files
@@ -175,13 +175,13 @@ class GoodStore(NamedTuple):
     truth: State
 
     def broken(self) -> Iterator[BrokenPromise]:
-        """Yield what is wrong with it already."""
+        """Yield the promises that it breaks before any damage."""
         for broken in oracle.judge(self.truth, [self.story.expected(self.story.states[-1])]):
             yield BrokenPromise(broken.promise, f"in an undamaged copy: {broken.found}", tuple(self.story.steps))
 
 
 def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist_count: int | None = None) -> GoodStore:
-    """Make the store of a seed, and tell how in a story; `persist_count` as of `write_story`."""
+    """Create the store of a seed, and record the steps in a story; for `persist_count` see `write_story`."""
     chance = Random(seed)  # noqa: S311 - as above
     story = Story() if story is None else story
     is_closed = chance.random() < 0.5
@@ -196,12 +196,12 @@ def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist
 
 
 class DamageJudgement(NamedTuple):
-    """What one damaged copy showed.
+    """The result of checking one damaged copy.
 
     Attributes:
-        counts: Its fate, and how many repairs were tried.
-        broken: What promises it saw broken.
-        found: Those of them that are about its state.
+        counts: Its outcome, and the number of repairs tried.
+        broken: The broken promises.
+        found: Those of them that concern its state.
     """
 
     counts: Mapping[str, int]
@@ -210,13 +210,13 @@ class DamageJudgement(NamedTuple):
 
 
 def judge(medium: Medium, good: GoodStore, damaged: Damage) -> DamageJudgement:
-    """Open a damaged copy as a user would; if its cursor is refused, with each repair that is offered, too."""
+    """Open a damaged copy as a user would; if its cursor is refused, also with each offered repair."""
     try:
         opened, is_reported = _opened(medium, damaged.files)
     except UnreadableCursorError as error:
         return _judge_repairs(medium, good, damaged, error)
     except _REFUSALS as error:
-        where = () if str(error) else (_broken(Promise.ERRORS, "an error without a word", medium, good, damaged),)
+        where = () if str(error) else (_broken(Promise.ERRORS, "an error without a message", medium, good, damaged),)
         return DamageJudgement({Outcome.REFUSED.value: 1}, where)
     except Exception as error:
         return DamageJudgement({}, (_broken(Promise.ERRORS, repr(error), medium, good, damaged),))
@@ -226,14 +226,14 @@ def judge(medium: Medium, good: GoodStore, damaged: Damage) -> DamageJudgement:
 def _judge_state(
     opened: OpenedCursor, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool
 ) -> DamageJudgement:
-    """Compare what the cursor of a damaged copy knows with the truth, or with what may be left of it."""
+    """Compare the cursor's state of a damaged copy with the truth, or with the state that may be left of it."""
     found = opened.state
     if found == good.truth:
         return DamageJudgement({Outcome.HARMLESS.value: 1})
-    # The record keeps its cursor properties where an entry is lost that was written before them.
+    # The record keeps its cursor properties even if an earlier entry is lost.
     ignored: dict[str, Any] = {} if medium.loses_newest_first else {"rest": (), "names": (), "is_new": False}
     newest_first = list(dict.fromkeys(state._replace(**ignored) for state in reversed(good.story.states)))
-    # A last record that was torn was never promised to anybody.
+    # A torn last record was never promised.
     reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
     excused = newest_first[: min(len(newest_first), 1 + reach)]
     if not oracle.judge(found._replace(**ignored), [good.story.expected(state) for state in excused]):
@@ -256,7 +256,7 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
             told.append(_broken(Promise.REPAIRS, what, medium, good, damaged))
             continue
         counts += Counter({"repaired": 1, repair.name.lower(): 1})
-        # What it gave up is its own affair: only what it invents is not excused.
+        # Acks that it gave up are allowed, but not acks that it invents.
         for broken in oracle.judge(state, [good.story.expected(state)]):
             found.append(broken)
             told.append(_broken(broken.promise, f"{broken.found} with {repair.name}", medium, good, damaged))
@@ -266,7 +266,7 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
 
 
 def _opened(medium: Medium, files: Files) -> tuple[OpenedCursor, bool]:
-    """Return what the cursor knows, and whether it was said that something was left out."""
+    """Return the cursor, and whether a loss was reported."""
     with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
         _, opened = open_story(store)
         return opened, opened.is_reported or medium.bytes_discarded(store) > 0
@@ -278,12 +278,12 @@ def _broken(promise: Promise, found: str, medium: Medium, good: GoodStore, damag
 
 def _story(medium: Medium, good: GoodStore, damaged: Damage) -> tuple[str, ...]:
     log = f"a message log {LEDGERS}"
-    return (f"{medium.name}, {log}", *good.story.steps, f"then this alone is damaged: {damaged.text}")
+    return (f"{medium.name}, {log}", *good.story.steps, f"then the only damage: {damaged.text}")
 
 
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Raise `HangError` after a time, where that is possible: in the main thread."""
+    """Raise `HangError` after a time, if possible: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What can be wrong with a file of a store: one thing at a time, named so that it can be done again by hand."""
+"""Kinds of damage to a file of a store: one at a time, named so that they can be repeated by hand."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _CUTS_MIN = 30
 
 
 class Reach(IntEnum):
-    """How many synced units at the end of a log a damage may pass off as never written: no log can tell."""
+    """The number of synced units at the end of a log that damage may make look unwritten, undetectably."""
 
     NONE = 0
     LAST = 1
-    """It may lie in the last unit, which then looks as a crash would have left it."""
+    """It may be in the last unit, which then looks as if a crash had left it."""
     LAST_TWO = 2
-    """It may hide where the last unit began, so that two look like one."""
+    """It may hide the start of the last unit, so that two units look like one."""
     LAST_THREE = 3
-    """And that of the one before, because it lies in two sectors, of which a crash may leave one."""
+    """It may also hide the start of the unit before, which spans two sectors, of which a crash may leave one."""
     ANY = 1_000_000
     """It cut the log."""
 
@@ -31,10 +31,10 @@ class Damage(NamedTuple):
     """A damaged copy of a store.
 
     Attributes:
-        text: What was done to which file.
+        text: A description of the damage and the file.
         files: All files of the copy, by name.
-        reach: What it may take with it unseen.
-        is_flip: Whether it is one bit, and no more.
+        reach: The units that may be lost undetected.
+        is_flip: Whether it is a single bit.
     """
 
     text: str
@@ -44,15 +44,15 @@ class Damage(NamedTuple):
 
 
 class LogFile(NamedTuple):
-    """A file of a store, and what its units are.
+    """A file of a store, and its units.
 
     Attributes:
         name: Its name.
-        borders: Where its units begin, and where the last one ends, in bytes.
-        cut_size_min: A cut that leaves at least so many bytes may be unseen; None if none may.
-        hides_last: Whether a changed byte in its last unit may look as a crash would have left it.
-        straddles: Whether what says where a unit ends may lie in two sectors.
-        is_laid_out: Whether what is behind its last unit are zeros for units to come.
+        borders: The starts of its units, and the end of the last one, in bytes.
+        cut_size_min: A cut that leaves at least this many bytes may be undetectable; None if none may.
+        hides_last: Whether a changed byte in its last unit may look as if a crash had left it.
+        straddles: Whether the field with a unit's end may span two sectors.
+        is_laid_out: Whether zeros for future units follow its last unit.
     """
 
     name: str
@@ -64,32 +64,32 @@ class LogFile(NamedTuple):
 
     @property
     def reach_of_change(self) -> Reach:
-        """What a changed byte in it may take with it unseen."""
+        """The units that may be lost undetected by a changed byte."""
         return Reach.LAST if self.hides_last else Reach.NONE
 
     @property
     def reach_of_loss(self) -> Reach:
-        """What a unit of it that is gone may take with it unseen."""
+        """The units that may be lost undetected with a missing unit."""
         if not self.hides_last:
             return Reach.NONE
         return Reach.LAST_THREE if self.straddles else Reach.LAST_TWO
 
     def bits_of(self, content: bytes) -> range:
-        """Return which bits of it, counted from 0, say something."""
+        """Return its meaningful bits, counted from 0."""
         return range(8 * (self.borders[-1] if self.is_laid_out else len(content)))
 
 
 def damages(
     files: Mapping[str, bytes], log: LogFile, foreign: bytes, chance: Random, *, flips: int
 ) -> Iterator[Damage]:
-    """Yield copies of a store in which one file is damaged in one way: all ways where these are few, else a sample.
+    """Yield copies of a store with one file damaged in one way: all ways if they are few, else a sample.
 
     Args:
         files: The store.
-        log: Which file, and its units.
+        log: The file, and its units.
         foreign: The same file of another, also valid store.
         chance: Chooses the sample.
-        flips: How many bits are flipped at most.
+        flips: Most flipped bits.
     """
     content = files[log.name]
     bits: Sequence[int] = log.bits_of(content)
@@ -104,13 +104,13 @@ def damages(
     ):
         if data != content:
             yield Damage(f"{log.name}: {text}", {**files, log.name: data}, reach)
-    # A directory without any file is one in which no store was ever made.
+    # In a directory without any file, no store was ever created.
     rest = {name: data for name, data in files.items() if name != log.name}
     yield Damage(f"{log.name}: missing", rest, Reach.ANY if not rest or log.cut_size_min == 0 else Reach.NONE)
 
 
 def flipped(files: Mapping[str, bytes], name: str, bits: Iterable[int], reach: Reach) -> Iterator[Damage]:
-    """Yield copies of a store with one bit of a file flipped; bits are counted from 0, of each byte the lowest first.
+    """Yield copies of a store with one bit of a file flipped; bits count from 0, the lowest bit of each byte first.
 
     Raises:
         IndexError: The file has no such bit.
@@ -129,7 +129,7 @@ def _cuts(content: bytes, log: LogFile, chance: Random, count: int) -> Iterator[
     sizes = {*range(min(8, len(content))), *log.borders, *(border - 1 for border in log.borders)}
     sizes.update(chance.sample(range(len(content)), min(count, len(content))))
     possible = sorted(size for size in sizes if 0 <= size < len(content))
-    # Empty is what a file is most often found to be.
+    # An empty file is the most common damage.
     for size in sorted({0, *chance.sample(possible, min(count, len(possible)))}):
         is_unseen = log.cut_size_min is not None and size >= log.cut_size_min
         yield f"cut to {size} bytes", content[:size], Reach.ANY if is_unseen else Reach.NONE
@@ -147,14 +147,14 @@ def _appended(content: bytes, chance: Random) -> Iterator[_Changed]:
 
 
 def _changes_behind(content: bytes, log: LogFile, chance: Random) -> Iterator[_Changed]:
-    """Change what is laid out behind the last unit, and let zeros take the place of that, as if it had yet to come."""
+    """Change the zeros laid out behind the last unit, and replace the last unit by zeros, as if it were unwritten."""
     if not log.is_laid_out:
         return
     begin, end = log.borders[-2:]
     for at in (end, *chance.sample(range(end, len(content)), min(20, len(content) - end))):
         changed = bytes([1 << chance.randrange(8)])
-        yield f"byte {at} of what is laid out changed", content[:at] + changed + content[at + 1 :], Reach.NONE
-    # No log can tell it from one that was not yet written to.
+        yield f"byte {at} of the laid-out zeros changed", content[:at] + changed + content[at + 1 :], Reach.NONE
+    # This is indistinguishable from an unwritten unit.
     yield "its last unit wiped with zeros", content[:begin] + bytes(len(content) - begin), Reach.LAST
 
 
@@ -173,7 +173,7 @@ def _moved_units(content: bytes, borders: Sequence[int], chance: Random, reach: 
         for text, parts in (
             (f"units {low} and {high} swapped", swapped),
             (f"unit {low} written over unit {high}", copied),
-            (f"unit {low} left out", dropped),
+            (f"unit {low} removed", dropped),
             (f"unit {low} doubled", doubled),
             (f"unit {low} wiped with zeros", wiped),
         ):
@@ -186,7 +186,7 @@ def _foreign_units(
     units = _units(content, borders)
     for index in sorted(chance.sample(range(len(units)), min(8, len(units)))):
         begin, end = borders[index], borders[index + 1]
-        # Where the other store laid out zeros it has no unit.
+        # Where the other store has laid-out zeros, it has no unit.
         if len(foreign) >= end and any(foreign[begin:end]):
             yield f"unit {index} of another store", content[:begin] + foreign[begin:end] + content[end:], reach
 

@@ -1,4 +1,4 @@
-"""Stores whose files can be taken out, damaged and put back."""
+"""Stores whose files can be extracted, damaged and replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DATABASE = sqlite_database.DATABASE
 _LOG = f"{_DATABASE}-wal"
 _LOG_HEADER_BYTES = 32
 _FRAME_BYTES = 4096 + 24
-_FRAME_KEY_BYTES = 16  # By which a frame tells whether it ends a transaction.
+_FRAME_KEY_BYTES = 16  # the part of a frame that marks the end of a transaction
 _SECTOR_BYTES = 512
 _PAGE_BYTES = 4096
 
@@ -36,36 +36,36 @@ class Medium(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in a story."""
+        """Its name in a story."""
         ...
 
     @property
     def flips_max(self) -> int:
-        """How many bits of a file are flipped in a run, so that it takes about a second."""
+        """Number of bits flipped in a file per run, so that a run takes about a second."""
         ...
 
     def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
-        """Return the files of a store that was worked on, and closed in order or killed.
+        """Return the files of a store after some work, which was then closed or killed.
 
-        That of another seed is another store, and no file of one belongs to the other.
+        Another seed gives another store, and no file of one belongs to the other.
         """
         ...
 
     def open(self, files: Mapping[str, bytes]) -> Store:
-        """Open a store with these files; others that were opened so are closed."""
+        """Open a store with these files; close stores opened before."""
         ...
 
     def reopen(self) -> Store:
-        """Open what was opened last, and was closed since, as it is now."""
+        """Open the last opened store again, after it was closed, in its present state."""
         ...
 
     @property
     def loses_newest_first(self) -> bool:
-        """Whether what is cut off is what was written last; else records and entries go each by itself."""
+        """Whether a cut removes the newest writes; else records and entries are lost individually."""
         ...
 
     def bytes_discarded(self, store: Store) -> int:
-        """Return what an opened store says it has left out."""
+        """Return the number of bytes that an opened store reports as discarded."""
         ...
 
     def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
@@ -74,7 +74,7 @@ class Medium(Protocol):
         Args:
             files: The store.
             foreign: Another, also valid store.
-            chance: Chooses a sample where there are many.
+            chance: Chooses a sample if there are many.
         """
         ...
 
@@ -93,7 +93,7 @@ class FileMedium:
     def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
         """See `Medium.write`."""
         disk = SimulatedDisk()
-        # The one that is killed has been compacted, and more than once.
+        # The killed store was compacted, more than once.
         size_min = 1 << 20 if is_closed else 800
         store = FileStore.over(disk.directory(), compaction_size_min=size_min, identity=seed.to_bytes(8, "big"))
         work(store)
@@ -120,11 +120,11 @@ class FileMedium:
         yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
 
     def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
-        """Return what each file consists of."""
+        """Return the units of each file."""
         found = []
         for name, data in files.items():
             borders = _group_borders(data.rstrip(b"\0"))
-            # A log is renamed into place when the state that it begins with is whole.
+            # A log is renamed into place when its initial state is complete.
             cut_size_min = (*borders, len(data))[1]
             is_laid_out = len(borders) > 1 and borders[-1] < len(data)
             found.append(LogFile(name, borders, cut_size_min, hides_last=False, is_laid_out=is_laid_out))
@@ -139,7 +139,7 @@ def _damaged_logs(
 
 
 def _group_borders(content: bytes) -> list[int]:
-    """Return where groups begin, and where the last one ends; behind that nothing was laid out."""
+    """Return the starts of groups, and the end of the last one; no zeros are laid out behind it."""
     borders, at = [], content.find(MAGIC)
     while at >= 0:
         borders.append(at)
@@ -149,10 +149,10 @@ def _group_borders(content: bytes) -> list[int]:
 
 @final
 class SqliteMedium:
-    """`SqliteStore` in a directory that is made anew for each copy.
+    """`SqliteStore` in a directory that is created again for each copy.
 
     Args:
-        directory: Where; empty, and better not on a real disk.
+        directory: An empty directory, preferably not on a real disk.
     """
 
     name = "SqliteStore"
@@ -184,7 +184,7 @@ class SqliteMedium:
         return self._opened
 
     def bytes_discarded(self, store: Store) -> int:  # noqa: ARG002
-        """Return 0: SQLite does not say what it drops."""
+        """Return 0: SQLite does not report discarded data."""
         return 0
 
     def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
@@ -192,7 +192,7 @@ class SqliteMedium:
         yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
 
     def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
-        """Return what each file consists of."""
+        """Return the units of each file."""
         found = []
         for name, data in files.items():
             if name == _DATABASE:

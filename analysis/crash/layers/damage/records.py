@@ -1,7 +1,7 @@
 """Damage above a store: a cursor's record and the entries of its ledgers, one by one, as a sound store returns them.
 
-A store with checksums meets most damage before a recovery does. Here the recovery itself meets it, in either format.
-Apache Pulsar's has no checksum: there only what cannot be read at all is damage, never a bit.
+A store with checksums detects most damage before a recovery does. Here the recovery itself meets it, in both formats.
+Apache Pulsar's format has no checksum: there only unreadable bytes count as damage, never a bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNREADABLE = b"\xff" * 12
 
 @final
 class RecordMedium:
-    """What a cursor has in a store, as files: ``record``, ``ledger 7``, which is empty, and ``ledger 7, entry 0``."""
+    """A cursor's data in a store, as files: ``record``, ``ledger 7``, which is empty, and ``ledger 7, entry 0``."""
 
     name = "records and entries"
     loses_newest_first = False
@@ -66,7 +66,7 @@ class RecordMedium:
         return MemoryStore(self._disk)
 
     def bytes_discarded(self, store: Store) -> int:  # noqa: ARG002
-        """See `Medium.bytes_discarded`: a store in memory leaves out nothing."""
+        """See `Medium.bytes_discarded`: a store in memory discards nothing."""
         return 0
 
     def damages(self, files: Mapping[str, bytes], foreign: Mapping[str, bytes], chance: Random) -> Iterator[Damage]:  # noqa: ARG002
@@ -74,7 +74,7 @@ class RecordMedium:
         decoded = decode_record(files[_RECORD])
         ledger_id = decoded.record.cursor_ledger_id
         rest = {name: data for name, data in files.items() if name != _RECORD}
-        # A record without a ledger was all that there was.
+        # A record without a ledger was the whole state.
         yield Damage("the record is missing", rest, Reach.ANY if ledger_id is None else Reach.NONE)
         yield from _unreadable(files, [_RECORD], Reach.NONE)
         names = [] if ledger_id is None else [_entry(ledger_id, at) for at, _ in enumerate(_entries(files, ledger_id))]
@@ -91,14 +91,14 @@ class RecordMedium:
 
 
 def _of_journal(files: Mapping[str, bytes], ledger: str, names: Sequence[str]) -> Iterator[Damage]:
-    """Yield what can be wrong with the ledger that the record names."""
+    """Yield damages of the ledger that the record names."""
     gone = {ledger, *names}
     yield Damage(f"{ledger} missing", {name: data for name, data in files.items() if name not in gone}, Reach.NONE)
     for at, name in enumerate(names):
         yield from _unreadable(files, [name], Reach.NONE)
         if at < len(names) - 1:
             yield from _unreadable(files, names[at:], Reach.NONE)
-        # Nothing in a ledger says that more had followed; but there always was a first entry.
+        # A ledger has no mark that more entries followed, but there always was a first entry.
         left = {other: data for other, data in files.items() if other not in names[at:]}
         yield Damage(f"{name} and all that follow missing", left, Reach.ANY if at else Reach.NONE)
 

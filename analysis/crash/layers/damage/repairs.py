@@ -1,4 +1,4 @@
-"""Does a repair that was offered do what it says, and does the cursor work after it?"""
+"""Checks that an offered repair does exactly what it announces, and that the cursor works after it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PATH = cursor_path(TOPIC, SUBSCRIPTION)
 
 
 def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[State, AckedSet]:
-    """Open a damaged copy with a repair, and return what the cursor knows, and what it must know at least.
+    """Open a damaged copy with a repair, and return the cursor's state, and the acks that it must have.
 
     Raises:
-        AckStateError: It is refused.
+        AckStateError: The store is refused.
     """
     with closing(medium.open(files)) as store:
         least = _least(store, repair)
@@ -36,17 +36,17 @@ def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[State, Acked
 
 
 def what_fails_after(medium: Medium, state: State) -> str:
-    """Return what is wrong with a cursor that was just repaired, once it is opened again; empty if nothing is.
+    """Open a just repaired cursor again, and return an error text; empty if it works.
 
-    It must be as it was left, and one ack that is written there must be there when it is opened once more.
+    Its state must be unchanged, and one ack written there must survive another opening.
 
     Raises:
-        AckStateError: It cannot be opened, or not written.
+        AckStateError: It cannot be opened or written.
     """
     with closing(medium.reopen()) as store:
         cursor, opened = open_story(store)
         if opened.state != state._replace(is_new=False):
-            return f"{opened.state} when it is opened again, and it was {state}"
+            return f"{opened.state} when it is opened again, but it was {state}"
         position = _first_unacked(cursor)
         receipt = cursor.ack(position, now_ms=600_000)
         cursor.persist(now_ms=600_000)
@@ -63,11 +63,11 @@ def what_fails_after(medium: Medium, state: State) -> str:
 
 
 def what_it_gave_up(repair: Repair, state: State, least: AckedSet, story: Story) -> str:
-    """Return what is wrong with the state that a repair found; empty if it gives up what it says and no more."""
+    """Check that a repaired state gives up exactly the announced acks; return an error text, empty if it does."""
     if lost := least - state.acked:
         return f"{lost} below the mark-delete of the record are lost"
     if repair is Repair.START_ANEW:
-        return f"it begins with {state}" if state.acked else ""
+        return f"it starts with {state}" if state.acked else ""
     is_older = repair in {Repair.DISCARD_DAMAGED_RECORDS, Repair.USE_ORPHAN_JOURNAL}
     was_durable = any(state.acked == earlier.acked for earlier in story.states)
     return f"{state}, which never was durable" if is_older and not was_durable else ""

@@ -1,4 +1,4 @@
-"""A good store with a known ack state, for media to be damaged: made by one seed, and read back as a user would."""
+"""Creates a good store with a known ack state from a seed, to be damaged, and reads it back as a user would."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class OpenedCursor(NamedTuple):
     """A cursor that was opened.
 
     Attributes:
-        state: What it knows.
-        is_reported: Whether its recovery report says that something was left out.
+        state: Its state.
+        is_reported: Whether its recovery report mentions a loss.
     """
 
     state: State
@@ -44,13 +44,13 @@ class OpenedCursor(NamedTuple):
 @final
 @dataclass(slots=True)
 class Story:
-    """What was done, and what the store knew after each step.
+    """The steps of a good store, and its state after each of them.
 
     Attributes:
-        oracle: Knows what anybody asked to ack.
-        states: All that was durable, after each step that changed it; the first is of a cursor that was never made.
-        steps: What was done, in words.
-        counts: What really happened, by name.
+        oracle: Has all requested acks.
+        states: The durable state after each step that changed it; the first is that of a cursor that was never created.
+        steps: The steps in words.
+        counts: The actual events, by name.
     """
 
     oracle: Oracle = field(default_factory=lambda: Oracle(NEVER_OPENED, knows_states=True))
@@ -59,11 +59,11 @@ class Story:
     counts: Counter[str] = field(default_factory=Counter)
 
     def expected(self, state: State) -> Expected:
-        """Return what a recovery may find that ends at a state."""
+        """Return the expectation of a recovery that ends at a state."""
         return Oracle(state, knows_states=True).expected._replace(asked=self.oracle.expected.asked)
 
     def note(self, cursor: ManagedCursor) -> None:
-        """Note what is durable now: all that the cursor knows."""
+        """Record the present state as durable."""
         state = state_of(cursor)._replace(is_new=False)
         if state != self.states[-1]:
             self.states.append(state)
@@ -76,13 +76,13 @@ def open_story(store: Store, *, repair: Repair = Repair.NONE) -> tuple[ManagedCu
 
 
 def write_story(store: Store, chance: Random, story: Story, *, persist_count: int | None = None) -> None:
-    """Let a cursor work on an empty store, and another one beside it; nothing is left undone, or closed.
+    """Run a cursor and another one on an empty store; all steps are completed, and neither is closed.
 
     Args:
-        store: Empty.
-        chance: Decides what they do.
-        story: Gets what they did.
-        persist_count: How often the cursor persists; 4 to 11 times by chance if it is not given.
+        store: An empty store.
+        chance: Decides the steps.
+        story: Receives the steps.
+        persist_count: Number of persists; 4 to 11, at random, if not given.
     """
     config = _config(chance)
     flaky = FlakyStore(store)

@@ -1,4 +1,4 @@
-"""L2: the n-th system call fails, stores half, or kills; `layer` begins it."""
+"""L2: the n-th system call fails, stores half, or kills; `layer` is the entry point."""
 
 from ackstate.analysis.crash.layers.system_calls.layer import system_calls
 

@@ -1,4 +1,4 @@
-"""The worker that has the fault shim: it streams what it finds to the process that started it.
+"""The worker with the fault shim: streams its outcomes to the process that started it.
 
 python -P -m ackstate.analysis.crash.layers.system_calls PARENT_PID FIRST_SEED
 """

@@ -1,4 +1,4 @@
-"""Run a program, let one of its system calls be faulted, and hold what it left against what it said."""
+"""Runs a program with one faulted system call, and compares the recovered state with the program's reports."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Store
 
 NEVER = 1 << 40
-"""A call that no program reaches."""
+"""A call number that no program reaches."""
 _PROGRAM_S_MAX = 30
-# Every so many attempts, the recovery is killed as well, and another one must cope.
+# In one of this many attempts, the recovery is killed as well, and another one must succeed.
 _RECOVERY_KILLED_EVERY = 5
 _RECOVERY_CALLS = 16
 _LAST = Position(max(LEDGERS), LEDGERS[max(LEDGERS)] - 1)
 
 
 class SyscallFault(NamedTuple):
-    """What happens to a call.
+    """A fault of a call.
 
     Attributes:
-        name: In words.
-        action: What happens to it.
+        name: The fault in words.
+        action: The action of the fault.
         error: Errno of a call that fails.
-        lasts: How many calls in a row fail.
-        dies_later: The program is killed before the call that comes so many calls later; 0 for never.
-        is_power_cut: Whether everything that was not synced is lost at the end.
+        lasts: Number of consecutive calls that fail.
+        dies_later: The program is killed before the call this many calls later; 0 for never.
+        is_power_cut: Whether everything unsynced is lost at the end.
     """
 
     name: str
@@ -59,23 +59,23 @@ class SyscallFault(NamedTuple):
 
     @property
     def kills(self) -> bool:
-        """Whether the program does not outlive it."""
+        """Whether it kills the program."""
         return self.dies_later > 0 or self.action in {Action.TORN_KILL, Action.KILL_BEFORE, Action.KILL_AFTER}
 
     def of(self, at: int) -> CallFault:
-        """Return the fault for call `at`, the first of which is 1."""
+        """Return the fault for call `at`; the first call is 1."""
         return CallFault(at, self.action, self.error, self.lasts, self.dies_later)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a program is run, and with what.
+    """The environment of a program.
 
     Attributes:
-        shim: As this process has it.
+        shim: The shim of this process.
         directory: Does not exist between two attempts.
-        open_store: Opens a store in a directory, or begins one there.
-        fault: What happens to one call.
+        open_store: Opens or creates a store in a directory.
+        fault: The fault of one call.
     """
 
     shim: FaultShim
@@ -86,12 +86,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What became of a program.
+    """The result of running a program.
 
     Attributes:
-        calls: How many system calls were counted.
-        met: The call that was faulted; None if it did not come to that.
-        log: What the program did and met, and what was wrong with it.
+        calls: Number of counted system calls.
+        met: The faulted call; None if the program did not reach it.
+        log: The reports of the program, and broken promises.
         files_left: Files that the store has at the end.
         bytes_left: Their size.
     """
@@ -104,12 +104,12 @@ class Attempt:
 
 
 def attempt(stage: Stage, played: Script, at: int) -> Attempt:
-    """Run a program once in the stage's directory, which must be empty, and judge what it left.
+    """Run a program once in the stage's directory, which must be empty, and check the recovery.
 
     Args:
-        stage: Where and with what.
-        played: What the program does.
-        at: Which call is faulted: 1 is the first, `NEVER` none.
+        stage: The environment.
+        played: The script of the program.
+        at: The faulted call: 1 is the first, `NEVER` none.
     """
     shim, directory, log = stage.shim, stage.directory, ProgramLog(played.cursor_count)
 
@@ -140,7 +140,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
 
 
 def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
-    """Do something here, where no fault of it kills, in half the time of a fork; return what it said, and 0."""
+    """Run in this process, in half the time of a fork, if no fault kills; return the output, and 0."""
     lines: list[bytes] = []
     stage.shim.arm(stage.directory, fault)
     try:
@@ -151,7 +151,7 @@ def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, f
 
 
 def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
-    """Do something in a child with a fault, and return all that it said and its wait status."""
+    """Run in a forked child with a fault; return its output and its wait status."""
     parent_pid, (reader, writer) = os.getpid(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -163,7 +163,7 @@ def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fau
             stage.shim.arm(stage.directory, fault)
             play(lambda line: _write_whole(writer, line))
         finally:
-            # Nothing of the parent's may be flushed or cleaned up twice.
+            # The parent's buffers and resources must not be flushed or cleaned up twice.
             os._exit(0)
     os.close(writer)
     try:
@@ -185,13 +185,13 @@ def _open_cursors(store: Store, cursor_count: int) -> list[ManagedCursor]:
 
 
 def _recover(stage: Stage, cursor_count: int) -> list[State]:
-    """Open the store and the cursors, and return what each holds."""
+    """Open the store and the cursors, and return their states."""
     with closing(stage.open_store(stage.directory / "store")) as store:
         return [state_of(cursor) for cursor in _open_cursors(store, cursor_count)]
 
 
 def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
-    """Ack everything, close, and return what was held before and how many ledgers the store has then."""
+    """Ack everything, close, and return the states before, and the number of ledgers after."""
     with closing(stage.open_store(stage.directory / "store")) as store:
         cursors = _open_cursors(store, cursor_count)
         before = [state_of(cursor) for cursor in cursors]
@@ -202,7 +202,7 @@ def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
 
 
 def _check_end(log: ProgramLog, status: int, *, may_be_killed: bool) -> None:
-    """Make sure that the program ended as it should: killed by the fault, or at the end of its script."""
+    """Check that the program ended as expected: killed by the fault, or at the end of its script."""
     was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if may_be_killed and was_killed:
         log.history.append("it is killed")
@@ -211,7 +211,7 @@ def _check_end(log: ProgramLog, status: int, *, may_be_killed: bool) -> None:
 
 
 def _check_recovery(log: ProgramLog, stage: Stage, cursor_count: int) -> None:
-    """Recover what was left, several times, and judge it."""
+    """Recover the store several times, and check it."""
     try:
         found = _recover(stage, cursor_count)
         for number, state in enumerate(found):
@@ -229,5 +229,5 @@ def _check_recovery(log: ProgramLog, stage: Stage, cursor_count: int) -> None:
         log.breaks(Promise.I10, f"recovery raised {type(error).__name__}: {error}")
     except AckStateError as error:
         log.breaks(Promise.I5, f"recovery raised {type(error).__name__}: {error}")
-    except Exception as error:  # Whatever a broken store raises is looked for.
+    except Exception as error:  # Any error of a broken store is a finding.
         log.breaks(Promise.ERRORS, f"recovery raised {type(error).__name__}: {error}")

@@ -1,10 +1,10 @@
 """L2: the n-th system call fails, stores half, or kills, for n = 1, 2, 3, ... until a run completes without meeting it.
 
-A seed decides what a program does, on which store, and what happens to it; then it is run for each n, in a forked child
-where it does not outlive that. It uses a cursor as a real program would, goes on after an error, and says what it was
-promised. What it left is recovered without faults, several times, and held against that. A power cut follows most
-faults: what no good sync covered is lost, also what a failed sync was for and a later one seemed to cover, and every
-name whose directory was not synced (`shim`).
+A seed decides the program, its store and its fault; the program then runs for each n, in a forked child if the fault
+kills it. It uses a cursor as a real program would, continues after an error, and reports the promises that it received.
+The store is recovered without faults, several times, and compared with them. A power cut follows most faults: it loses
+data without a successful sync, including data of a failed sync that a later sync seemed to cover, and every name whose
+directory was not synced (`shim`).
 
 After SQLite's own anomaly testing, https://www.sqlite.org/testing.html section 3.
 """
@@ -58,7 +58,7 @@ def small_file_store(directory: Path) -> FileStore:
 
 _COMPACTION_SIZE_MIN = 700
 STORES: tuple[OpenStore, ...] = (small_file_store, SqliteStore)
-"""The stores that a program uses, by turns."""
+"""The stores of programs, in turn."""
 SYSCALL_FAULTS = (
     SyscallFault("fails with EIO", Action.FAIL, errno.EIO),
     SyscallFault("fails to read with EIO", Action.FAIL_READ, errno.EIO),
@@ -77,7 +77,7 @@ SYSCALL_FAULTS = (
     SyscallFault("fails with EIO twice, loses power 10 calls later", Action.FAIL, errno.EIO, lasts=2, dies_later=10),
     SyscallFault("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
 )
-"""What happens to a program, by turns: with 2 stores, 32 seeds meet all."""
+"""The faults of programs, in turn: with 2 stores, 32 seeds cover all combinations."""
 _CYCLES_AT_ONCE = 12
 _PATIENCE_S = 10.0
 _PURPOSE = "calls"
@@ -89,7 +89,7 @@ def system_calls(first_seed: int) -> Iterator[RunOutcome]:
     """See `Layer`: in place if this process has the shim, otherwise in a worker that is started with it.
 
     Raises:
-        LayerSkippedError: There is no compiler, or this is no 64-bit Linux.
+        LayerSkippedError: There is no compiler, or this is not a 64-bit Linux.
     """
     shim = loaded()
     if shim is not None:
@@ -97,7 +97,7 @@ def system_calls(first_seed: int) -> Iterator[RunOutcome]:
         return
     with scratch_directory("shim") as directory:
         worker = subprocess.Popen(  # noqa: S603 - ourselves
-            # Without -P a directory `cursor` in the current one would hide ours.
+            # Without -P, a directory in the current one could shadow our packages.
             [sys.executable, "-P", "-m", __package__, str(os.getpid()), str(first_seed)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -119,17 +119,17 @@ def faulted_runs(
     stores: Sequence[OpenStore] = STORES,
     faults: Sequence[SyscallFault] = SYSCALL_FAULTS,
 ) -> Generator[RunOutcome]:
-    """Yield the runs of the seeds from `first_seed` on here, and in children of this process where a fault kills.
+    """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills.
 
     A run has several outcomes, of some cycles each; all have its seed, which replays them all.
 
     Args:
         first_seed: 0 or more.
-        shim: As this process has it.
-        stores: Each opens a store in a directory, or begins one there; they take turns, faster than the faults.
-        faults: What happens to the programs.
+        shim: The shim of this process.
+        stores: Each opens or creates a store in a directory; they alternate, faster than the faults.
+        faults: The faults of the programs.
     """
-    # A child that collects would copy every page that it shares.
+    # Garbage collection in a child would copy every shared page.
     gc.freeze()
     with scratch_directory(_PURPOSE) as directory, quiet("ackstate.cursor"):
         for seed in count(first_seed):
@@ -140,7 +140,7 @@ def faulted_runs(
 
 @final
 class _Run:
-    """The program of one seed: again and again, each time with the next call faulted."""
+    """The program of one seed, repeated with the next call faulted each time."""
 
     def __init__(self, seed: int, stage: Stage) -> None:
         self._seed, self._stage, self._script = seed, stage, script(seed)
@@ -165,7 +165,7 @@ class _Run:
             counts, tally = Counter(), Counter(cycles=0)
 
     def _faulted(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
-        """Yield the attempt of each n that a call is met by, with what it broke; the last is the first that broke."""
+        """Yield the attempt of each n that faults a call, with its broken promises; stop after the first failure."""
         for at in count(1):
             tried = self._try(self._script, at)
             if tried.met is None:
@@ -176,7 +176,7 @@ class _Run:
                 return
 
     def _told(self, tried: Attempt, at: int) -> tuple[BrokenPromise, ...]:
-        """Return what was seen broken, with the story of the shortest script that breaks the same at the same call."""
+        """Return the broken promises, with the story of the shortest script that breaks the same at the same call."""
         if not tried.log.broken:
             return ()
         promise = gravest(found.promise for found in tried.log.broken)
@@ -202,11 +202,11 @@ class _Run:
         return (begun, f"the program {faulted}", *tried.log.history)
 
     def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
-        """Make sure that a fault does not leave much more behind than the program itself."""
+        """Check that a fault does not leave much more data than the program itself."""
         files_max, bytes_max = undisturbed.files_left + 4, 2 * undisturbed.bytes_left + (64 << 10)
         if tried.files_left <= files_max and tried.bytes_left <= bytes_max:
             return ()
-        found = f"{tried.files_left} files of {tried.bytes_left} bytes, at most {files_max} of {bytes_max} are expected"
+        found = f"{tried.files_left} files of {tried.bytes_left} bytes, expected at most {files_max} of {bytes_max}"
         story = self._story(tried, at)
         return (BrokenPromise(Promise.I11, found, story),)
 
@@ -232,9 +232,9 @@ def _outcome(line: bytes) -> RunOutcome:
 
 
 def work(parent_pid: int, first_seed: int) -> None:
-    """Stream the outcomes to standard output until the parent asks no more, or dies."""
+    """Stream the outcomes to standard output until the parent closes it, or dies."""
     asked_to_end: list[int] = []
-    # Nothing may be raised: an exception in a callback that a fork makes is printed and forgotten.
+    # A handler must not raise: an exception in a fork callback would be printed and lost.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
     die_with(parent_pid)

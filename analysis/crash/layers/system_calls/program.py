@@ -1,16 +1,16 @@
-"""A program that uses cursors on a store, and goes on after an error as a real one would, saying what it sees.
+"""A program that uses cursors on a store, continues after errors as a real one would, and reports its observations.
 
-It says it in lines of JSON, those about a cursor with its number as ``"cursor"``::
+It reports lines of JSON; those about a cursor have its number as ``"cursor"``::
 
-    {"opened": STATE, "setting": "native"}       it was opened, and holds this: a life begins
-    {"note": "durable", "takes": [ACKED], "options": {}}   a method of its oracle is to be called with this
+    {"opened": STATE, "setting": "native"}       it was opened with this state
+    {"note": "durable", "takes": [ACKED], "options": {}}   a method of its oracle, with arguments
     {"doing": "..."}                             a step begins
-    {"counted": "group_persists"}                something occurred that is worth counting
+    {"counted": "group_persists"}                a counted event occurred
     {"failed": "..."}                            a call raised one of our errors; it will be tried again
-    {"broken": "...", "found": "..."}            a promise that only the program could see broken; it ends
+    {"broken": "...", "found": "..."}            a broken promise that only the program detects; it ends
     {"done": true}                               the script is over, and all is closed
 
-STATE and ACKED are what `ackstate.analysis.crash.layers.system_calls.program_log.encoded` returns.
+STATE and ACKED are results of `ackstate.analysis.crash.layers.system_calls.program_log.encoded`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.workloads.step import Step
     from ackstate.cursor.store import Store
 
-# More than any fault lasts.
+# More attempts than any fault lasts.
 _ATTEMPTS_MAX = 12
 _FAILURES_ENDURED = 2
 
@@ -54,10 +54,10 @@ class FaultedProgram:
     """One program in one process.
 
     Args:
-        played: What it does.
-        directory: Of its store.
+        played: The script.
+        directory: The directory of its store.
         open_store: Opens the store.
-        say: Takes a line, which counts as said when this returns.
+        say: Reports a line, which counts when this returns.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FaultedProgram:
         self._failures_in_a_row = 0
 
     def run(self) -> None:
-        """Do every step, closing at the end; no error escapes."""
+        """Execute every step, and close at the end; no error escapes."""
         try:
             for step in self._script.steps:
                 self._now_ms += STEP_MS
@@ -80,13 +80,13 @@ class FaultedProgram:
             self._line(done=True)
         except _BrokenError as error:
             self._line(broken=error.promise, found=error.found)
-        except Exception as error:  # Whatever it is, it should have been one of ours.
+        except Exception as error:  # Any other error is a finding.
             line = traceback.extract_tb(error.__traceback__)[-1]
             found = f"{type(error).__name__}: {error} ({line.name} in {line.filename.rpartition('/')[2]})"
             self._line(broken=Promise.ERRORS, found=found)
 
     def _until_done(self, act: Callable[[], None]) -> None:
-        """Do a step; after an error go on as a real program would, and try again."""
+        """Execute a step; after an error continue as a real program would, and retry."""
         for _ in range(_ATTEMPTS_MAX):
             try:
                 self._open()
@@ -123,7 +123,7 @@ class FaultedProgram:
             self._count("reopenings_after_a_fault")
 
     def _drop(self) -> None:
-        """Let go of everything as it is."""
+        """Drop everything without closing it."""
         store, self._store, self._opened = self._store, None, []
         if store is not None:
             with suppress(AckStateError):
@@ -153,7 +153,7 @@ class FaultedProgram:
 
 
 def _is_failed_read(error: BaseException) -> bool:
-    """Tell whether it is SQLite that says so: an EIO of a read, too, is damage to it (``SQLITE_IOERR_CORRUPTFS``)."""
+    """Return whether SQLite reported it: SQLite also reports EIO of a read as damage (``SQLITE_IOERR_CORRUPTFS``)."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, sqlite3.Error):
         cause = cause.__cause__
@@ -161,7 +161,7 @@ def _is_failed_read(error: BaseException) -> bool:
 
 
 class _BrokenError(Exception):
-    """A promise that the program saw broken; never leaves this module."""
+    """A broken promise detected by the program; never leaves this module."""
 
     def __init__(self, promise: Promise, found: str) -> None:
         super().__init__(promise)

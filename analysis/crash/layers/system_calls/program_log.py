@@ -1,4 +1,4 @@
-"""What a `FaultedProgram` has said, cursor by cursor, and what was wrong with it."""
+"""Records the reports of a `FaultedProgram`, cursor by cursor, and its broken promises."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @final
 class ProgramLog:
-    """What one program said, and what it left.
+    """The reports of one program, and the check of its recovery.
 
     Attributes:
-        history: What the program did and met, one line each.
-        broken: Every promise seen broken.
-        counts: What occurred, by name.
+        history: The steps and errors of the program, one line each.
+        broken: The broken promises.
+        counts: The counted events, by name.
         is_done: Whether the program ended by itself.
 
     Args:
@@ -37,7 +37,7 @@ class ProgramLog:
         self._oracles = [Oracle(NEVER_OPENED, knows_states=True) for _ in range(cursor_count)]
 
     def record(self, line: bytes) -> None:
-        """Take in what the program said."""
+        """Record a report of the program."""
         said = json.loads(line)
         match said:
             case {"cursor": number, "note": name, "takes": arguments, "options": options}:
@@ -63,15 +63,15 @@ class ProgramLog:
                 self.is_done = True
                 self.history.append("close")
             case _:
-                raise AssertionError(f"a program does not say {said}")
+                raise AssertionError(f"a program must not report {said}")
 
     def judge(self, number: int, found: State) -> None:
-        """Hold what a recovery of a cursor found against what was said of it."""
+        """Check the recovered state of a cursor against its reports."""
         for broken in self._oracles[number].judge(found):
             self.broken.append(broken._replace(found=f"cursor {number}: {broken.found}"))
 
     def breaks(self, promise: Promise, found: str) -> None:
-        """Note a promise that was seen broken."""
+        """Record a broken promise."""
         self.broken.append(Broken(promise, found))
 
 
@@ -80,10 +80,10 @@ _TOLD = {"writing": "write", "durable": "durable:", "naming": "set the propertie
 
 @final
 class SaidAccount:
-    """Takes the place of an oracle in a program, and says in lines what that is to note: a method, and what it takes.
+    """Replaces an oracle in a program, and reports the calls of its methods as lines: the name and the arguments.
 
     Args:
-        say: Takes what a line is to hold.
+        say: Reports the fields of a line.
     """
 
     def __init__(self, say: Callable[..., None]) -> None:
@@ -97,7 +97,7 @@ class SaidAccount:
 
 
 def encoded(argument: Any) -> object:
-    """Return as JSON has it what a note takes."""
+    """Return an argument of a note as JSON."""
     match argument:
         case AckedSet():
             return {"bits": argument.bits, "elsewhere": sorted(argument.elsewhere)}

@@ -1,4 +1,4 @@
-"""What a program does whose system calls fail: steps that a seed decides, on one cursor or two of one store."""
+"""The script of a program whose system calls fail: seeded steps on one or two cursors of one store."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
 
 STEP_MS = 1_000
-"""How much later each step of a script comes than the one before."""
-# Compacted all the time, in ledgers that are short: each of these is met by a fault.
+"""The time between two steps of a script."""
+# Frequent compactions and short ledgers, so that faults hit each of them.
 _NATIVE = CursorConfig(compaction_bytes_min=150, ledger_entry_count_max=12, ledger_retry_ms=0)
 
 
 class Setting(Enum):
-    """How the cursors are opened."""
+    """The configuration of the cursors."""
 
     NATIVE = "native"
     YOUNG = "young"
-    """Native, and what was delivered within two steps is not persisted before the cursor is closed."""
+    """Native; acks of deliveries within two steps are not persisted before the cursor is closed."""
     PULSAR = "pulsar"
-    """In Pulsar's format, with fewer ranges than are acked: what is durable gives way to lower ranges."""
+    """Pulsar's format, with a limit below the number of acked ranges: lower ranges displace durable ones."""
 
     @property
     def config(self) -> CursorConfig:
-        """As a cursor takes it."""
+        """Return the configuration of a cursor."""
         return _CONFIGS[self]
 
 
@@ -41,13 +41,13 @@ _CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a program does.
+    """The script of a program.
 
     Attributes:
-        steps: One after another.
-        setting: How the cursors are opened at first.
-        cursor_count: How many cursors it has.
-        endures: Whether it tries again with what it has open before it opens everything anew.
+        steps: The steps in order.
+        setting: The initial configuration of the cursors.
+        cursor_count: Number of cursors.
+        endures: Whether it retries with its open objects before it reopens everything.
     """
 
     steps: tuple[Step, ...]
@@ -69,7 +69,7 @@ _WEIGHTS = {
 
 
 def script(seed: int) -> Script:
-    """Return a script of 7 to 43 steps that a seed decides, with a reopening in its midst."""
+    """Return a seeded script of 7 to 43 steps, with a reopening in the middle."""
     chance = random.Random(f"script {seed}")  # noqa: S311 - a workload, not a secret
     cursor_count = chance.choice((1, 2, 2))
     setting = chance.choice((Setting.NATIVE, *Setting))

@@ -1,8 +1,8 @@
-"""Let the n-th system call of this process that stores below a directory fail, stop half way, or kill.
+"""Makes the n-th system call of this process that stores below a directory fail, stop half way, or kill.
 
-The work is done by a small C library (``shim.c``, which says what it sees and what it keeps of unsynced bytes).
-It must be there when the process starts, by ``LD_PRELOAD``; `compiled` makes it, `environment` names it, and
-`loaded` is how a process that was started so controls it.
+A small C library does the work (``shim.c`` documents the intercepted calls and the bytes that it keeps). It must be
+loaded when the process starts, by ``LD_PRELOAD``; `compiled` builds it, `environment` names it, and `loaded` returns
+the control of a process that was started with it.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _COMPILE_S_MAX = 60.0
 
 
 class Action(IntEnum):
-    """What happens to a call; numbered as in ``shim.c``."""
+    """The action of a fault; numbered as in ``shim.c``."""
 
     FAIL = 0
-    """It fails and does nothing. A sync that fails loses what it was for, as the kernel does."""
+    """It fails without effect. A failed sync loses its data, as in the kernel."""
     FAIL_READ = 1
-    """A call that reads fails; those that store are not counted."""
+    """A reading call fails; storing calls are not counted."""
     SHORT = 2
-    """A write stores half and says so, and the next write to that file fails; any other call fails."""
+    """A write stores and reports half, and the next write to that file fails; any other call fails."""
     TORN_KILL = 3
     """A write stores half and the process is killed; before any other call it is killed."""
     KILL_BEFORE = 4
     """The process is killed before the call."""
     KILL_AFTER = 5
-    """The process is killed after the call, and never learns how it ended."""
+    """The process is killed after the call, and never receives the result."""
 
 
 class CallFault(NamedTuple):
-    """What happens to one call.
+    """A fault of one call.
 
     Attributes:
-        at: Which: 1 is the first that is counted.
-        action: What happens.
+        at: Number of the call: 1 is the first counted one.
+        action: The action.
         error: Errno of a call that fails.
-        lasts: FAIL and FAIL_READ: this many calls in a row fail.
-        dies_later: The process is killed before the call that comes so many calls later; 0 for never.
+        lasts: FAIL and FAIL_READ: number of consecutive calls that fail.
+        dies_later: The process is killed before the call this many calls later; 0 for never.
     """
 
     at: int
@@ -61,7 +61,7 @@ class CallFault(NamedTuple):
 
 
 class SystemCall(NamedTuple):
-    """A system call: its name, without ``p``, ``at`` and ``64``, and the path that it is about."""
+    """A system call: its name, without ``p``, ``at`` and ``64``, and its path."""
 
     name: str
     path: str
@@ -69,9 +69,9 @@ class SystemCall(NamedTuple):
 
 @final
 class FaultShim:
-    """The library as this process has it. What it counts and keeps is shared with children forked from now on.
+    """The library in this process. Its counts and kept bytes are shared with children forked from now on.
 
-    Only the process that arms it is counted. A parent may ask for everything else once that child has ended.
+    Only the process that arms it is counted. A parent may call the other methods after that child has ended.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -95,7 +95,7 @@ class FaultShim:
             each.argtypes = (ctypes.c_long,)
 
     def arm(self, directory: Path, fault: CallFault) -> None:
-        """Count this process's calls from 1, on what lies below a directory that is reached without links.
+        """Count this process's calls from 1, on paths below a directory without links.
 
         Raises:
             OSError: There is no memory, or the path is too long.
@@ -106,32 +106,32 @@ class FaultShim:
             raise OSError(f"the fault shim cannot be armed on {directory}")
 
     def disarm(self) -> None:
-        """Count nothing any more."""
+        """Stop counting."""
         self._library.ackstate_fault_disarm()
 
     @property
     def call_count(self) -> int:
-        """How many calls were counted since it was armed, the last one included if it killed."""
+        """Number of calls counted since it was armed, including one that killed."""
         return int(self._library.ackstate_fault_count())
 
     @property
     def met(self) -> SystemCall | None:
-        """The first call that the fault befell, or None."""
+        """The first faulted call, or None."""
         name, path = self._library.ackstate_fault_call(), self._library.ackstate_fault_path()
         return SystemCall(name.decode(), os.fsdecode(path)) if name else None
 
     def lose_unsynced(self, directory: Path, *, shrinks: bool) -> int:
-        """Give the files below a directory the names and bytes that a power cut would leave: none without a good sync.
+        """Restore the names and bytes that a power cut would leave below a directory: only successfully synced ones.
 
         Args:
-            directory: As it was armed.
-            shrinks: What stood at the end of a file goes, instead of becoming zeros.
+            directory: The armed directory.
+            shrinks: Whether lost bytes at the end of a file are cut off, instead of becoming zeros.
 
         Returns:
-            How many names and ranges were lost.
+            Number of lost names and ranges.
 
         Raises:
-            OSError: A file cannot be written, or there was too much for the shim to keep.
+            OSError: A file cannot be written, or the shim's memory was too small.
         """
         if self._library.ackstate_fault_overflowed():
             raise OSError("more was written without a sync than the fault shim keeps")
@@ -145,17 +145,17 @@ class FaultShim:
         return lost
 
     def take_names_back(self) -> int:
-        """Undo what was created and renamed in directories that were not synced since; return how many names that were.
+        """Undo creations and renames in directories that were not synced since; return the number of names.
 
         Raises:
-            OSError: One cannot be undone.
+            OSError: A change cannot be undone.
         """
         lost = 0
         for at in reversed(range(self._library.ackstate_fault_name_count())):
             path = Path(os.fsdecode(self._library.ackstate_fault_name(at)))
             old_path = os.fsdecode(self._library.ackstate_fault_old_name(at))
             inode = self._library.ackstate_fault_name_inode(at)
-            # A file that was removed since stays removed; its name may belong to another file.
+            # A file that was removed since stays removed; its name may now belong to another file.
             if not os.path.lexists(path) or os.lstat(path).st_ino != inode:
                 continue
             lost += 1
@@ -175,10 +175,10 @@ def loaded() -> FaultShim | None:
 
 
 def compiled(directory: Path) -> Path:
-    """Compile the library into a directory and return its path; takes some 0.2 s.
+    """Compile the library into a directory and return its path; takes about 0.2 s.
 
     Raises:
-        LayerSkippedError: This is no 64-bit Linux, there is no C compiler, or it refused; the message says what.
+        LayerSkippedError: This is not a 64-bit Linux, there is no C compiler, or it failed; the message has the reason.
     """
     if not sys.platform.startswith("linux"):
         raise LayerSkippedError(f"failing system calls needs Linux, this is {sys.platform}")
@@ -198,6 +198,6 @@ def compiled(directory: Path) -> Path:
 
 
 def environment(library: Path) -> Mapping[str, str]:
-    """Return this process's environment with the library before all that is preloaded already."""
+    """Return this process's environment with the library first in ``LD_PRELOAD``."""
     preloaded = os.environ.get("LD_PRELOAD")
     return {**os.environ, "LD_PRELOAD": f"{library}:{preloaded}" if preloaded else str(library)}

@@ -269,7 +269,7 @@ def test_ledgers_that_are_left_over_are_found(monkeypatch):
     monkeypatch.setattr(Journal, "_delete", nothing)
     failure = examine(workload, open_file_store).failure
     assert failure.broken.promise is Promise.I11
-    assert "and the record names" in failure.broken.found
+    assert "but the record names" in failure.broken.found
 
 
 @pytest.mark.parametrize("config", [CursorConfig(), CursorConfig(ledger_entry_count_max=50)])

@@ -151,7 +151,7 @@ def test_one_bit_of_a_small_database_that_makes_trouble_is_found_and_told(monkey
     monkeypatch.setattr(SqliteMedium, "reopen", stumbles_over(SqliteMedium.reopen, b"SQLite format 3\0", bit=2))
     broken = [broken for turn in range(16) for broken in layer.bits_in_turn(0, sqlite, turn).broken]
     assert [each.promise for each in broken] == [Promise.ERRORS]
-    assert broken[0].story[-1] == f"then this alone is damaged: {sqlite_database.DATABASE}: bit 2 of byte 15 flipped"
+    assert broken[0].story[-1] == f"then the only damage: {sqlite_database.DATABASE}: bit 2 of byte 15 flipped"
 
 
 def stumbles_over(reopen, magic, *, bit):
@@ -182,7 +182,7 @@ def test_one_bit_that_makes_trouble_among_thousands_is_found_and_told(monkeypatc
     monkeypatch.setattr(FileMedium, "open", stumbles)
     broken = [broken for piece in layer.every_bit(5) for broken in piece.broken]
     assert [each.promise for each in broken] == [Promise.ERRORS]
-    assert broken[0].story[-1] == f"then this alone is damaged: {log}: bit 4 of byte 233 flipped"
+    assert broken[0].story[-1] == f"then the only damage: {log}: bit 4 of byte 233 flipped"
 
 
 @pytest.mark.slow

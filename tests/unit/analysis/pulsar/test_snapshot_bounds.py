@@ -444,4 +444,4 @@ def test_a_cursor_that_is_no_subscription_and_one_that_is_not_durable():
     reader, dedup = judge("t", Looks(answers), BrokerSettings())
     assert (reader.subscription, reader.comes_back) == ("a b", None)
     assert dedup.comes_back.high.entries == 5
-    assert "no subscription" in dedup.remarks[0]
+    assert "not a subscription" in dedup.remarks[0]
