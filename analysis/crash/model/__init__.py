@@ -1,1 +1,1 @@
-"""A whole broker in plain sets: what a subscription should hold, and schedules that compare the real one with it."""
+"""A model of a whole broker in plain sets, and schedules that compare the real broker with it."""

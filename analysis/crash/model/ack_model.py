@@ -1,4 +1,4 @@
-"""What one subscription should hold, in plain sets: what is acked, what of it is durable, who has which message."""
+"""The expected state of one subscription, in plain sets: acked entries, durable ones, and messages in flight."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class AckModel:
-    """One subscription, by the numbers of a log; shares no code with what it judges.
+    """The expected state of one subscription, by the numbers of a log; shares no code with the product.
 
     Attributes:
-        acked: What counts as acked, though a crash may forget it.
-        durable: What of it is certain to be on the disk, unless that holds one of the resets.
-        resets: What the disk may hold instead: resets whose outcome is unknown.
-        unacked_of_batch: Of a partly acked batch, the messages that are not.
-        last_unacked_of_batch: Of a batch that was acked in parts, the messages that its last ack was for.
-        durable_unacked_of_batch: What the disk says of them.
-        in_flight: Who has what, in the order in which it was sent.
-        not_before: When what was given back with a delay may be sent again.
+        acked: Entries that count as acked, though a crash may lose them.
+        durable: The acked entries that are certainly on the disk, unless the disk has one of the resets.
+        resets: Resets whose outcome is unknown: the disk may have any of them instead.
+        unacked_of_batch: For each partly acked batch, its unacked messages.
+        last_unacked_of_batch: For each batch that was acked in parts, the messages of its last ack.
+        durable_unacked_of_batch: The durable state of partly acked batches.
+        in_flight: The consumer of each message in flight, in the order of sending.
+        not_before: When messages that were given back with a delay may be sent again.
         properties: Those of the cursor and of its mark-delete position.
         sent_count: How often each was sent since the subscription was opened.
         counts_entries: Whether the limit on ranges counts acked entries, as by a rule of Pulsar's; see `changed`.
@@ -45,20 +45,20 @@ class AckModel:
         self.begin_reading()
 
     def begin_reading(self) -> None:
-        """Forget whom what was sent: the reader begins anew."""
+        """Clear the messages in flight: the reader restarts."""
         self.in_flight: dict[int, str] = {}
         self.not_before: dict[int, int] = {}
         self.sent_count: dict[int, int] = {}
 
     def changed(self) -> None:
-        """Note that the log or one of the sets has changed."""
+        """Called after the log or one of the sets has changed."""
         self._counted = None
 
     def counted(self, also: int | None = None) -> tuple[int, int]:
-        """Return bytes of what is acked and not durable, and ranges or entries of all acks above the mark-delete.
+        """Return the bytes of acked entries that are not durable, and the runs of all acks above mark-delete.
 
-        Of what the disk may hold, that counts which leaves most bytes out. With a number given: what they would be if
-        that were acked as well.
+        If the disk may have several states, the one that excludes most bytes counts. With `also`: the numbers if that
+        entry were acked as well.
         """
         if also is None and self._counted is not None:
             return self._counted
@@ -76,7 +76,7 @@ class AckModel:
         return counted
 
     def first_unacked(self) -> int:
-        """Return the lowest number that is not acked, that of the next entry if all are."""
+        """Return the lowest unacked number, or that of the next entry if all are acked."""
         self.counted()
         return self._floor
 
@@ -91,14 +91,14 @@ class AckModel:
         self.changed()
 
     def ack_part(self, number: int, left: set[int]) -> None:
-        """Ack all messages of a batch but some; the entry if none is left."""
+        """Ack all messages of a batch except some; ack the entry if none is left."""
         if left:
             self.unacked_of_batch[number] = left
         else:
             self.ack([number])
 
     def sent(self, number: int, consumer: str, redelivery_count: int, *, now_ms: int) -> None:
-        """Note a delivery.
+        """Record a delivery.
 
         Raises:
             PromiseBrokenError: It should not have been sent, not now, or not with this count.
@@ -115,17 +115,17 @@ class AckModel:
         self.in_flight[number] = consumer
 
     def give_back(self, number: int, *, until_ms: int = 0) -> None:
-        """Note that a message is nobody's any more, and is to be sent again; not before a time."""
+        """Record that a message was given back, to be sent again, not before a time."""
         del self.in_flight[number]
         if until_ms:
             self.not_before[number] = until_ms
 
     def begin_anew(self, first: int) -> None:
-        """Reset: everything below a number is acked, and nothing else; all of it is durable."""
+        """Reset: exactly the entries below a number are acked, and all of them are durable."""
         self.recovered(set(range(first)), {})
 
     def recovered(self, acked: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
-        """Go on from what a disk held."""
+        """Continue from the state of a disk."""
         self.acked, self.durable, self.resets = acked, set(acked), []
         self.unacked_of_batch, self.last_unacked_of_batch = unacked_of_batch, {}
         self.durable_unacked_of_batch = {number: set(left) for number, left in unacked_of_batch.items()}
@@ -134,17 +134,17 @@ class AckModel:
         self.changed()
 
     def wrote(self, held: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
-        """Take for durable what the disk holds."""
+        """Set the durable state to that of the disk."""
         self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []
         self.changed()
 
     def may_have_begun_anew(self, first: int) -> None:
-        """Take nothing for durable any more that a reset which may be on the disk leaves out."""
+        """Remove from the durable state everything excluded by a reset that may be on the disk."""
         self.resets.append(set(range(first)))
         self.changed()
 
     def may_have_lost(self, held: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
-        """Take nothing for durable any more that a whole state leaves out which may be on the disk."""
+        """Remove from the durable state everything excluded by a whole state that may be on the disk."""
         self.durable &= held
         kept = self.durable_unacked_of_batch
         both = {
@@ -157,15 +157,15 @@ class AckModel:
 
     @property
     def lost_count(self) -> int:
-        """How many acked entries the worst crash brings back."""
+        """The number of acked messages that the worst crash redelivers."""
         return max(len(self.acked - held) for held in (self.durable, *self.resets))
 
     def is_durable(self, numbers: Collection[int]) -> bool:
-        """Tell whether all of some entries are certain to survive."""
+        """Return whether all of some entries are certain to survive."""
         return all(held.issuperset(numbers) for held in (self.durable, *self.resets))
 
     def is_part_durable(self, number: int, left: set[int]) -> bool:
-        """Tell whether it is certain to survive that at most some messages of a batch are not acked."""
+        """Return whether a partial ack of a batch, which leaves some messages, is certain to survive."""
         if not all(number in reset for reset in self.resets):
             return False
         if number in self.durable:
@@ -174,18 +174,18 @@ class AckModel:
         return known is not None and known <= left
 
     def unacked(self, consumer: str | None = None) -> int:
-        """Return how many messages are on their way, to one consumer or all; those of batches one by one."""
+        """Return the number of messages in flight, to one consumer or all, counting those of batches individually."""
         return sum(
             self.weight(number) for number, holder in self.in_flight.items() if consumer is None or holder == consumer
         )
 
     def weight(self, number: int) -> int:
-        """Return how many messages of an entry are not acked."""
+        """Return the number of unacked messages of an entry."""
         left = self.unacked_of_batch.get(number)
         return self.log.message_count(number) if left is None else len(left)
 
     def sendable(self, *, now_ms: int, tick_ms: int) -> Iterator[int]:
-        """Yield what is neither acked nor on its way, and whose time has certainly come."""
+        """Yield the entries that are neither acked nor in flight, and are certainly due."""
         first, log = self.first_unacked(), self.log
         for number in range(first, len(log)):
             if number in self.acked or number in self.in_flight or self.not_before.get(number, 0) > now_ms:

@@ -1,4 +1,4 @@
-"""What a broker does with its subscriptions: writes, limits, seeks, crashes; in the real one and the model at once."""
+"""Events of a broker: writes, limits, seeks, crashes; each is applied to the real broker and to the model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 
 def persist(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Write what waits while others use the subscription."""
+    """Persist while others use the subscription."""
     schedule.note("persist")
     schedule.interleave([side], lambda: side.cursor.persist(now_ms=schedule.now_ms))
 
 
 def promote(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Write what is too young, too, while others use the subscription."""
+    """Persist young acks, too, while others use the subscription."""
     left = schedule.random.choice((0, 0, 100, 500))
     schedule.note(f"promote until {left} bytes are left")
     schedule.interleave([side], lambda: side.cursor.promote(left, now_ms=schedule.now_ms))
 
 
 def persist_in_vain(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Persist, and again what that has held back or cut off: no write succeeds, and acks move the mark-delete."""
-    # What a whole state was to displace counts as lost though no ledger was made for it: no set here is told of that.
+    """Persist, and retry held-back and cut-off acks: no write succeeds, and acks move the mark-delete."""
+    # Acks to be displaced by a whole state count as lost even if no ledger was created for it; the sets do not model
+    # that.
     if not schedule.settings.fault_share or (side.config.format is Format.PULSAR and side.is_limited):
         return
     client_events.publish(schedule, side, 5)
@@ -63,7 +64,7 @@ def persist_in_vain(schedule: BrokerSimulation, side: SimulatedSubscription) -> 
 
 
 def tick(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Write if it is time to, while others use the subscription."""
+    """Persist if it is due, while others use the subscription."""
     schedule.note("tick")
     is_over = schedule.now_ms - side.persisted_ms >= side.config.flush_interval_ms
     is_due = is_over and side.cursor.view.is_dirty
@@ -73,7 +74,7 @@ def tick(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
 
 
 def persist_together(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Ack something and write what waits of all subscriptions, while others use them: new ledgers, then one sync."""
+    """Ack entries and persist all subscriptions together, while others use them: new ledgers, then one sync."""
     if len(schedule.sides) == 1:
         persist(schedule, side)
         return
@@ -100,11 +101,11 @@ def _persist_all(schedule: BrokerSimulation) -> None:
 
 
 def set_cursor_properties(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Attach something to the cursor."""
+    """Set properties of the cursor."""
     properties = {"number": str(schedule.random.randrange(10))}
     schedule.note(f"cursor properties {properties}")
     is_set = False
-    side.is_writing = True  # What is written is no persist.
+    side.is_writing = True  # This write is not a persist.
     try:
         side.cursor.set_cursor_properties(properties)
         is_set = True
@@ -116,7 +117,7 @@ def set_cursor_properties(schedule: BrokerSimulation, side: SimulatedSubscriptio
 
 
 def go_on_before(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Let an owner from before a crash do what it would do."""
+    """Run an owner from before a crash."""
     schedule.go_on_before()
     if side.earlier is not None:
         side.earlier.go_on(side)
@@ -130,7 +131,7 @@ def wait(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:  # no
 
 
 def change_limits(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Put other limits in force; the release ratio stays, by which it is judged who is kept back for nothing."""
+    """Change the limits, but not the release ratio, which the checks of needless blocking use."""
     limits = drawn_limits(schedule.random)
     ratio = side.limits.unpersisted_release_ratio
     side.limits = replace(limits, unpersisted_release_ratio=ratio, accounting=side.limits.accounting)
@@ -140,7 +141,7 @@ def change_limits(schedule: BrokerSimulation, side: SimulatedSubscription) -> No
 
 
 def change_broker_limit(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
-    """Change the limit that all subscriptions share."""
+    """Change the limit shared by all subscriptions."""
     if schedule.broker is not None:
         schedule.broker_max = schedule.random.choice((6, 12, 30))
         schedule.note(f"limit of the broker: {schedule.broker_max} messages")
@@ -148,21 +149,21 @@ def change_broker_limit(schedule: BrokerSimulation, side: SimulatedSubscription)
 
 
 def break_ledgers(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Let no ledger be written from now on."""
+    """Make ledgers unwritable from now on."""
     if schedule.settings.fault_share:
         schedule.note("ledgers break")
         side.store.break_ledgers()
 
 
 def mend_ledgers(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Let ledgers be written again."""
+    """Make ledgers writable again."""
     if side.store.has_broken_ledgers:
         schedule.note("ledgers are mended")
         side.store.mend_ledgers()
 
 
 def crash(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """The whole broker dies and is started again, at times with other settings; it may die once more meanwhile."""
+    """The whole broker dies and is restarted, sometimes with other settings; it may die again meanwhile."""
     schedule.note("crash")
     is_second = schedule.random.random() < 0.25
     reconfigure(schedule, side)
@@ -180,7 +181,7 @@ def crash(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
 
 
 def note_known(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Note what a subscription has come back with."""
+    """Add the recovered acks of a subscription to the story."""
     known = sorted(side.model.acked)
     schedule.note(f"{side.name} knows" if known else f"{side.name} knows nothing", known)
 
@@ -190,7 +191,7 @@ def _crash_again(schedule: BrokerSimulation) -> None:
     for each in schedule.sides:
         schedule.crash_count += 1
         acked, parts = set(each.model.acked), dict(each.model.unacked_of_batch)
-        # Pulsar's format gives up what its limits have no room for.
+        # Pulsar's format drops acks beyond its limits.
         gives_up = not each.model.is_durable(acked) or each.model.durable_unacked_of_batch != parts
         each.crash_and_recover()
         is_same = each.model.acked == acked and each.model.unacked_of_batch == parts
@@ -199,12 +200,12 @@ def _crash_again(schedule: BrokerSimulation) -> None:
 
 
 def reconfigure(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Choose other settings for the next time that a subscription is opened, where the schedule does so."""
+    """Choose other settings for the next opening of a subscription, if the schedule reconfigures."""
     if not schedule.settings.reconfigures or schedule.random.random() < 0.6:
         return
     side.config, before = drawn_config(schedule.random), side.config
     side.limits = drawn_limits(schedule.random)
-    if schedule.random.random() < 0.4:  # above what is there
+    if schedule.random.random() < 0.4:  # below the present number
         side.limits = replace(side.limits, max_unacked_ranges=1 + side.cursor.deleted.range_count // 3)
     if side.config.format is not before.format:
         schedule.note(f"from now on {side.config.format}")
@@ -217,7 +218,7 @@ def _limits_text(side: SimulatedSubscription) -> str:
 
 
 def reopen(schedule: BrokerSimulation, side: SimulatedSubscription, *, config: CursorConfig | None = None) -> None:
-    """Close one subscription in order; everything is durable then, unless a limit on the durable state cuts."""
+    """Close one subscription gracefully: then everything is durable, except acks beyond a state limit."""
     schedule.note("close")
     try:
         side.subscription.close(now_ms=schedule.now_ms)
@@ -236,7 +237,7 @@ def reopen(schedule: BrokerSimulation, side: SimulatedSubscription, *, config: C
 
 
 def seek(schedule: BrokerSimulation, side: SimulatedSubscription, number: int | None = None) -> None:
-    """Begin anew at some entry: no ack from before counts after it."""
+    """Reset to some entry: earlier acks do not count after it."""
     if not len(schedule.log):
         return
     number = schedule.random.randrange(len(schedule.log)) if number is None else number
@@ -259,21 +260,21 @@ def seek(schedule: BrokerSimulation, side: SimulatedSubscription, number: int | 
 
 
 def seek_in_vain(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Begin anew at some entry while nothing can be written, or nobody is told that it was."""
+    """Reset to some entry while writes fail, before or after they take effect."""
     if schedule.settings.fault_share and len(schedule.log):
         schedule.script_faults(side, schedule.random.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)), count=6)
         seek(schedule, side)
 
 
 def wait_for_gate(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Let somebody wait for the gate to open."""
+    """Add a waiter for the gate to open."""
     waiter = Waiter(schedule.random.choice(CONSUMERS))
     side.waiters.append(waiter)
     side.subscription.when_open(waiter, waiter.consumer)
 
 
 def open_damaged_copy(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """What cannot be read is not taken for absent, and is left as it is."""
+    """Check that an unreadable record does not count as absent, and is not changed."""
     copy, path = MemoryDisk(), side.cursor_path
     copy.ledgers, copy.values = dict(side.disk.ledgers), dict(side.disk.values)
     copy.next_ledger_id = side.disk.next_ledger_id

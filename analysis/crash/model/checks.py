@@ -1,6 +1,6 @@
-"""Does a subscription keep its limits, does it count what its model counts, and does it keep nothing back for nothing?
+"""Checks that a subscription keeps its limits, has the model's counts, and blocks no message needlessly.
 
-I4 and I8; the durable side is looked at by `ackstate.analysis.crash.model.written`.
+These are I4 and I8; `ackstate.analysis.crash.model.written` checks the durable state.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)
 
 
 def consumer_max(side: SimulatedSubscription) -> int:
-    """Return how many unacked messages one consumer may have."""
+    """Return the limit on unacked messages of one consumer."""
     return side.gate.limits.max_unacked_messages_per_consumer or NO_LIMIT
 
 
 def uses(side: SimulatedSubscription) -> Iterator[tuple[Rule, int, int]]:
-    """Yield each limit on what is acked or on its way, with its use, recounted, and the limit."""
+    """Yield each rule on acked entries and messages in flight, with its recounted usage and its limit."""
     model, limits, deliveries = side.model, side.gate.limits, side.subscription.deliveries
     record_bytes, range_count = model.counted()
     for number in model.in_flight:
@@ -42,7 +42,7 @@ def uses(side: SimulatedSubscription) -> Iterator[tuple[Rule, int, int]]:
 
 
 def forgiven(side: SimulatedSubscription) -> dict[Rule | str, int]:
-    """Return what each limit may be passed by: what is above it may stay, and not grow."""
+    """Return the allowed usage of each rule: a usage above the limit may stay, but not grow."""
     allowed: dict[Rule | str, int] = {rule: max(limit, used) for rule, used, limit in uses(side)}
     for consumer in CONSUMERS:
         allowed[consumer] = max(consumer_max(side), side.model.unacked(consumer))
@@ -50,7 +50,7 @@ def forgiven(side: SimulatedSubscription) -> dict[Rule | str, int]:
 
 
 def check(side: SimulatedSubscription) -> None:
-    """See that no limit is passed and that the counters are those of the model. Complexity: O(acked and in flight)."""
+    """Check that no limit is exceeded and the counters equal the model. Complexity: O(acked and in flight)."""
     model, cursor, subscription = side.model, side.cursor, side.subscription
     for rule, used, limit in uses(side):
         is_alone = rule is Rule.UNACKED_MESSAGES and len(model.in_flight) == 1
@@ -65,7 +65,7 @@ def check(side: SimulatedSubscription) -> None:
         _check_consumer(side, consumer)
     side.receipts.check_none_lies(cursor, model, count_max=4)
     if side.is_writing:
-        # After a failed write what it was to displace counts as gone already.
+        # After a failed write, the acks that it was to displace already count as lost.
         enough = side.has_failed or cursor.view.unpersisted_record_bytes >= model.counted()[0]
         hold(
             Promise.I4,
@@ -79,7 +79,7 @@ def check(side: SimulatedSubscription) -> None:
 
 
 def check_writing(side: SimulatedSubscription) -> None:
-    """As another thread sees it while a persist writes, which may not see what is being sent at this very moment."""
+    """Check from the view of another thread during a persist; messages being sent at this moment may be invisible."""
     usage, allowed = side.subscription.usage(), side.allowed
     _count(side.cursor.stats().unpersisted_record_bytes, usage.unpersisted_record_bytes, "un-persisted bytes")
     used, limit = usage.unpersisted_record_bytes + usage.reserved_bytes, allowed[Rule.UNPERSISTED_ACK_RECORD_BYTES]
@@ -90,7 +90,7 @@ def check_writing(side: SimulatedSubscription) -> None:
 
 
 def check_all(side: SimulatedSubscription) -> None:
-    """As `check`, and everything recounted. Complexity: O(entries of the log)."""
+    """Do the same as `check`, and recount everything. Complexity: O(entries of the log)."""
     check(side)
     side.subscription.check_invariants()
     side.receipts.check_survivors(side.cursor, side.model)
@@ -116,7 +116,7 @@ def check_all(side: SimulatedSubscription) -> None:
 
 
 def check_keys(side: SimulatedSubscription) -> None:
-    """See that no two consumers have messages of one key."""
+    """Check that no two consumers have messages of one key."""
     holders: dict[bytes, str] = {}
     for number, consumer in side.model.in_flight.items():
         message = side.model.log.messages[number]
@@ -127,13 +127,13 @@ def check_keys(side: SimulatedSubscription) -> None:
 
 
 def closed_for(side: SimulatedSubscription, consumer: str) -> dict[Rule | None, int]:
-    """Return the rules that are closed for a consumer, and at which use each opens."""
+    """Return the rules that are closed for a consumer, and the usage at which each opens."""
     verdicts = side.gate.why_blocked(side.subscription.usage(consumer), consumer)
     return {verdict.rule: verdict.released_at for verdict in verdicts}
 
 
 def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int]) -> None:
-    """Whoever wanted more must be told by a limit that there is no room, and be told the truth."""
+    """Check that a limit, truthfully, explains why a consumer did not receive more."""
     model, log, now_ms = side.model, side.model.log, side.schedule.now_ms
     waiting = list(model.sendable(now_ms=now_ms, tick_ms=TICK_MS))
     if not waiting:
@@ -157,14 +157,14 @@ def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Ma
 
 
 def is_covered(side: SimulatedSubscription, number: int) -> bool:
-    """Tell whether the worst that an ack can add is reserved for it."""
+    """Return whether the worst case of an ack is reserved."""
     log = side.model.log
     sent = side.subscription.deliveries.get(log.positions[number])
     return sent is not None and sent.range_count == 1 and sent.record_bytes == log.isolated_bytes(number)
 
 
 def check_refusal(side: SimulatedSubscription, number: int, *, was_covered: bool) -> None:
-    """An ack that is refused must have had nothing reserved for it, and have passed a limit."""
+    """Check that a refused ack had no reservation, and would have exceeded a limit."""
     position, model = side.model.log.positions[number], side.model
     hold(Promise.I8, not was_covered, f"the ack of {position} was refused, although it was reserved for")
     sent = side.subscription.deliveries.get(position)
@@ -192,7 +192,7 @@ def _check_gauge(side: SimulatedSubscription) -> None:
         floor = model.first_unacked()
         expected = tuple(sum(number >= floor for number in numbers) for numbers in side.excluded)
         hold(Promise.I4, causes[1:] == expected, f"{causes[1:]} are counted as young and cut, there are {expected}")
-    # The limit of the metadata store is the narrower one.
+    # The metadata store has the narrower limit.
     hold(Promise.I4, not stats.redelivery_cut or side.is_limited or side.config.format is Format.PULSAR, of_causes)
     hold(Promise.I4, not stats.redelivery_young or side.config.become_old_ack_record_seconds != 0, of_causes)
 
@@ -215,7 +215,7 @@ def _check_consumer(side: SimulatedSubscription, consumer: str) -> None:
 def _binding(
     side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int], *, cost: int, weight: int
 ) -> set[Rule]:
-    """Return the rules that have no room for a message, or were closed and had no cause to open."""
+    """Return the rules that have no room for a message, or were closed and had no reason to open."""
     needs = {
         Rule.UNPERSISTED_ACK_RECORD_BYTES: cost,
         Rule.UNACKED_RANGES: 1,
@@ -235,6 +235,6 @@ def _binding(
 
 
 def _works(side: SimulatedSubscription) -> bool:
-    """Tell whether a promotion would make young acks durable now."""
+    """Return whether a promotion would make young acks durable now."""
     failed = side.schedule.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
     return not side.is_limited and not failed

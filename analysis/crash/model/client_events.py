@@ -1,4 +1,4 @@
-"""What producers and consumers do, each in the real subscription and in its model at once."""
+"""Events of producers and consumers; each is applied to the real subscription and to its model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def publish(schedule: BrokerSimulation, side: SimulatedSubscription, count: int 
 
 
 def append(schedule: BrokerSimulation, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
-    """Publish given messages, to the broker's log or to another opening of it."""
+    """Publish given messages, to the broker's log or to another owner's."""
     first = len(schedule.log)
     schedule.log.append((log or schedule.message_log).publish(messages), messages)
     for each in schedule.sides:
@@ -55,7 +55,7 @@ def append(schedule: BrokerSimulation, messages: Sequence[Message], *, log: Mess
 def dispatch(
     schedule: BrokerSimulation, side: SimulatedSubscription, consumer: str | None = None, count: int | None = None
 ) -> int:
-    """Send to a consumer what it may have, and return how many entries those are."""
+    """Dispatch messages to a consumer, and return the number of entries."""
     consumer = consumer or schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
     count = min(schedule.random.choice((1, 5, 20, 40)) if count is None else count, schedule.settings.count_max)
     model, log = side.model, schedule.log
@@ -81,7 +81,7 @@ def dispatch(
 
 
 def fall_behind(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
-    """Delayed messages that all readers have passed fall due, and only the first subscription looks."""
+    """Delayed messages passed by all readers fall due, but only the first subscription polls."""
     settings = schedule.settings
     if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(schedule.sides) == 1:
         return
@@ -95,7 +95,7 @@ def fall_behind(schedule: BrokerSimulation, side: SimulatedSubscription) -> None
 def ack_some(
     schedule: BrokerSimulation, side: SimulatedSubscription, *, only_covered: bool = False, count: int | None = None
 ) -> None:
-    """Ack some of what is on its way, in one order or another."""
+    """Ack some messages in flight, in varying order."""
     numbers = list(side.model.in_flight)
     schedule.random.shuffle(numbers)
     order = schedule.random.random()
@@ -114,7 +114,7 @@ def ack_some(
 
 
 def ack_lowest(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Ack what follows the mark-delete position for as long as it is on its way, so that this moves."""
+    """Ack the messages in flight right after the mark-delete position, so that it moves."""
     while (number := side.model.first_unacked()) in side.model.in_flight and checks.is_covered(side, number):
         ack(schedule, side, number)
 
@@ -148,7 +148,7 @@ def ack_part(schedule: BrokerSimulation, side: SimulatedSubscription, number: in
 
 
 def ack_late(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Ack what is not on its way: given back, or sent before a crash."""
+    """Ack messages that are not in flight: given back, or sent before a crash."""
     model, draw = side.model, schedule.random
     numbers = [n for n in range(model.first_unacked(), len(schedule.log)) if n not in model.in_flight]
     count = min(len(numbers), draw.choice((1, 5, 30)), schedule.settings.count_max)
@@ -168,7 +168,7 @@ def ack_cumulative(schedule: BrokerSimulation, side: SimulatedSubscription) -> N
 
 
 def ack_up_to(schedule: BrokerSimulation, side: SimulatedSubscription, last: int) -> None:
-    """Ack everything up to an entry, included."""
+    """Ack everything up to an entry, inclusive."""
     properties = {"number": schedule.random.randrange(10)} if schedule.random.random() < 0.5 else None
     receipt = side.subscription.ack_cumulative(
         schedule.log.positions[last], now_ms=schedule.now_ms, properties=properties
@@ -181,7 +181,7 @@ def ack_up_to(schedule: BrokerSimulation, side: SimulatedSubscription, last: int
 
 
 def ack_many(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Ack what is not on its way in one call, of the cursor itself, which knows no gate."""
+    """Ack entries that are not in flight in one call of the cursor itself, which has no gate."""
     model, log, draw = side.model, schedule.log, schedule.random
     numbers = [n for n in range(model.first_unacked(), len(log)) if n not in model.in_flight and n not in model.acked]
     numbers = draw.sample(numbers, min(len(numbers), draw.choice((1, 5, 30)), schedule.settings.count_max))
@@ -200,7 +200,7 @@ def ack_many(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
 
 
 def ack_into_batch(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Ack everything below a batch, and its first messages, of the cursor itself."""
+    """Ack everything below a batch, and its first messages, by a call of the cursor itself."""
     model, log = side.model, schedule.log
     first = model.first_unacked()
     batches = [number for number in range(first, min(first + 30, len(log))) if log.message_count(number) > 1]
@@ -215,12 +215,12 @@ def ack_into_batch(schedule: BrokerSimulation, side: SimulatedSubscription) -> N
     left = model.unacked_of_batch.get(number, rest) & rest
     schedule.note(f"ack up to all but {len(left)} messages of", [number])
     side.took_part(receipt, number, left, below=range(first, number))
-    side.subscription.ack_batch(log.positions[number], words, now_ms=schedule.now_ms)  # counts what is left of it
+    side.subscription.ack_batch(log.positions[number], words, now_ms=schedule.now_ms)  # counts its remaining messages
     _acked_directly(schedule, side)
 
 
 def _acked_directly(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Let the subscription see what its cursor was told, and what passes its limits stay."""
+    """Update the subscription after calls of its cursor, and allow the usage that exceeds limits."""
     side.subscription.skip(0, now_ms=schedule.now_ms)
     side.model.changed()
     side.forgive()
@@ -237,7 +237,7 @@ def nack(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
 def give_back(
     schedule: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int], *, delay_ms: int = 0
 ) -> None:
-    """Give messages back that are on their way."""
+    """Give messages in flight back."""
     for number in numbers:
         position = schedule.log.positions[number]
         was_sent = side.subscription.nack(position, delay_ms=delay_ms, now_ms=schedule.now_ms)
@@ -247,7 +247,7 @@ def give_back(
 
 
 def close_consumer(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Let a consumer go; it comes again with the next dispatch."""
+    """Close a consumer; it returns with the next dispatch."""
     consumer = schedule.random.choice(CONSUMERS[: schedule.settings.consumer_count])
     held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
     unacked = side.model.unacked(consumer)
@@ -259,7 +259,7 @@ def close_consumer(schedule: BrokerSimulation, side: SimulatedSubscription) -> N
 
 
 def skip(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Ack the next so many entries."""
+    """Ack a number of entries above the mark-delete position."""
     model = side.model
     count = schedule.random.choice((0, 1, 5, 20))
     receipt = side.subscription.skip(count, now_ms=schedule.now_ms)
@@ -278,7 +278,7 @@ def clear_backlog(schedule: BrokerSimulation, side: SimulatedSubscription) -> No
 
 
 def work_meanwhile(schedule: BrokerSimulation, side: SimulatedSubscription) -> None:
-    """Do what another thread does while a persist writes."""
+    """Do the work of another thread while a persist writes."""
     settings = schedule.settings
     for _ in range(schedule.random.randrange(4)):
         choice = schedule.random.random()
@@ -295,10 +295,10 @@ def work_meanwhile(schedule: BrokerSimulation, side: SimulatedSubscription) -> N
 
 
 def drain(schedule: BrokerSimulation) -> None:
-    """Let consumers ack all they get until nothing is left.
+    """Make consumers ack all deliveries until no message is left.
 
     Raises:
-        PromiseBrokenError: Nothing moves any more, and something is left.
+        PromiseBrokenError: There is no progress, but messages are left.
     """
     for side in schedule.sides:
         side.store.mend_ledgers()

@@ -1,4 +1,4 @@
-"""A broker that lost its topic and continues to publish: what it is promised counts, and after the takeover nothing."""
+"""A broker that lost its topic and continues to publish: its promises count until the takeover, and not after it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class EarlierLog:
     """A message log that was open when its broker died, with the store of that broker.
 
     Args:
-        schedule: Whose log it is, just before the log is opened again.
-        race_count_max: How often the earlier owner may publish at most while the next one opens the log.
+        schedule: The simulation of its log, just before the log is opened again.
+        race_count_max: Most publishes of the earlier owner while the next one opens the log.
     """
 
     def __init__(self, schedule: BrokerSimulation, *, race_count_max: int) -> None:
         self._schedule = schedule
         self._log = schedule.message_log
-        # Its own, so that what the other events do stays what it is.
+        # A separate source, so that other events do not change.
         self._random = schedule.random_of(f"log {schedule.step_count}")
         self._race_count = self._random.choice((0, *range(race_count_max + 1)))
 
     def race(self) -> None:
-        """Publish now and then while the next owner opens the log: each position is a promise to a producer."""
+        """Publish occasionally while the next owner opens the log: each position is a promise to a producer."""
         if self._race_count and self._random.random() < 0.5:
             self._race_count -= 1
             self._schedule.note("the owner before publishes")
@@ -54,7 +54,7 @@ class EarlierLog:
         """Publish after the next owner has opened the log.
 
         Raises:
-            PromiseBrokenError: A publish ends well, or changes what is stored.
+            PromiseBrokenError: A publish succeeds, or changes the store.
         """
         before, messages = _stored(disk), self._messages()
         self._schedule.note(f"the owner before publishes {len(messages)} messages")
@@ -67,18 +67,18 @@ class EarlierLog:
         hold(Promise.I14, _stored(disk) == before, "a publish of an earlier owner changed the log")
 
     def _messages(self) -> list[Message]:
-        """Return messages for the open ledger, or enough to make the owner need the next ledger."""
+        """Return messages for the open ledger, or enough messages to require the next ledger."""
         count = self._random.choice((1, 3, self._schedule.settings.entries_per_ledger_max))
         return [Message(self._schedule.now_ms, NO_DELAY, b"")] * min(count, self._schedule.settings.count_max)
 
 
 def open_log(schedule: BrokerSimulation, store: Store, *, rival: EarlierLog | None) -> MessageLog:
-    """Open a topic's log, and see that it has every message whose position a producer received.
+    """Open a topic's log, and check that it has every message whose position a producer received.
 
     Args:
-        schedule: Whose log it is.
-        store: Where.
-        rival: The owner before, which publishes meanwhile.
+        schedule: The simulation of the log.
+        store: The store.
+        rival: The previous owner, which publishes meanwhile.
 
     Raises:
         PromiseBrokenError: A message is missing.
@@ -99,7 +99,7 @@ def _stored(disk: MemoryDisk) -> dict[int, int]:
 
 @final
 class _RacedStore:
-    """A store before each of whose calls another owner may do something."""
+    """A store that runs another owner before each of its calls."""
 
     def __init__(self, store: Store, race: Callable[[], None]) -> None:
         self.ledgers: Any = _RacedPart(store.ledgers, race)

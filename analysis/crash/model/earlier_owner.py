@@ -1,4 +1,4 @@
-"""A broker that does not know that it is dead: what it still writes counts until the next owner has fenced it."""
+"""A broker that has not noticed its own death: its writes count until the next owner has fenced it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class EarlierOwner:
     """A cursor that was open when its broker died, with the store of that broker.
 
     Args:
-        side: The subscription, just before it is opened anew.
-        race_count: How often it writes once more while the next owner takes the cursor over.
+        side: The subscription, just before it is opened again.
+        race_count: Number of writes while the next owner takes the cursor over.
     """
 
     def __init__(self, side: SimulatedSubscription, *, race_count: int) -> None:
         self.cursor: ManagedCursor = side.cursor
         self.store = side.store
         self.race_count = race_count
-        self._log_end = len(side.schedule.log)  # it does not see the log grow any more
+        self._log_end = len(side.schedule.log)  # it no longer sees the log grow
         self.cursor.remove_listener(side)
         self.store.forget_faults()
 
     def race(self, side: SimulatedSubscription) -> None:
-        """Ack and persist while the next owner opens the cursor: what ends well, that one has to know."""
+        """Ack and persist while the next owner opens the cursor, which must have all successful acks."""
         if not self.race_count or self.store.is_over:
             return
         self.race_count -= 1
@@ -58,10 +58,10 @@ class EarlierOwner:
             hold(Promise.I2, not is_lie, f"the receipt of {side.schedule.log.positions[number]} lied")
 
     def go_on(self, side: SimulatedSubscription) -> None:
-        """Do what an owner does, after the next one has opened the cursor: nothing of it may count.
+        """Act as an owner after the next one has opened the cursor: no action may count.
 
         Raises:
-            PromiseBrokenError: It counts, or is said to.
+            PromiseBrokenError: An action counts, or is reported to.
         """
         if self.store.is_over:
             return

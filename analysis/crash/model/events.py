@@ -1,4 +1,4 @@
-"""What may happen in a schedule, by name, and how often."""
+"""The events of a schedule, by name, with their weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class ModelEvent(NamedTuple):
-    """Something that may happen.
+    """An event of a schedule.
 
     Attributes:
-        weight: How often, beside the others.
-        happen: What, to a subscription of a schedule.
+        weight: Relative frequency.
+        happen: Applies the event to a subscription of a schedule.
     """
 
     weight: float
@@ -57,4 +57,4 @@ EVENTS = {
     "ack_up_to": ModelEvent(0, client_events.ack_up_to),
     "give_back": ModelEvent(0, client_events.give_back),
 }
-"""By name; those of weight 0 are called by whoever tells a story."""
+"""The events by name; those of weight 0 are only called by explicit stories."""

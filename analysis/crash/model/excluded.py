@@ -1,4 +1,4 @@
-"""Which acks a persist may exclude: the rules of the settings, run by run, without code of the product."""
+"""Computes which acks a persist may exclude: the rules of the settings, run by run, without code of the product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Excluded(NamedTuple):
-    """What the last persist excluded: acks that were too young, and those that a limit had no room for."""
+    """The acks excluded by the last persist: young ones, and those beyond a limit."""
 
     young: frozenset[int] = frozenset()
     cut: frozenset[int] = frozenset()
@@ -30,14 +30,14 @@ class Excluded(NamedTuple):
 def check_excluded(
     model: AckModel, held: Held, result: PersistResult, config: CursorConfig, *, has_failed: bool
 ) -> Excluded:
-    """See that a persist, while which nothing was acked, wrote what the settings have room for, and return the rest.
+    """Check that a persist without concurrent acks wrote the acks that fit the settings, and return the others.
 
     Args:
-        model: As it was when the persist began.
-        held: What is on the disk.
-        result: What the persist returned.
-        config: Of the cursor.
-        has_failed: Whether a ledger could not be written before.
+        model: The model at the start of the persist.
+        held: The state of the disk.
+        result: The result of the persist.
+        config: Configuration of the cursor.
+        has_failed: Whether a ledger write failed before.
 
     Raises:
         PromiseBrokenError: It excluded other acks, or returned other counts.
@@ -48,7 +48,7 @@ def check_excluded(
     candidates = set(waiting[: len(waiting) - result.messages_held_back])
     durable = model.durable
     if has_failed and result.route is PersistTarget.METADATA:
-        # The ledger may hold what was written to it, and what that displaced is gone then.
+        # The ledger may have the written state, and the acks that it displaced are then lost.
         tried = fitting(log, before, candidates, config.ledger_limits, keep)
         before, durable = before & tried, durable & (covered | tried)
         waiting = sorted(model.acked - durable - covered)
@@ -70,7 +70,7 @@ def check_excluded(
 
 
 def fitting(log: NumberedLog, durable: Set[int], candidates: Set[int], limits: PersistLimits, keep: Keep) -> set[int]:
-    """Return what a durable state has room for, of what is durable and of what is to be: all above the mark-delete."""
+    """Return the acks that fit into a durable state, among durable ones and candidates, all above the mark-delete."""
     everything = set(durable | candidates)
     if limits.range_count_max is None:
         return everything
@@ -87,7 +87,7 @@ def fitting(log: NumberedLog, durable: Set[int], candidates: Set[int], limits: P
 
 
 def _whole_ledgers(log: NumberedLog, acked: Set[int], limit: int, rule: LimitRule) -> set[int]:
-    """Return what Pulsar's words form keeps: ledgers by their acked entries, up to the first that is excluded."""
+    """Return the acks kept by Pulsar's words form: whole ledgers, up to the first excluded one."""
     kept: set[int] = set()
     for ledger_id in sorted({log.positions[number].ledger_id for number in acked}):
         entries = {number for number in acked if log.positions[number].ledger_id == ledger_id}

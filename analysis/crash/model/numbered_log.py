@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class NumberRun(NamedTuple):
-    """Neighbours of one ledger by number, both ends included."""
+    """Adjacent entries of one ledger by number, both ends inclusive."""
 
     first: int
     last: int
 
 
 def varint_bytes(number: int) -> int:
-    """Return how many bytes a number takes as protobuf writes it; 0 or more."""
+    """Return the size of a non-negative number in protobuf, in bytes."""
     length = 1
     while number >= 128:
         number >>= 7
@@ -37,19 +37,19 @@ def range_bytes(ledger_id: int, first: int, last: int) -> int:
 
 
 class NumberedLog:
-    """The entries of a log, numbered in order from 0; a log may be looked at from one of its entries on."""
+    """The entries of a log, numbered in order from 0; the numbering may start at a later entry of the log."""
 
     def __init__(self) -> None:
         self.positions: list[Position] = []
         self.numbers: dict[Position, int] = {}
         self.messages: list[Message | None] = []
-        self._offsets: dict[int, int] = {}  # of each ledger: the number that its entry 0 has or would have
+        self._offsets: dict[int, int] = {}  # for each ledger, the actual or virtual number of its entry 0
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def append(self, positions: Sequence[Position], messages: Iterable[Message | None]) -> None:
-        """Number the entries that follow; a message that is not known is plain and undelayed."""
+        """Number the next entries; an unknown message counts as plain and undelayed."""
         for position in positions:
             self._offsets.setdefault(position.ledger_id, len(self.positions) - position.entry_id)
             self.numbers[position] = len(self.positions)
@@ -57,17 +57,17 @@ class NumberedLog:
         self.messages += messages
 
     def isolated_bytes(self, number: int) -> int:
-        """Return what an entry takes as a range of its own."""
+        """Return the size of an entry as a separate range."""
         ledger_id, entry_id = self.positions[number]
         return range_bytes(ledger_id, entry_id, entry_id)
 
     def message_count(self, number: int) -> int:
-        """Return how many messages an entry holds."""
+        """Return the number of messages in an entry."""
         message = self.messages[number]
         return 1 if message is None else message.message_count
 
     def runs(self, numbers: Iterable[int]) -> list[NumberRun]:
-        """Return the ranges of rising numbers, none of which goes on in another ledger."""
+        """Return the ranges of rising numbers, split at the ends of ledgers."""
         runs: list[NumberRun] = []
         for number in numbers:
             if runs and number == runs[-1].last + 1 and self.positions[number].entry_id:
@@ -85,11 +85,11 @@ class NumberedLog:
         return total
 
     def count_up_to(self, position: Position) -> int:
-        """Return how many entries are at or below a position."""
+        """Return the number of entries at or below a position."""
         return bisect_right(self.positions, position)
 
     def held_by(self, content: CursorState) -> set[int]:
-        """Return the numbers of all that a durable state says is acked."""
+        """Return the numbers of all entries acked in a durable state."""
         held = set(range(self.count_up_to(content.mark_delete)))
         for ledger_id, first, end in content.deleted.runs():
             offset = self._offsets[ledger_id]
@@ -97,7 +97,7 @@ class NumberedLog:
         return held
 
     def text(self, numbers: Iterable[int]) -> str:
-        """Return entries as a reader writes them: ``"1:0 1:4-9"``; a set in order, others as they come."""
+        """Return entries as text: ``"1:0 1:4-9"``; a set is sorted, other collections keep their order."""
         texts = []
         for first, last in self.runs(sorted(numbers) if isinstance(numbers, set | frozenset) else numbers):
             ledger_id, entry_id = self.positions[first]

@@ -1,4 +1,4 @@
-"""The receipts that a cursor gave: which are durable, by its own word, and is that so?"""
+"""The receipts of a cursor: checks that each is durable exactly if its ack is on the disk."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Receipts:
     def __init__(self, log: NumberedLog) -> None:
         self._log = log
         self._given: list[_Given] = []
-        self._pending: list[_Given] = []  # those of them that were not durable when they were asked last
+        self._pending: list[_Given] = []  # the receipts that were not durable at the last check
 
     def add(self, receipt: Receipt, numbers: Collection[int], *, left: Collection[int] | None = None) -> None:
-        """Keep a receipt.
+        """Store a receipt.
 
         Args:
-            receipt: For an ack.
-            numbers: Of the acked entries; of the batch if only some of its messages are.
-            left: The messages of this that are not acked.
+            receipt: The receipt of an ack.
+            numbers: Numbers of the acked entries; of the batch if only some of its messages are acked.
+            left: The unacked messages of that batch.
         """
         given = _Given(receipt, frozenset(numbers), None if left is None else frozenset(left))
         self._given.append(given)
         self._pending.append(given)
 
     def check_none_lies(self, cursor: ManagedCursor, model: AckModel, *, count_max: int | None = None) -> None:
-        """Ask those that may have become durable: all, or a number of the earliest and of the latest.
+        """Check the receipts that may have become durable: all, or a number of the earliest and of the latest.
 
-        The earliest that wait are those that persists have passed by.
+        The earliest pending ones are those that persists have skipped.
 
         Raises:
-            PromiseBrokenError: One says that it is durable, and nothing on the disk says so, or the other way round.
+            PromiseBrokenError: A receipt is durable without being on the disk, or the other way round.
         """
         asked = self._pending
         if count_max is not None and len(asked) > 2 * count_max:
@@ -64,12 +64,12 @@ class Receipts:
             self._pending = [given for given in self._pending if not cursor.durable(given.receipt)]
 
     def check_survivors(self, cursor: ManagedCursor, model: AckModel) -> None:
-        """Ask all of them, also those that were durable once, which others may have taken the place of."""
+        """Check all receipts, including durable ones, whose acks others may have displaced."""
         self._pending = list(self._given)
         self.check_none_lies(cursor, model)
 
     def check_void(self, cursor: ManagedCursor) -> None:
-        """See that none counts any more, after a reset, and forget them."""
+        """Check that no receipt counts after a reset, and remove all."""
         for given in self._given:
             found = f"a receipt from before the reset counts: {self._log.text(given.numbers)}"
             hold(Promise.I13, not cursor.durable(given.receipt), found)

@@ -1,4 +1,4 @@
-"""What differs from one schedule to the next: drawn from its seed, or said by whoever tells a story."""
+"""The settings of a schedule: drawn from its seed, or given by a story."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from random import Random
 
 CONSUMERS = ("a", "b", "c", "d")
-TICK_MS = 10  # of delayed messages
+TICK_MS = 10  # tick time of delayed messages
 RETRY_MS = 1_000  # after a promotion failed
 
 
 class Encoded(Enum):
-    """What some bytes are."""
+    """The type of some written bytes."""
 
     ENTRY = "entry"
     RECORD = "record"
 
 
 class Tracker(Enum):
-    """What keeps delayed messages."""
+    """The tracker of delayed messages."""
 
     VIEW = "view"
     IN_MEMORY = "in memory"
@@ -44,31 +44,31 @@ class Settings:
     """One broker, its load and its faults; the defaults are the plainest.
 
     Attributes:
-        limits: Of every gate at first.
-        config: Of every cursor at first.
-        starts_high: Whether the log begins shortly before entry 16,384, whose id is the first of three bytes.
-        first_ledger_id: Of the log; 128 and 16,384 are the first ids of one byte more.
-        entries_per_ledger_max: Of the log.
-        kind: How messages are shared out.
+        limits: Initial limits of every gate.
+        config: Initial configuration of every cursor.
+        starts_high: Whether the log starts shortly before entry 16,384, the first id of three bytes.
+        first_ledger_id: First ledger id of the log; 128 and 16,384 are the first ids of one byte more.
+        entries_per_ledger_max: Most entries in a ledger of the log.
+        kind: The subscription type.
         subscription_count: 1 or 2.
-        consumer_count: 1 to 4 of each subscription.
-        promotes_young: As in `SubscriptionOptions`, as the next.
-        hole_tries_max: How often a message is sent to fill its hole before others.
-        has_dead_letters: Whether messages are handed over when they were given back three times.
-        batch_share: How many of the entries are batches; 0 to 1.
-        delay_share: How many of the messages are delayed; 0 to 1.
-        tracker: What keeps these.
-        due_log_bytes_max: Of an index that views share: how much of what fell due it keeps for a view that lags.
-        race_count_max: How often the owner before may write while a cursor is opened.
-        lag_events: So many events at a time the second subscription is asked nothing; 0 for never.
-        broker_max: The limit on unacked messages that all subscriptions share; 0 for none.
-        fault_share: How many of the events meet a fault of the store; 0 to 1.
-        fault_kinds: Which faults those are.
-        burst_share: How many of the faults hit several writes in a row; 0 to 1.
-        write_weight: How often the cursor is written, where 1 is the usual.
-        crash_weight: How often the broker dies, where all other events together come about 120 times.
-        reconfigures: Whether a broker may come back with other settings of its cursors.
-        count_max: How many messages one event may concern at most.
+        consumer_count: Consumers of each subscription, 1 to 4.
+        promotes_young: See `SubscriptionOptions`.
+        hole_tries_max: See `SubscriptionOptions`.
+        has_dead_letters: Whether messages go to the dead letters after they were given back three times.
+        batch_share: Share of entries that are batches; 0 to 1.
+        delay_share: Share of messages that are delayed; 0 to 1.
+        tracker: The tracker of delayed messages.
+        due_log_bytes_max: For a shared index, the most bytes of due messages that it keeps for a lagging view.
+        race_count_max: Most writes of the previous owner while a cursor is opened.
+        lag_events: The second subscription is idle for this many events at a time; 0 for never.
+        broker_max: The limit on unacked messages shared by all subscriptions; 0 for none.
+        fault_share: Share of events with a fault of the store; 0 to 1.
+        fault_kinds: The kinds of these faults.
+        burst_share: Share of faults that affect several writes in a row; 0 to 1.
+        write_weight: Relative frequency of writes, where 1 is the usual.
+        crash_weight: Weight of crashes, where all other events together have about 120.
+        reconfigures: Whether a broker may restart with other settings of its cursors.
+        count_max: Most messages of one event.
     """
 
     limits: GateLimits = field(default_factory=lambda: GateLimits(max_unpersisted_ack_record_bytes=1_024))
@@ -98,7 +98,7 @@ class Settings:
     count_max: int = 1_000
 
     def text(self) -> str:
-        """Return what differs from the default, a limit or a setting of a cursor by itself."""
+        """Return the differences from the defaults, listing limits and settings of a cursor individually."""
         return ", ".join(_differences(self, Settings())) or "nothing"
 
 
@@ -134,7 +134,7 @@ def drawn(random: Random) -> Settings:
     if draw((True, False)):
         return _with_failing_writes(settings, random)
     if settings.tracker in {Tracker.BUCKETED, Tracker.VIEW_OF_BUCKETS}:
-        # A bucket is sealed where a ledger ends: else a crash hardly ever finds one of which a part is due.
+        # A bucket is sealed at the end of a ledger; with long ledgers a crash rarely meets a partly due bucket.
         return replace(settings, entries_per_ledger_max=draw((5, 10)))
     return settings
 
@@ -143,7 +143,7 @@ def _with_failing_writes(settings: Settings, random: Random) -> Settings:
     """Return a broker with a tiny log whose writes fail more often than not, several in a row.
 
     Few entries meet in every combination: an ack advances the mark-delete position while a persist fails on every
-    route, an append of unknown outcome is followed by a metadata store that has no room.
+    target, an append of unknown outcome is followed by a metadata store without room.
     """
     draw, is_native = random.choice, settings.config.format is Format.NATIVE
     return replace(
@@ -187,7 +187,7 @@ def drawn_limits(random: Random) -> GateLimits:
 
 
 def drawn_config(random: Random) -> CursorConfig:
-    """Return settings of a cursor under which little is enough to compact, to cut, and to be young."""
+    """Return settings of a cursor under which small states already compact, exceed limits, and are young."""
     draw = random.choice
     config = CursorConfig(
         format=draw((Format.NATIVE, Format.NATIVE, Format.PULSAR)),

@@ -1,4 +1,4 @@
-"""One subscription, real but for the disk, and its model: opened, crashed, recovered, and watched while it writes."""
+"""One subscription, real except for the disk, and its model: opened, crashed, recovered, and checked as it writes."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ class SimulatedSubscription(CursorListener):
     """One subscription of a schedule.
 
     Attributes:
-        model: What it should hold.
-        config: Of its cursor.
-        limits: Of its gate.
-        is_certain: Whether it is known exactly what the disk holds: no write has failed since the last that did not.
-        is_writing: Whether others look at it while it writes.
-        has_failed: Whether a write of the persist under way has failed.
+        model: The expected state.
+        config: Configuration of its cursor.
+        limits: Limits of its gate.
+        is_certain: Whether the state of the disk is known exactly: no write has failed since the last successful one.
+        is_writing: Whether other threads check it while it writes.
+        has_failed: Whether a write of the current persist has failed.
         failed_ms: When the last persist failed.
-        persisted_ms: When the last one that wrote ended, or the cursor was opened.
-        epoch: As of the last open or reset.
-        rival: The owner before, while the cursor is being opened.
-        earlier: The owner before, which goes on now and then.
-        left_ledgers_clean: Whether no ledger may stay of what others did while the cursor was opened.
-        waiters: Who waits for the gate.
-        allowed: What each limit may be passed by, because it was lowered below what was there.
-        excluded: What the last persist excluded; None if that is not known.
+        persisted_ms: When the last persist that wrote ended, or the cursor was opened.
+        epoch: The epoch at the last open or reset.
+        rival: The previous owner, while the cursor is being opened.
+        earlier: The previous owner, which acts occasionally.
+        left_ledgers_clean: Whether no ledger of another owner may remain after the cursor was opened.
+        waiters: The waiters for the gate.
+        allowed: The allowed usage of each limit, which may exceed a lowered limit.
+        excluded: The acks excluded by the last persist; None if unknown.
     """
 
     def __init__(self, schedule: BrokerSimulation, name: str) -> None:
@@ -90,7 +90,7 @@ class SimulatedSubscription(CursorListener):
         self.open()
 
     def open(self, faults: Sequence[Fault] = ()) -> None:
-        """Open the cursor, and once more if a fault ends the first attempt, and the subscription on it."""
+        """Open the cursor, again if a fault ends the first attempt, and the subscription on it."""
         self.handed_over: list[int] = []
         self.waiters = []
         self.receipts = Receipts(self.schedule.log)
@@ -99,7 +99,7 @@ class SimulatedSubscription(CursorListener):
         except StoreError:
             if not self.store.fired_fault_count:
                 raise
-            # To take a cursor over changes no acks, unless Pulsar's format moves the mark-delete position.
+            # Taking over a cursor changes no acks, unless Pulsar's format moves the mark-delete position.
             is_certain = self.is_certain and self.config.format is not Format.PULSAR
             self._may_have_written()
             self.is_certain = is_certain
@@ -118,7 +118,7 @@ class SimulatedSubscription(CursorListener):
         self._attempted: list[tuple[Encoded, bytes]] = []
         schedule.cursor_store.join(self, self.store)
         self.left_ledgers_clean = True
-        self.is_writing = True  # What is written now is no persist.
+        self.is_writing = True  # This write is not a persist.
         try:
             self.cursor: ManagedCursor = ManagedCursor.open(
                 cast("Store", schedule.cursor_store), topic="t", subscription=self.name,
@@ -152,11 +152,11 @@ class SimulatedSubscription(CursorListener):
             self.subscription.consumer_opened(consumer)
 
     def crash_and_recover(self, faults: Sequence[Fault] = (), *, rival: EarlierOwner | None = None) -> None:
-        """Lose everything that is not on the disk, and compare what comes back with what may.
+        """Lose everything that is not on the disk, and check the recovered state.
 
         Args:
-            faults: Of the recovery, which is tried again if one ends it.
-            rival: The owner before, if it goes on meanwhile.
+            faults: Faults of the recovery, which is retried if one ends it.
+            rival: The previous owner, if it continues meanwhile.
 
         Raises:
             PromiseBrokenError: A durable ack is lost, an ack is invented, or the gauge was wrong.
@@ -172,10 +172,10 @@ class SimulatedSubscription(CursorListener):
         self.judge(before.redelivery_if_crashed)
 
     def judge(self, gauge: int | None) -> None:
-        """Compare what was recovered with what may be there, and go on from it.
+        """Check the recovered state, and continue with it.
 
         Args:
-            gauge: What was said to come back; None if nothing was.
+            gauge: The reported redelivery; None without a report.
         """
         model, log = self.model, self.schedule.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
@@ -218,7 +218,7 @@ class SimulatedSubscription(CursorListener):
         hold(Promise.I3, is_kept, f"{gauge} were to come back, {len(back)} do: {log.text(back)}")
 
     def _check_kept(self, recovered: set[int]) -> None:
-        """See that the next recovery would find the same; Pulsar's format gives up what its limits have no room for."""
+        """Check that the next recovery would find the same; Pulsar's format drops acks beyond its limits."""
         log = self.schedule.log
         if self.config.format is Format.NATIVE:
             kept = log.held_by(self.written.find(self.schedule.message_log.ledgers).recovered.content)
@@ -226,18 +226,18 @@ class SimulatedSubscription(CursorListener):
             hold(Promise.I5, kept == recovered, found)
 
     def _read_anew(self) -> Held:
-        """Read the disk after an open or a reset, and let what it holds be what must not go back."""
+        """Read the disk after an open or a reset; its state must not go back from now on."""
         found = self.written.find(self.schedule.message_log.ledgers)
         held = self.written.read(found)
         self.written.began_anew(held, found.recovered.content.deleted.range_count)
         return held
 
     def forgive(self) -> None:
-        """Begin anew to watch that nothing grows beyond its limit: what is above it may stay, and not grow."""
+        """Recompute the allowed usage: usage above a limit may stay, but not grow."""
         self.allowed = forgiven(self)
 
     def begun_anew(self, first: int, epoch_before: int) -> None:
-        """See that a reset counts and nothing from before it does, and go on from it."""
+        """Check that a reset counts and earlier acks do not, and continue from it."""
         self.receipts.check_void(self.cursor)
         self.model.begin_anew(first)
         self.model.properties.reset(is_certain=True)
@@ -258,7 +258,7 @@ class SimulatedSubscription(CursorListener):
         return self.subscription.record_bytes_max()
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
-        """See what is durable now: what is on the disk, or of what was durable all that a failed write leaves."""
+        """Update the durable state: that of the disk, or after a failed write the part that it leaves."""
         if isinstance(outcome, AckStateError) or self.has_failed or not self.is_certain:
             self.work.failed()
         if isinstance(outcome, AckStateError):
@@ -284,7 +284,7 @@ class SimulatedSubscription(CursorListener):
         self.written.check_persist(found, held, result, instants, self.config)
         self.excluded = None
         is_of_one = all(instant == instants[0] for instant in instants)
-        # The first one may be of entries below those that are numbered.
+        # The first persist may contain entries below the numbered ones.
         if is_of_one and self.model.acked and self.record_bytes_max() is None:
             self.excluded = check_excluded(self.model, held, result, self.config, has_failed=self.has_failed)
         self._check_work(result)
@@ -315,13 +315,13 @@ class SimulatedSubscription(CursorListener):
         hold(Promise.I4, counted == expected and result.bytes_written > 0, found)
 
     def took(self, receipt: Receipt, numbers: Collection[int]) -> None:
-        """Take note of an ack of entries, and see that the receipt counts those that were not acked before."""
+        """Record an ack of entries, and check that the receipt counts the newly acked ones."""
         self._check_newly_acked(receipt, len(set(numbers) - self.model.acked))
         self.model.ack(numbers)
         self.receipts.add(receipt, numbers)
 
     def took_part(self, receipt: Receipt, number: int, left: set[int], *, below: Collection[int] = ()) -> None:
-        """As `took`, of all messages of a batch but some, and of entries below it."""
+        """Record an ack of all but some messages of a batch, and of entries below it; see `took`."""
         model, was_acked = self.model, number in self.model.acked
         newly_acked = len(set(below) - model.acked) + (not left and not was_acked)
         self._check_newly_acked(receipt, newly_acked)
@@ -343,32 +343,32 @@ class SimulatedSubscription(CursorListener):
         counts["batches"] += bool(held.unacked_of_batch)
 
     def wrote_before(self) -> None:
-        """Take note of what the owner before has written while the cursor was opened."""
+        """Record the writes of the previous owner while the cursor was opened."""
         held = self.written.read(self.written.find(self.schedule.message_log.ledgers))
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
     @property
     def is_limited(self) -> bool:
-        """Whether a limit may keep something from becoming durable."""
+        """Whether a limit may keep acks from becoming durable."""
         config = self.config
         is_small = config.metadata_bytes_max < BYTES_MIN
         return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
 
     def closed(self) -> None:
-        """Take note of what an orderly close has written."""
+        """Record the writes of a graceful close."""
         held = self._read_anew()
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
     def failed_to_close(self) -> None:
-        """Take note of a close that failed."""
+        """Record a failed close."""
         self._may_have_written()
 
     def _may_have_written(self) -> None:
-        """Take nothing for durable any more that a write which may have happened leaves out."""
+        """Remove from the durable state everything excluded by a write that may have happened."""
         self.excluded = None
-        # What a whole state of Pulsar's format was to displace counts as lost from the first step on: a ledger is made.
+        # Acks displaced by a whole state of Pulsar's format count as lost from its first step on, the new ledger.
         was_begun = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not was_begun
         for content in self._attempted_states():
@@ -376,7 +376,7 @@ class SimulatedSubscription(CursorListener):
             self.model.may_have_lost(held.acked, held.unacked_of_batch)
 
     def _attempted_states(self) -> Iterator[CursorState]:
-        """Yield the whole states that were to be written; a delta of the native format displaces nothing."""
+        """Yield the attempted whole states; a delta of the native format displaces no ack."""
         if self.config.format is not Format.PULSAR:
             return
         ledgers, form = self.schedule.message_log.ledgers, self.config.journal_format
@@ -390,18 +390,18 @@ class SimulatedSubscription(CursorListener):
                 yield content
 
     def forget_attempts(self) -> None:
-        """Forget what was written: it was no persist, or is judged."""
+        """Clear the attempted writes: they were not a persist, or are already checked."""
         self._counted = self.cursor.stats()
         self._attempted.clear()
         self.instants.clear()
         self.has_failed = False
 
     def attempt(self, encoded: Encoded, data: bytes) -> None:
-        """Note what is about to be written."""
+        """Record an attempted write."""
         self._attempted.append((encoded, data))
 
     def begins_write(self) -> None:
-        """Let others work before a write."""
+        """Run other threads' work before a write."""
         self._note_instant()
         self.schedule.while_writing(self)
 
@@ -416,7 +416,7 @@ class SimulatedSubscription(CursorListener):
 
 
 class Waiter:
-    """Waits for a gate, and counts how often it was called."""
+    """Waits for a gate, and counts its calls."""
 
     def __init__(self, consumer: str) -> None:
         self.consumer, self.calls = consumer, 0
@@ -427,7 +427,7 @@ class Waiter:
 
 
 class _Asked:
-    """Tells a delay view what its subscription says, and counts how often it had to ask for what it missed."""
+    """Passes a delay view's requests to its subscription, and counts the requests for missed messages."""
 
     def __init__(self, subscription: AckedAndSent, schedule: BrokerSimulation) -> None:
         self._subscription, self._schedule = subscription, schedule

@@ -1,8 +1,8 @@
-"""A whole broker in memory that works by chance: one or two subscriptions of a topic, real but for the disk.
+"""A whole broker in memory with random events: one or two subscriptions of a topic, real except for the disk.
 
-Each event has its own seed, so that any of them can be left out and the others are what they were. After every event
-all that is cheap is recounted, and every sixteen events the rest. A persist is looked at while it writes, too: then
-messages are acked, sent and given back as by another thread.
+Each event has its own seed, so any event can be removed without changing the others. After every event the cheap
+counters are recounted, and every sixteen events all of them. A persist is also checked while it writes: then messages
+are acked, sent and given back as by another thread.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _BUCKETS = DelayConfig(
 
 @final
 class BrokerSimulation:
-    """One broker, from one seed; `run` lets it work, or somebody else calls the events by name.
+    """One broker, from one seed; `run` executes its events, or the caller executes events by name.
 
     Args:
-        seed: Decides what each event does and, where these are not given, the settings.
-        settings: What the broker is like.
+        seed: Decides each event and, if not given, the settings.
+        settings: The settings of the broker.
 
     Attributes:
-        now_ms: The present.
-        random: Of the event under way.
-        event_number: Which that is, while `run` is at them.
+        now_ms: The current time.
+        random: The source of randomness of the current event.
+        event_number: Number of the current event, during `run`.
         crash_count: Crashes so far, and recoveries that a fault ended.
-        fault_count: Faults of the store that were scripted so far.
+        fault_count: Scripted faults of the store so far.
         step_count: Events so far.
-        counts: What else happened so often, by name.
-        at_work: The subscription that the event under way is about.
-        meanwhile: What others do while a persist writes.
-        meanwhile_share: How often they do it, at each write: 0 to 1.
+        counts: Counts of further actions, by name.
+        at_work: The subscription of the current event.
+        meanwhile: The work of other threads while a persist writes.
+        meanwhile_share: Probability of that work at each write: 0 to 1.
     """
 
     def __init__(self, seed: int, settings: Settings | None = None) -> None:
@@ -106,7 +106,7 @@ class BrokerSimulation:
                 side.cursor.reader.rewind()
 
     def open_broker(self) -> None:
-        """Start anew with the log, and with nothing else that a crash would not leave."""
+        """Restart with the log, and with the state that a crash leaves."""
         self._store = MemoryStore(self._log_disk)
         self.cursor_store.is_left = True
         self.cursor_store = WatchedStore(self.cursor_disk)
@@ -116,12 +116,12 @@ class BrokerSimulation:
         self._index = self._open_index() if self.settings.delay_share else None
 
     def go_on_before(self) -> None:
-        """Let the owner of the log before a crash publish."""
+        """Make the owner of the log before a crash publish."""
         if self.earlier_log is not None:
             self.earlier_log.go_on(self._log_disk)
 
     def _open_index(self) -> TopicDelayIndex | BucketedDelayIndex | None:
-        """Return what all subscriptions share, if the tracker is one that they share."""
+        """Return the index that all subscriptions share, if the tracker is shared."""
         tracker = self.settings.tracker
         if tracker is Tracker.VIEW:
             return TopicDelayIndex(tick_time_ms=TICK_MS, due_log_bytes_max=self.settings.due_log_bytes_max)
@@ -129,18 +129,18 @@ class BrokerSimulation:
 
     @property
     def _is_bucketed_alone(self) -> bool:
-        # Their storage is one subscription's, or all share the index.
+        # A storage belongs to one subscription, or all share the index.
         return self.settings.tracker is Tracker.BUCKETED and self.settings.subscription_count == 1
 
     def _recovered_buckets(self) -> BucketedDelayIndex:
         storage = SnapshotStorage(
             self._store.ledgers, MetadataBucketRegistry(self._store.metadata, "/buckets"), "delayed"
         )
-        # It was ready a moment ago.
+        # The index was ready a moment ago.
         return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=max(self.now_ms - 1, 0))[0]
 
     def open_tracker(self, is_acked: Callable[[Position], bool]) -> DelayedDeliveryTracker | None:
-        """Return what keeps the delayed messages of a subscription that is opened."""
+        """Return the tracker of delayed messages for a subscription that is opened."""
         if not self.settings.delay_share:
             return None
         if self._index is not None:
@@ -150,18 +150,18 @@ class BrokerSimulation:
         return InMemoryDelayTracker(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
 
     def random_of(self, part: int | str) -> Random:
-        """Return the chance of one part of the schedule, which no other part changes."""
+        """Return the source of randomness of one part of the schedule, independent of other parts."""
         return Random(f"{self.seed}/{part}")  # noqa: S311 - to be repeated, not to be secret
 
     def event_count(self) -> int:
-        """Return of how many events the schedule of this seed consists."""
+        """Return the number of events in the schedule of this seed."""
         return self.random_of("count").randint(EVENT_COUNT_MIN, EVENT_COUNT_MAX)
 
     def run(self, numbers: Iterable[int] | None = None, *, ends: bool = True) -> None:
-        """Let events happen, all of the seed or some by number, and, if it ends, all that is left be acked.
+        """Execute events, all of the seed or some by number, and, if it ends, ack everything that is left.
 
         Raises:
-            PromiseBrokenError: Of the product; nothing else is raised.
+            PromiseBrokenError: The product broke a promise; no other error is raised.
         """
         weights = {name: event.weight for name, event in EVENTS.items()} | {"crash": self.settings.crash_weight}
         for name in ("persist", "persist_in_vain", "promote", "tick"):
@@ -185,26 +185,26 @@ class BrokerSimulation:
             self.step("crash")
 
     def drain(self) -> None:
-        """Let the store work again and consumers ack all they get: nothing may stay."""
+        """Repair the store and make consumers ack all deliveries: no message may stay."""
         self._fault_share = 0
         self._lines.append(_Line(self.now_ms, "", [("everything is sent, acked and persisted", ())]))
         drain(self)
         self.check_all()
 
     def step(self, event: str | Callable[..., object], *args: Any, **named: Any) -> None:
-        """Let one event happen to one subscription, with a fault of its store or without, and check.
+        """Execute one event on one subscription, with or without a fault of its store, and check.
 
         Args:
-            event: Its name, or what happens.
-            args: What it takes beside the schedule and the subscription.
-            named: Likewise.
+            event: Its name, or the function of the event.
+            args: Its arguments besides the schedule and the subscription.
+            named: Its keyword arguments.
         """
         happen = EVENTS[event].happen if isinstance(event, str) else event
         side = self.random.choice(self._asked())
         self.step_count += 1
         self._lines.append(_Line(self.now_ms, side.name, []))
         self.at_work = side
-        # An event may leave them for others.
+        # An event may replace the stores.
         self._stores_at_begin = [each.store for each in self.sides]
         self._fired_before = _fired(self._stores_at_begin)
         if self.random.random() < self._fault_share:
@@ -213,30 +213,30 @@ class BrokerSimulation:
             happen(self, side, *args, **named)
         except StoreError as error:
             self.excuse(error, side)
-        while any(each.store.is_over for each in self.sides):  # The next recovery may end its store, too.
+        while any(each.store.is_over for each in self.sides):  # the next recovery may also end its store
             EVENTS["crash"].happen(self, side)
         for each in self.sides:
             each.store.forget_faults()
         self.check()
 
     def _asked(self) -> Sequence[SimulatedSubscription]:
-        """Return the subscriptions that the next event may be about: now and then the second one lags behind."""
+        """Return the subscriptions for the next event: occasionally the second one lags behind."""
         size = self.settings.lag_events
         return self.sides[:1] if size and (self.event_number or 0) // size % 2 else self.sides
 
     def excuse(self, error: StoreError, side: SimulatedSubscription, *others: SimulatedSubscription) -> None:
-        """Note an error that a fault of this event or a limit explains, and raise any other.
+        """Accept an error that a fault of this event or a limit explains, and raise any other.
 
         Args:
-            error: What a write of a subscription ended with.
+            error: The error of a subscription's write.
             side: The subscription.
             others: Those that were written together with it.
         """
         self.note(f"-> {error}")
-        # A fault that was scripted and did not happen explains nothing.
+        # A scripted fault that did not happen explains nothing.
         if _fired(self._stores_at_begin) > self._fired_before:
             return
-        # Where no ledger can be written, the metadata store is used, unless the state has no room there.
+        # If no ledger can be written, the metadata store is used, unless the state is too large for it.
         refusal = error.__cause__ if any(each.store.has_broken_ledgers for each in (side, *others)) else None
         if not isinstance(error, PayloadTooLargeError) and not isinstance(refusal, PayloadTooLargeError):
             raise error
@@ -249,14 +249,14 @@ class BrokerSimulation:
         self.script_faults(side, kind, ahead=ahead, count=count)
 
     def script_faults(self, side: SimulatedSubscription, kind: FaultKind, *, ahead: int = 0, count: int) -> None:
-        """Let some of the next writes of the event under way fail, one after the other."""
+        """Make some consecutive writes of the current event fail."""
         for number in range(ahead, ahead + count):
             side.store.inject(Fault(side.store.mutation_count + number, kind))
         self.fault_count += count
         self.note(f"[{kind.name} at write {ahead}{f' and {count - 1} more' if count > 1 else ''}]")
 
     def drawn_faults(self) -> list[Fault]:
-        """Return what is to go wrong while the broker comes up: mostly nothing."""
+        """Return the faults of the broker's start: mostly none."""
         if self.random.random() >= self._fault_share:
             return []
         kind, mutation = self.random.choice(list(FaultKind)), self.random.randrange(4)
@@ -265,7 +265,7 @@ class BrokerSimulation:
         return [Fault(mutation, kind)]
 
     def check(self) -> None:
-        """Recount all that is cheap."""
+        """Recount the cheap counters."""
         for side in self.sides:
             checks.check(side)
         if self.broker is not None:
@@ -279,7 +279,7 @@ class BrokerSimulation:
             checks.check_all(side)
 
     def interleave(self, sides: Sequence[SimulatedSubscription], write: Callable[[], _Result]) -> _Result:
-        """Let subscriptions write while others use them."""
+        """Make subscriptions write while other threads use them."""
         self._interleaved = sides
         try:
             return write()
@@ -287,7 +287,7 @@ class BrokerSimulation:
             self._interleaved = ()
 
     def while_writing(self, writer: SimulatedSubscription) -> None:
-        """Look from another thread, as it were, and let it do something."""
+        """Check as another thread would, and run its work."""
         if writer.is_writing and not self._interleaved:
             return
         checks.check_writing(writer)
@@ -304,12 +304,12 @@ class BrokerSimulation:
             writer.is_writing = was_writing
 
     def note(self, what: str, numbers: Iterable[int] = ()) -> None:
-        """Note for the story what happens, and to which entries."""
+        """Add an action and its entries to the story."""
         if self._lines:
             self._lines[-1].notes.append((what, tuple(numbers)))
 
     def story(self) -> tuple[str, ...]:
-        """Return what has happened, a line for each event that did anything."""
+        """Return the story, a line for each event that had an effect."""
         *others, last = self._lines
         return tuple(line.text(self) for line in (*(each for each in others if each.tells), last))
 
@@ -319,13 +319,13 @@ def _fired(stores: Iterable[MemoryStore]) -> int:
 
 
 class judged:  # noqa: N801 - reads as a statement
-    """Turns whatever escapes into a broken promise."""
+    """Converts any escaped error into a broken promise."""
 
     def __enter__(self) -> None:
         """Begin."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """See how it ended."""
+        """Convert the error, if any."""
         if error is None or isinstance(error, PromiseBrokenError) or not isinstance(error, Exception):
             return
         promise = Promise.ERRORS
@@ -345,11 +345,11 @@ class _Line:
 
     @property
     def tells(self) -> bool:
-        """Whether something came of it."""
+        """Whether the event had an effect."""
         return any(numbers or not what.startswith("send") for what, numbers in self.notes)
 
     def text(self, schedule: BrokerSimulation) -> str:
-        """Return it as a reader wants it: neighbours of one kind together."""
+        """Return the line, with adjacent actions of one kind merged."""
         merged: list[tuple[str, list[int] | None]] = []
         for what, numbers in self.notes:
             if merged and merged[-1][0] == what and numbers:

@@ -1,4 +1,4 @@
-"""A schedule that breaks a promise, made short: events are left out and settings made plain while it still does."""
+"""Shortens a schedule that breaks a promise: events are removed and settings simplified while it still does."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ScheduleFailure(NamedTuple):
     """A schedule that breaks a promise.
 
     Attributes:
-        settings: Of the broker.
+        settings: The settings of the broker.
         numbers: Its events.
-        error: Which promise, and what was found.
-        story: What happened.
+        error: The broken promise, and the details.
+        story: The events in words.
         is_at_end: Whether it was found after all events, when everything was to be acked.
     """
 
@@ -40,7 +40,7 @@ class ScheduleFailure(NamedTuple):
 
 
 def failure_of(schedule: BrokerSimulation, numbers: Sequence[int], *, ends: bool = True) -> ScheduleFailure | None:
-    """Run a schedule, with its end or without, and return how it broke a promise; None if it broke none."""
+    """Run a schedule, with or without its end, and return its failure, None if it broke no promise."""
     try:
         schedule.run(numbers, ends=ends)
     except PromiseBrokenError as error:
@@ -51,7 +51,7 @@ def failure_of(schedule: BrokerSimulation, numbers: Sequence[int], *, ends: bool
 
 
 def told(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> BrokenPromise:
-    """Return a failure with the shortest story that is found for it in so many seconds of computing."""
+    """Return a failure with the shortest story found for it within a time limit."""
     failure = _shortest(seed, failure, seconds_max=seconds_max)
     found = failure.error.found
     lines = [line if len(line) <= _TEXT_MAX else f"{line[:_TEXT_MAX]} ..." for line in failure.story]
@@ -63,7 +63,7 @@ def told(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> BrokenPr
 
 
 def _shortest(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> ScheduleFailure:
-    """Leave out events, and settings that differ from the usual ones, as long as the same promise is broken."""
+    """Remove events, and non-default settings, as long as the same promise is broken."""
     until = process_time() + seconds_max
     promise, ends = failure.error.promise, failure.is_at_end
 
@@ -78,7 +78,7 @@ def _shortest(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> Sch
     def with_settings(differing: tuple[_Setting, ...]) -> Failing[_Setting, ScheduleFailure] | None:
         try:
             found = again(_settings(differing), failure.numbers)
-        except ValueError:  # Some settings need others.
+        except ValueError:  # some settings require others
             return None
         return None if found is None else Failing(differing, found)
 
@@ -91,7 +91,7 @@ def _shortest(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> Sch
 
 
 class _Setting(NamedTuple):
-    """A setting that differs from the usual one: of the limits, of the cursor's config, or of neither."""
+    """A non-default setting: of the limits, of the cursor's configuration, or of neither."""
 
     part: str
     name: str
@@ -105,7 +105,7 @@ def _differing(settings: Settings) -> Iterator[_Setting]:
             value = getattr(own, field.name)
             if field.name not in {"limits", "config", "count_max"} and value != getattr(usual, field.name):
                 yield _Setting(part, field.name, value)
-    # The last one counts: each can be left out.
+    # The last one counts: each can be removed.
     for count_max in (*(each for each in _COUNTS_MAX if each < settings.count_max), settings.count_max):
         yield _Setting("", "count_max", count_max)
 

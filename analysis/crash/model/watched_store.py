@@ -1,4 +1,4 @@
-"""The store of one broker: one for all its cursors, each with a session of its own that can fail, and be watched."""
+"""The store of one broker: shared by all its cursors, each with a separate session that can fail and is watched."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @final
 class WatchedStore:
-    """Lets a schedule look before and after each write, and keeps what was to be written.
+    """Calls a schedule before and after each write, and records attempted writes.
 
-    Cursors that are persisted together share a store; faults are scripted for each alone. So this is one store for
-    them all, and every call goes to the session of the cursor whose ledger or record it is about.
+    Cursors that are persisted together share a store, but faults are scripted for each cursor. So this is one store for
+    all of them, and every call goes to the session of the cursor that owns the ledger or record.
 
     Attributes:
-        ledgers: As of any store, with the next.
-        metadata: The small values.
-        is_left: Whether the broker is dead by all that is known: nobody watches what it still does.
+        ledgers: As in any store.
+        metadata: As in any store.
+        is_left: Whether the broker is considered dead: its further writes are not watched.
     """
 
     def __init__(self, disk: MemoryDisk) -> None:
@@ -35,27 +35,27 @@ class WatchedStore:
         self.is_left = False
 
     def join(self, side: SimulatedSubscription, session: MemoryStore) -> None:
-        """Let all that concerns the cursor of a subscription go to a session from now on."""
+        """Route all calls for the cursor of a subscription to a session from now on."""
         self._joined[side.cursor_path] = side, session
 
     def close(self) -> None:
         """Do nothing: sessions end by themselves."""
 
     def of_path(self, path: str) -> tuple[SimulatedSubscription, MemoryStore]:
-        """Return whose a path or an owner's name is that ends with one."""
+        """Return the subscription and session of a path, or of an owner's name that ends with a path."""
         return next(joined for known, joined in self._joined.items() if known in path)
 
     def of_ledger(self, ledger_id: int) -> tuple[SimulatedSubscription, MemoryStore]:
-        """Return whose a ledger is; anybody's if there is none."""
+        """Return the subscription and session of a ledger; any one if the ledger does not exist."""
         ledger = self._disk.ledgers.get(ledger_id)
         return next(iter(self._joined.values())) if ledger is None else self.of_path(ledger.owner)
 
     def children(self, path: str) -> list[str]:
-        """Return what is below a path that is nobody's."""
+        """Return the children of a path that belongs to no cursor."""
         return MemoryStore(self._disk).metadata.children(path)
 
     def write(self, sides: Sequence[SimulatedSubscription], write: Callable[[], Any]) -> Any:
-        """Write, and let others work before and after."""
+        """Write, and run other threads' work before and after."""
         if self.is_left:
             return write()
         for side in sides:
@@ -71,12 +71,12 @@ class WatchedStore:
         return result
 
     def attempt(self, side: SimulatedSubscription, encoded: Encoded, data: bytes) -> None:
-        """Note what is about to be written."""
+        """Record an attempted write."""
         if not self.is_left:
             side.attempt(encoded, data)
 
     def take_over(self, side: SimulatedSubscription) -> None:
-        """Let the owner before do something, if a cursor is being opened and this is to fence that one."""
+        """Run the previous owner, if a cursor is being opened and this call is about to fence it."""
         if not self.is_left and side.rival is not None:
             side.rival.race(side)
 
@@ -96,13 +96,13 @@ class _Ledgers:
         return self._store.write([side], lambda: session.ledgers.append(ledger_id, entry))
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> Any:
-        """See `LedgerStore.append_all`; watched by every side that has an entry in it."""
+        """See `LedgerStore.append_all`; watched by every subscription that has an entry in it."""
         joined = [self._store.of_ledger(ledger_id) for ledger_id, _ in entries]
         for (side, _), (_, entry) in zip(joined, entries, strict=True):
             self._store.attempt(side, Encoded.ENTRY, entry)
         sessions = {side.name: session for side, session in joined}
         session = sessions.get(joined[0][0].schedule.at_work.name, joined[0][1])
-        # One write: what keeps one of them from its ledger keeps all.
+        # It is one write: a fault of one ledger affects all.
         session = next((each for each in sessions.values() if each.has_broken_ledgers), session)
         return self._store.write([side for side, _ in joined], lambda: session.ledgers.append_all(entries))
 

@@ -1,8 +1,7 @@
-"""Whether a persist does more work than its state needs: its writes, snapshots and bytes, one persist at a time.
+"""Checks that a persist does no more work than its state requires: its writes, snapshots and bytes, one at a time.
 
-Every bound is the rule that the settings state, computed from the entries on the disk: a new ledger needs a reason, a
-delta repeats nothing that is durable, and each route has its number of writes. So what a whole schedule writes is
-bounded, too.
+Every bound is a rule of the settings, computed from the entries on the disk: a new ledger needs a reason, a delta
+repeats no durable ack, and each target has its number of writes. So the writes of a whole schedule are bounded, too.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Work:
     """The work of one cursor's persists.
 
     Args:
-        config: Of the cursor.
-        now_ms: The present, at which the cursor was opened.
+        config: Configuration of the cursor.
+        now_ms: The current time, at which the cursor was opened.
     """
 
     def __init__(self, config: CursorConfig, *, now_ms: int) -> None:
@@ -49,27 +48,27 @@ class Work:
         self._has_failed = False  # whether a write has failed since a ledger was last written
 
     def begun(self, sizes: Sequence[int] | None, *, now_ms: int) -> None:
-        """Note a reset: the sizes of the entries of the ledger that it began; None without one."""
+        """Record a reset: the sizes of the entries of its new ledger; None without one."""
         self._sizes, self._has_failed = sizes, sizes is None
         self._begun_ms = now_ms if sizes else self._begun_ms
 
     def failed(self) -> None:
-        """Note that a write failed."""
+        """Record a failed write."""
         self._has_failed = True
 
     def check(
         self, result: PersistResult, attempted: Sequence[tuple[Encoded, bytes]], sizes: Sequence[int], *, now_ms: int
     ) -> None:
-        """See that a persist that completed did no more than it had to.
+        """Check that a completed persist did no more than necessary.
 
         Args:
-            result: What it answered.
-            attempted: What it wrote, in order, failed attempts included.
-            sizes: Of the entries of the ledger as it is now.
-            now_ms: The present.
+            result: The result of the persist.
+            attempted: Its writes, in order, including failed attempts.
+            sizes: Sizes of the entries in its ledger now.
+            now_ms: The current time.
 
         Raises:
-            PromiseBrokenError: It did.
+            PromiseBrokenError: It did more.
         """
         if not self._has_failed:
             self._check_writes(result, attempted)
@@ -80,7 +79,7 @@ class Work:
         self._sizes, self._has_failed = (sizes if is_ledger else None), not is_ledger
 
     def check_delta(self, log: NumberedLog, entry: bytes, durable: Set[int]) -> None:
-        """See that a delta repeats nothing that is durable."""
+        """Check that a delta repeats no durable ack."""
         content = content_of(native.decode(entry))
         repeated = (log.held_by(content) - set(range(log.count_up_to(content.mark_delete)))) & durable
         hold(Promise.I16, not repeated, f"a delta repeats {log.text(repeated)}, which is durable")
@@ -94,7 +93,7 @@ class Work:
         hold(Promise.I4, result.bytes_written == size, f"{result.bytes_written} bytes are counted, {size} were written")
 
     def _needs_ledger(self, *, now_ms: int) -> bool:
-        """Tell whether a persist has a reason to begin a new ledger."""
+        """Return whether a persist has a reason to start a new ledger."""
         config, sizes = self._config, self._sizes
         if sizes is None or self._has_failed or len(sizes) >= config.ledger_entry_count_max:
             return True

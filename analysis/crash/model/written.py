@@ -1,4 +1,4 @@
-"""Is what a cursor has written true? Its disk, read without changing it, against sets and against a plain replay."""
+"""Checks a cursor's writes: its disk, read without changing it, against sets and against a plain replay."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 BYTES_MIN = 10_000
-"""If the metadata store may be given less than so many bytes, a state here may be too large for it."""
+"""If the metadata store accepts less than this many bytes, a state may be too large for it."""
 
 
 class AckSnapshot(NamedTuple):
-    """What was acked at one instant, how many entries lay at or below the mark-delete position, and its properties.
+    """The acks at one instant, the number of entries at or below the mark-delete position, and its properties.
 
-    And of each partly acked batch, the messages that were not acked.
+    For each partly acked batch, it has the unacked messages.
     """
 
     floor: int
@@ -48,7 +48,7 @@ class AckSnapshot(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a disk says: mark-delete position, acked entries, what of partly acked batches is not, and properties."""
+    """The state of a disk: mark-delete position, acked entries, partly acked batches, properties."""
 
     mark_delete: Position
     acked: set[int]
@@ -58,12 +58,12 @@ class Held(NamedTuple):
 
 @final
 class Written:
-    """What one cursor has on its disk.
+    """The disk of one cursor.
 
     Args:
         log: The message log by number.
-        disk: Where it is.
-        path: The cursor's.
+        disk: The disk.
+        path: The path of the cursor.
     """
 
     def __init__(self, log: NumberedLog, disk: MemoryDisk, path: str) -> None:
@@ -74,37 +74,37 @@ class Written:
         self._replayed_count = 0
         self._replayed = Held(Position(0, -1), set(), {}, {})
         self._mark_delete = Position(0, -1)  # the durable one, below which it must not go
-        self._range_count = 0  # durable ones: so many may stay, also beyond a limit that was lowered
+        self._range_count = 0  # durable ranges: they may stay, even beyond a lowered limit
 
     def raw(self) -> tuple[bytes, tuple[bytes, ...]]:
-        """Return the record and the entries of the ledger that it names, as they are."""
+        """Return the raw record and the raw entries of the ledger that it names."""
         ledger_id = self.cursor_ledger_id
         entries = () if ledger_id is None else tuple(self._disk.ledgers[ledger_id].entries)
         return self._disk.values[self._path].data, entries
 
     @property
     def cursor_properties(self) -> Mapping[str, str]:
-        """What the record says was attached to the cursor."""
+        """The cursor properties in the record."""
         return dict(decode_record(self._disk.values[self._path].data).record.cursor_properties)
 
     @property
     def epoch(self) -> int:
-        """The epoch that the record names."""
+        """The epoch in the record."""
         return decode_record(self._disk.values[self._path].data).record.epoch
 
     @property
     def cursor_ledger_id(self) -> int | None:
-        """The ledger that the record names; None if it holds the state itself."""
+        """The ledger in the record; None if the record has the state itself."""
         return decode_record(self._disk.values[self._path].data).record.cursor_ledger_id
 
     @property
     def entry_sizes(self) -> list[int]:
-        """The sizes of the entries of the ledger that the record names, in bytes; empty if it holds the state."""
+        """The sizes of the entries of the record's ledger, in bytes; empty if the record has the state."""
         ledger_id = self.cursor_ledger_id
         return [] if ledger_id is None else [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
 
     def find(self, ledgers: LedgerMap) -> StoredCursor:
-        """Read what a recovery would begin with.
+        """Read the state from which a recovery would start.
 
         Raises:
             PromiseBrokenError: It cannot be read.
@@ -118,10 +118,10 @@ class Written:
         return found
 
     def read(self, found: StoredCursor) -> Held:
-        """Return what was found by number, and compare it with a replay of all records.
+        """Return the stored state by number, and check it against a replay of all records.
 
         Raises:
-            PromiseBrokenError: The journal says something else.
+            PromiseBrokenError: The journal differs.
         """
         content = found.recovered.content
         held = self._held(content)
@@ -136,7 +136,7 @@ class Written:
         return held
 
     def began_anew(self, held: Held, range_count: int) -> None:
-        """Take what a recovery or a reset left as what must not go back."""
+        """Set the state after a recovery or a reset, which must not go back from now on."""
         self._mark_delete, self._range_count = held.mark_delete, range_count
 
     def check_persist(
@@ -147,14 +147,15 @@ class Written:
         instants: Sequence[AckSnapshot],
         config: CursorConfig,
     ) -> None:
-        """See that a persist that completed wrote what the sets say.
+        """Check that a completed persist wrote the expected acks.
 
         Args:
-            found: What the disk holds after it.
-            held: The same by number.
-            result: What it answered.
-            instants: What was acked when it was planned, one of them if others acked meanwhile; and last, what is now.
-            config: Of the cursor.
+            found: The state of the disk after it.
+            held: The same state by number.
+            result: The result of the persist.
+            instants: Possible states when it was planned, several if others acked meanwhile; the last is the present
+                one.
+            config: Configuration of the cursor.
         """
         hold(
             Promise.I7,
@@ -168,7 +169,7 @@ class Written:
         self._check_size(found, config)
 
     def check_one_journal(self) -> None:
-        """See that no ledger stays but the one that the record names; after an open without a fault."""
+        """Check that only the ledger in the record exists; after an open without a fault."""
         ledger_id = self.cursor_ledger_id
         owned = MemoryStore(self._disk).ledgers.owned_by(cursor_owner(self._path))
         named = [] if ledger_id is None else [ledger_id]
@@ -181,7 +182,7 @@ class Written:
         left_out = result.messages_held_back + result.messages_cut
         acked = set().union(*(instant.acked for instant in instants))
         hold(Promise.I1, held.acked <= acked, f"an ack was invented: {log.text(held.acked - acked)} is on the disk")
-        # What was held back counts no more once a mark-delete covers it that came while it was written.
+        # Held-back acks no longer count once a mark-delete covers them that came during the write.
         covered_end = instants[-1].floor if has_young else 0
         for instant in instants:
             missing = instant.acked - held.acked
@@ -199,7 +200,7 @@ class Written:
     def _check_limits(self, held: Held, result: PersistResult, config: CursorConfig) -> None:
         floor = self._log.count_up_to(held.mark_delete)
         range_count = len(self._log.runs(sorted(number for number in held.acked if number >= floor)))
-        # Nothing that is durable gives way where the gate would be passed by it, or natively.
+        # Durable acks are not displaced if the gate would be exceeded by that, or in the native format.
         allowed = 0 if result.route is PersistTarget.METADATA else self._range_count
         self._range_count = range_count
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
@@ -218,7 +219,7 @@ class Written:
         )
 
     def _usage(self, acked: Iterable[int], limits: PersistLimits, *, floor: int) -> int:
-        """Return how much of a limit on ranges acks take: ranges or, as in Pulsar's words form, entries."""
+        """Return the usage of a limit on ranges: ranges or, in Pulsar's words form, entries."""
         above = sorted(number for number in acked if number >= floor)
         ranges = len(self._log.runs(above))
         if limits.rule is LimitRule.EXACT:
@@ -232,20 +233,20 @@ class Written:
         return ranges if is_list else len(above)
 
     def _check_cut(self, result: PersistResult, instants: Sequence[AckSnapshot], config: CursorConfig) -> None:
-        """Nothing is cut where all has room."""
+        """Check that no ack is cut if all fit."""
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
         if not result.messages_cut or (
             result.route is PersistTarget.METADATA and config.metadata_bytes_max < BYTES_MIN
         ):
             return
         counted = (self._usage(now.acked, limits, floor=now.floor) for now in instants)
-        # One that is too young may be what joins two that are durable.
+        # A young entry may join two durable ranges.
         most, limit = max(counted) + result.messages_held_back, limits.range_count_max
         found = f"{result.messages_cut} messages were cut of at most {most} ranges, {limit} may be durable"
         hold(Promise.I15, limit is not None and most > limit, found)
 
     def _check_size(self, found: StoredCursor, config: CursorConfig) -> None:
-        """The deltas outweigh the snapshot at most four times, or a minimum, by one delta; entries are counted."""
+        """Check that deltas exceed four times the snapshot, or a minimum, by at most one delta; also count entries."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
             return
@@ -262,10 +263,10 @@ class Written:
         hold(Promise.I11, sum(sizes) <= bound, f"the journal has {sum(sizes)} bytes, a snapshot {snapshot}")
 
     def _replay(self, found: StoredCursor) -> None:
-        """Take in every record that was not taken in yet, one by one."""
+        """Replay every new record, one by one."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
-            # Decoded anew: what was found has been given to nobody, but it is the recovery's.
+            # Decoded again: the found state belongs to the recovery.
             content = decode_record(self._disk.values[self._path].data).record.content
             assert content is not None
             self._replayed_ledger_id, self._replayed = None, self._held(content)
@@ -292,13 +293,13 @@ class Written:
 
 
 def held_of(log: NumberedLog, content: CursorState) -> Held:
-    """Return what a durable state says, by number."""
+    """Return a durable state by number."""
     batches = {log.numbers[position]: indexes(words) for position, words in content.batch.items()}
     return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
 
 
 def instant_of(model: AckModel) -> AckSnapshot:
-    """Return what is acked now."""
+    """Return the present acks."""
     return AckSnapshot(
         model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch)
     )
