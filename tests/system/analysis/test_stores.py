@@ -20,7 +20,7 @@ from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.manifest import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
-from command_line import ENTRY
+from command_line import assert_one_line, run, run_apart
 from spark_daemons import two_workers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -92,29 +92,36 @@ def days(tmp_path_factory):
 def here(days, tmp_path_factory):
     """Return a directory of this machine, what the commands answer there, and the logs that they convert."""
     root = tmp_path_factory.mktemp("here")
-    return root, answers(commands(root, days, "local[2]"), cwd=root, environment={}), days
+    return root, answers(commands(root, days), cwd=root, environment={}), days
 
 
-def commands(root, days, master):
+LOCAL = ("--engine", "local")
+
+
+def commands(root, days, cluster=LOCAL, first_day=LOCAL, second_day=LOCAL):
+    """Return all commands with their engines: each start of one on a cluster takes seconds."""
     trace, state, options = f"{root}/days/day=2026-11-20", f"{root}/state", [*POLICY, "--json"]
-    spark = ["--master", master]
     return [
         ["trace", "convert", days[0], trace],
         ["trace", "check", trace, "--json"],
-        ["redelivery", trace, *options, *spark],
-        ["redelivery", trace, *options, "--engine", "local"],
-        ["redelivery", trace, "--json", "--engine", "local"],
-        ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *spark],
-        ["redelivery", f"{root}/days", "--state", state, *options, *spark],
+        ["redelivery", trace, *options, *cluster],
+        ["redelivery", trace, *options, *LOCAL],
+        ["redelivery", trace, "--json", *LOCAL],
+        ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *LOCAL],
+        ["redelivery", f"{root}/days", "--state", state, *options, *first_day],
         ["trace", "convert", days[1], f"{root}/days/day=2026-11-21"],
-        ["redelivery", f"{root}/days", "--state", state, *options, *spark],
-        ["redelivery", trace, *POLICY, "--format", "csv", "--out", f"{root}/out.csv", "--engine", "local"],
+        ["redelivery", f"{root}/days", "--state", state, *options, *second_day],
+        ["redelivery", trace, *POLICY, "--format", "csv", "--out", f"{root}/out.csv", *LOCAL],
     ]
 
 
 def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, master, tmp_path):
     local, expected, days = here
-    behind = answers(commands(base, days, master), cwd=tmp_path, environment=server.environment)
+    cluster = ("--master", master)
+    # The state that the workers wrote is read here, and theirs is the one that was written here.
+    one_day = {"first_day" if server.url.startswith("hdfs") else "second_day": cluster}
+    words = commands(base, days, cluster, **one_day)
+    behind = answers(words, cwd=tmp_path, environment=server.environment)
     for mine, theirs in zip(expected, behind, strict=True):
         assert theirs.replace(str(base), str(local)) == mine
     with_spark, in_process = map(json.loads, behind[2:4])
@@ -194,47 +201,50 @@ def test_of_many_that_must_be_new_one_is_kept(server, base, tmp_path):
     assert names(base) == ["new"]
 
 
-def refused(words, *, cwd, environment):
-    """Return the line with which a command ends that cannot do its work."""
-    cleared = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "AWS_"))}
-    done = subprocess.run(
-        [*ENTRY, *words], capture_output=True, text=True, cwd=cwd, env=cleared | environment, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (line,) = done.stderr.splitlines()
-    assert store_servers.SECRET not in line
-    return line.removeprefix("ackstate: ")
+def assert_refused(outcome, line):
+    assert_one_line(outcome, line)
+    assert store_servers.SECRET not in outcome.err
 
 
-def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_path):
+def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_path, monkeypatch, capsys):
     parquet.write_trace(frames("a"), base / "trace")
     source = events_of(0, tmp_path / "0.jsonl")
     trace, missing = str(base / "trace"), str(base / "missing")
-    given = {"cwd": tmp_path, "environment": server.environment}
-    assert refused(["trace", "check", missing], **given) == f"{missing}: no such trace"
-    assert refused(["redelivery", missing, *POLICY], **given) == f"{missing}: no such trace"
-    assert (
-        refused(["redelivery", missing, "--state", missing], **given) == f"{missing}: not a directory of daily traces"
-    )
-    if server.url.startswith("s3a"):
-        no_bucket = "s3a://no-bucket/trace"
-        assert refused(["trace", "convert", source, no_bucket], **given) == f"{no_bucket}: no such bucket"
-        denied = {"cwd": tmp_path, "environment": server.environment | {"AWS_SECRET_ACCESS_KEY": "wrong"}}
-        gone = {"cwd": tmp_path, "environment": server.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}}
-        for words in (
-            ["trace", "check", trace],
-            ["trace", "convert", source, trace],
-            ["sweep", trace, *GRID],
-        ):
-            assert refused(words, **denied).startswith(f"{trace}: access denied: ")
-            assert refused(words, **gone).startswith(f"{trace}: network connection: ")
-        bare = {"cwd": tmp_path, "environment": server.environment | {"SPARK_CONF_DIR": str(tmp_path)}}
-        line = refused(["redelivery", str(base), "--state", tmp_path / "state", *POLICY], **bare)
-        assert line.endswith("Spark lacks its client of this store: docs/cluster.md has the name of the package")
-    else:
-        nobody = "hdfs://127.0.0.1:1/trace"
-        for words in (["trace", "check", nobody], ["trace", "convert", source, nobody]):
-            assert refused(words, **given) == f"{nobody}: Connection refused"
+
+    def refuses(line, *words):
+        assert_refused(run(capsys, *words), line)
+
+    refuses(f"{missing}: no such trace", "trace", "check", missing)
+    refuses(f"{missing}: no such trace", "redelivery", missing, *POLICY)
+    refuses(f"{missing}: not a directory of daily traces", "redelivery", missing, "--state", missing)
+    if server.url.startswith("hdfs"):
+        unreachable = "hdfs://127.0.0.1:1/trace"
+        for words in (["trace", "check", unreachable], ["trace", "convert", source, unreachable]):
+            refuses(f"{unreachable}: Connection refused", *words)
+        return
+    refuses("s3a://no-bucket/trace: no such bucket", "trace", "convert", source, "s3a://no-bucket/trace")
+    given = [["trace", "check", trace], ["trace", "convert", source, trace], ["sweep", trace, *GRID]]
+    for name, value, line in (
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "access denied"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "network connection"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            locations._file_system.cache_clear()
+            for words in given:
+                refuses(f"{trace}: {line}: ", *words)
+    locations._file_system.cache_clear()
+
+
+def test_spark_without_a_client_of_the_store_is_a_line(server, base, tmp_path):
+    if not server.url.startswith("s3a"):
+        pytest.skip("the client of HDFS comes with Spark")
+    parquet.write_trace(frames("a"), base / "trace")
+    cleared = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "AWS_"))}
+    environment = cleared | server.environment | {"SPARK_CONF_DIR": str(tmp_path)}
+    words = ["redelivery", base, "--state", tmp_path / "state", *POLICY]
+    lacks = "Spark lacks its client of this store: docs/cluster.md has the name of the package\n"
+    assert_refused(run_apart(*words, cwd=tmp_path, env=environment), lacks)
 
 
 def test_a_trace_that_lacks_a_file_is_refused(base):
