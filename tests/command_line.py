@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import NamedTuple
@@ -41,6 +42,29 @@ def run_apart(*arguments, **options):
     command = [*ENTRY, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **options)
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+_EACH = """
+import contextlib, io, json, sys
+from ackstate.analysis.cli import main
+for words in json.loads(sys.argv[1]):
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(words)
+        except SystemExit as ended:
+            status = ended.code
+    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+"""
+
+
+def run_each_apart(*commands, before="", prefix=()):
+    """Run commands one after another in one process of their own, after some code, perhaps by another program."""
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    code = [*prefix, sys.executable, "-P", "-c", before + _EACH, words]
+    done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [Outcome(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def assert_one_line(outcome, *naming, status=2):

@@ -29,10 +29,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
-    """Give pytest-xdist groups that stay in one process: all tests with the Spark session, and those of each module."""
+    """Give pytest-xdist groups that stay in one process: the tests with a Spark session or browser, or of a module."""
     for item in items:
-        group = "spark" if "spark" in item.fixturenames else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        shared = [name for name in ("spark", "browser") if name in item.fixturenames]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else str(item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -118,9 +118,9 @@ def commands(root, days, cluster=LOCAL, first_day=LOCAL, second_day=LOCAL):
 def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, master, tmp_path):
     local, expected, days = here
     cluster = ("--master", master)
-    # The state that the workers wrote is read here, and theirs is the one that was written here.
-    one_day = {"first_day" if server.url.startswith("hdfs") else "second_day": cluster}
-    words = commands(base, days, cluster, **one_day)
+    # The state that workers wrote is read in this process, and workers read the one that was written in it.
+    jobs = {"cluster": cluster, "first_day": cluster} if server.url.startswith("hdfs") else {"second_day": cluster}
+    words = commands(base, days, **jobs)
     behind = answers(words, cwd=tmp_path, environment=server.environment)
     for mine, theirs in zip(expected, behind, strict=True):
         assert theirs.replace(str(base), str(local)) == mine

@@ -7,15 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ackstate.analysis.atomic_write import write_atomically
+from ackstate.analysis.spark.java import Java, SparkUnavailableError
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
-from command_line import ENTRY, Outcome, assert_one_line, killed_broker, run, run_apart, tree
+from command_line import ENTRY, assert_one_line, killed_broker, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows
 
 
@@ -118,18 +118,15 @@ def test_a_path_is_a_name_and_no_pattern(good_trace, tmp_path, capsys, engine, n
 
 
 @pytest.mark.slow
-def test_a_running_broker_keeps_everybody_else_out(tmp_path):
+def test_a_running_broker_keeps_everybody_else_out(tmp_path, capsys):
     command = [*ENTRY, "broker", str(tmp_path / "broker"), "--seconds=60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as live:
         assert live.stdout.readline() == "ready\n"
-        for arguments in (
-            ["recover", tmp_path / "broker"],
-            ["broker", tmp_path / "broker"],
-            ["demo", "--out", tmp_path],
-        ):
-            assert_one_line(run_apart(*arguments), tmp_path / "broker", f"open in process {live.pid}")
+        path = tmp_path / "broker"
+        for outcome in run_each_apart(["recover", path], ["broker", path], ["demo", "--out", tmp_path]):
+            assert_one_line(outcome, path, f"open in process {live.pid}")
         live.send_signal(signal.SIGKILL)
-    assert run_apart("recover", tmp_path / "broker").status == 0
+    assert run(capsys, "recover", path).status == 0
 
 
 @pytest.mark.parametrize("command", ["trace", "recover"])
@@ -140,41 +137,41 @@ def test_a_pipe_in_a_recording_is_refused_and_not_waited_for(broker, tmp_path, c
     assert_one_line(outcome, broker / "recording" / "000002.events", "not a file")
 
 
-def run_without_privilege(*arguments):
-    """Run a command to which permissions apply, also if root runs the tests."""
-    command = [*ENTRY, *map(str, arguments)]
+def run_without_privilege(*commands):
+    """Run commands to which permissions apply, also if root runs the tests."""
+    prefix = []
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:
             pytest.skip("root passes all permissions, and there is no setpriv to drop them")
-        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+        prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    return run_each_apart(*commands, prefix=prefix)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["demo", "broker", "trace"])
-def test_a_directory_that_may_not_be_written_is_named(broker, tmp_path, command):
+def test_a_directory_that_may_not_be_written_is_named(broker, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    arguments = {
-        "demo": ["demo", "--out", closed / "out"],
-        "broker": ["broker", closed / "broker"],
-        "trace": ["trace", broker / "recording", closed / "trace"],
-    }[command]
-    assert_one_line(run_without_privilege(*arguments), closed, "Permission denied")
+    for outcome in run_without_privilege(
+        ["demo", "--out", closed / "out"],
+        ["broker", closed / "broker"],
+        ["trace", broker / "recording", closed / "trace"],
+    ):
+        assert_one_line(outcome, closed, "Permission denied")
     assert not list(closed.iterdir())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["redelivery", "trace", "recover"])
-def test_what_may_not_be_read_is_named(broker, good_trace, tmp_path, command):
+def test_what_may_not_be_read_is_named(broker, good_trace, tmp_path):
     trace = shutil.copytree(good_trace.parent, tmp_path / "trace")
-    closed = {"redelivery": trace, "trace": broker / "recording", "recover": broker / "store"}[command]
-    arguments = {"redelivery": [trace], "trace": [broker / "recording", tmp_path / "new"], "recover": [broker]}[command]
-    closed.chmod(0)
-    outcome = run_without_privilege(command, *arguments)
-    closed.chmod(0o755)
-    assert_one_line(outcome, closed)
+    closed = [trace, broker / "recording", broker / "store"]
+    for each in closed:
+        each.chmod(0)
+    outcomes = run_without_privilege(
+        ["redelivery", trace], ["trace", broker / "recording", tmp_path / "new"], ["recover", broker]
+    )
+    for each, outcome in zip(closed, outcomes, strict=True):
+        each.chmod(0o755)
+        assert_one_line(outcome, each)
 
 
 @pytest.fixture
@@ -322,12 +319,20 @@ def fake_java(home, *, version, then="exit 0"):
     java.chmod(0o755)
 
 
-@pytest.mark.parametrize("version", ["11.0.22", "1.8.0_292", "16-ea"])
-def test_a_java_that_is_too_old_is_named(good_trace, tmp_path, version):
+def refused_by_java(monkeypatch, home):
+    """Return why Spark does not start with a Java."""
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with pytest.raises(SparkUnavailableError) as caught, Java({}) as java:
+        java.gateway()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("version", "major"), [("11.0.22", 11), ("1.8.0_292", 8), ("16-ea", 16)])
+def test_a_java_that_is_too_old_is_named(tmp_path, monkeypatch, version, major):
     fake_java(tmp_path, version=version)
-    major = version.removeprefix("1.").partition(".")[0].partition("-")[0]
-    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert_one_line(outcome, tmp_path / "bin" / "java", f"Java {major}", "17 or newer")
+    said = refused_by_java(monkeypatch, tmp_path)
+    assert f"{tmp_path / 'bin' / 'java'} is Java {major}" in said
+    assert "17 or newer" in said
 
 
 def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
@@ -338,13 +343,12 @@ def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["nowhere", "no program", "silent"])
-def test_a_java_home_without_java_is_named(good_trace, tmp_path, what):
+def test_a_java_home_without_java_is_named(tmp_path, monkeypatch, what):
     if what != "nowhere":
         fake_java(tmp_path, version="17")
         (tmp_path / "bin" / "java").write_text("#!/bin/sh\n")
         (tmp_path / "bin" / "java").chmod(0o644 if what == "no program" else 0o755)
-    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert_one_line(outcome, tmp_path)
+    assert str(tmp_path) in refused_by_java(monkeypatch, tmp_path)
 
 
 @pytest.mark.slow
@@ -358,38 +362,20 @@ BARE = """
 import sys
 for name in ("pyspark", "py4j", "pyarrow", "pandas", "plotly"):
     sys.modules[name] = None
-from ackstate.analysis.cli import main
-main(sys.argv[1:])
 """
 
 
-def run_bare(*arguments):
-    """Run a command as if the extra `spark` were not installed."""
-    command = [sys.executable, "-P", "-c", BARE, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.slow
-def test_what_needs_no_spark_runs_without_it(broker, tmp_path):
-    for arguments in (["--help"], [], ["broker", "--help"]):
-        assert run_bare(*arguments)[0] == 0
-    assert run_bare("broker", tmp_path / "new", "--seconds=0.1") == (0, "ready\n", "")
-    status, out, err = run_bare("recover", broker, "--json")
-    assert (status, err, len(json.loads(out)["subscriptions"])) == (0, "", 3)
-    assert run_bare("recover", tmp_path / "new")[0] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["demo", "redelivery", "trace"])
-def test_what_needs_spark_names_the_extra(broker, good_trace, tmp_path, command):
-    arguments = {
-        "demo": ["demo", "--out", tmp_path / "out"],
-        "redelivery": ["redelivery", good_trace],
-        "trace": ["trace", broker / "recording", tmp_path / "trace"],
-    }[command]
-    status, out, err = run_bare(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("ackstate: ")
-    assert err.endswith("is missing: install ackstate[spark]\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broker"]
+def test_what_needs_no_spark_runs_without_the_extra_and_what_does_names_it(broker, tmp_path):
+    new, out = tmp_path / "new", tmp_path / "out"
+    *helped, made, recovered, again, demo, redelivery, trace = run_each_apart(
+        ["--help"], [], ["broker", "--help"], ["broker", new, "--seconds=0.1"], ["recover", broker, "--json"],
+        ["recover", new], ["demo", "--out", out], ["redelivery", tmp_path / "trace"],
+        ["trace", broker / "recording", tmp_path / "trace"], before=BARE,
+    )  # fmt: skip
+    assert [outcome.status for outcome in (*helped, again)] == [0, 0, 0, 0]
+    assert made == (0, "ready\n", "")
+    assert (recovered.status, recovered.err, len(json.loads(recovered.out)["subscriptions"])) == (0, "", 3)
+    for outcome in (demo, redelivery, trace):
+        assert_one_line(outcome, "is missing: install ackstate[spark]")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broker", "new"]

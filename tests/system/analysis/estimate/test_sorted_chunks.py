@@ -27,9 +27,16 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+# Both engines look at chunks by the same code, whatever follows.
+ENGINES_AND_WAYS = [
+    *(("local", way) for way in WAYS),
+    pytest.param("spark", "a counted policy", marks=[pytest.mark.spark, pytest.mark.slow]),
+]
+
+
+@pytest.fixture
 def source_of(request):
-    """Return the sources of both engines."""
+    """Return the source of an engine."""
     if request.param == "local":
         return LocalSource.of
     from ackstate.analysis.spark.source import SparkSource
@@ -44,7 +51,7 @@ def refused(source, way, path):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("source_of", "way"), ENGINES_AND_WAYS, indirect=["source_of"])
 def test_only_what_was_published_may_be_acked(source_of, tmp_path, way):
     def source(name, *events, topic="t"):
         frames = [Frame("t", "", PUBLISHED), Frame("t", "s", SOUND), Frame(topic, "r", [*events, *SOUND[-1:]])]
@@ -81,7 +88,7 @@ def earlier(by_ms):
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("source_of", "way"), ENGINES_AND_WAYS, indirect=["source_of"])
 def test_only_chunks_that_follow_one_another_pass(source_of, tmp_path, monkeypatch, way):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 2)
     acks = [Event(10 * entry + 5, ACK, 1, entry, entry) for entry in range(6)]

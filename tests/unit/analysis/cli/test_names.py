@@ -43,7 +43,6 @@ def test_the_completion_scripts_call_the_command():
     assert "_ACKSTATE_COMPLETE=complete_zsh" in zsh
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -55,11 +54,15 @@ def test_the_completion_scripts_call_the_command():
         ("sweep --trace", ["--trace-summary"]),
     ],
 )
-def test_names_are_completed(words, names):
-    count = str(len(words.split()))
-    environment = {"_ACKSTATE_COMPLETE": "complete_bash", "COMP_WORDS": f"ackstate {words}", "COMP_CWORD": count}
-    assert sorted(completed(**environment).split()) == sorted(names)
-    zsh = completed(_ACKSTATE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=f"ackstate {words}")
+def test_names_are_completed(capsys, monkeypatch, words, names):
+    def answer(shell, **environment):
+        for name, value in {"_ACKSTATE_COMPLETE": f"complete_{shell}", **environment}.items():
+            monkeypatch.setenv(name, value)
+        return run(capsys).out
+
+    bash = answer("bash", COMP_WORDS=f"ackstate {words}", COMP_CWORD=str(len(words.split())))
+    assert sorted(bash.split()) == sorted(names)
+    zsh = answer("zsh", _TYPER_COMPLETE_ARGS=f"ackstate {words}")
     assert all(name in zsh.replace("\\", "") for name in names)
 
 
