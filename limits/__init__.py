@@ -1,4 +1,4 @@
-"""May the dispatcher send more, may a message be published so? Numbers in, a verdict out; no cursor, no clock."""
+"""Limits on dispatch and on publishing: numbers in, a verdict out; no cursor, no clock."""
 
 from ackstate.checkout import alias
 from ackstate.limits.broker import BrokerLimit
@@ -9,11 +9,10 @@ from ackstate.limits.policies import (
     DelayPolicyRefusedError,
     DeliveryDelayExceededError,
     EffectiveDelayedDelivery,
-    check_namespace_settable,
-    check_topic_settable,
     effective,
 )
 from ackstate.limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
+from ackstate.limits.settable import check_namespace_settable, check_topic_settable
 
 __all__ = [
     "Accounting",

@@ -1,10 +1,9 @@
-"""How many of the messages at hand may be sent now, and if not all of them, which limit says so?
+"""The dispatch gate: how many messages may be sent now, and the limit that keeps the others back.
 
-The ack of a sent message will add to what a crash would forget, and how much it adds is known only when it
-comes. So each message is let out against the worst its ack could add, and that much stays reserved until it
-is acked or taken back. Acking moves bytes from *reserved* to *un-persisted*, never more than were reserved:
-no order of acks makes the sum pass the limit. Looking at the limit when the ack comes would be too late, the
-consumer has done the work by then.
+The ack of a sent message will add to the state that a crash would lose, and the amount is known only when the ack
+comes. A check at that time would be too late: the consumer has done the work. So for each message sent, the gate
+reserves the space of one extra range, until the message is acked or given back. An ack moves bytes from *reserved* to
+*un-persisted*, never more than were reserved, so no order of acks makes the sum exceed the limit.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from ackstate.limits.broker import NOBODY, BrokerLimit, wake_all
-from ackstate.limits.rule_state import GateRequest, check
+from ackstate.limits.rule_state import GateRequest, SubscriptionRules, check
 from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
-from ackstate.limits.subscription_rules import SubscriptionRules
 from ackstate.limits.waiters import Waiters, call_all
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ __all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
 
 @final
 class DispatchGate:
-    """Lets messages out up to its limits, by not one byte more, and once shut waits until the use has fallen.
+    """Admits messages up to the limits. Once closed, stays closed until usage falls to the release mark.
 
     >>> gate = DispatchGate(GateLimits(max_unpersisted_ack_record_bytes=0, max_unacked_messages=4))
     >>> gate.request([17, 17, 17], usage=Usage(0, 0, 2)).granted
@@ -40,25 +38,27 @@ class DispatchGate:
     >>> gate.request([17], usage=Usage(0, 34, 2)).granted, gate.request([17], usage=Usage(0, 17, 1)).granted
     (0, 1)
 
-    A rule *closes* when it has no room for the first message of a `request`, or the next one of an `observe`, and
-    opens when one of them or a `refresh` finds the use down at `released_at`; while one is closed, a `request` does not
-    ask the others. Each rule closes and opens for itself, the consumers' rule for each consumer. Whoever sends the
-    granted messages adds them to the `Usage` of the next call.
+    A rule *closes* when it has no room for the first message of a `request`, or for the next one of an `observe`. It
+    opens when one of them or a `refresh` finds the usage at or below `released_at`. While a rule is closed, a `request`
+    does not examine the others. Each rule closes and opens by itself, the consumers' rule for each consumer. The caller
+    that sends the granted messages adds them to the `Usage` of the next call.
 
-    An entry that alone holds more messages than a limit on messages allows is let out when nothing else is unacked
-    there, or it never would be; otherwise no limit is passed.
+    An entry that alone holds more messages than a limit on messages allows is admitted when nothing else is unacked;
+    otherwise no limit is exceeded.
 
-    Safe for concurrent use as far as the `Usage` given is true while the call runs: who changes it in another
-    thread does both under a lock of its own.
+    Safe for concurrent use if the given `Usage` is true while the call runs: a caller with several threads changes the
+    usage and calls the gate under one lock of its own.
 
-    `broker` is the limit that the subscription shares with others.
+    Args:
+        limits: The limits of the subscription.
+        broker: The limit that the subscription shares with others; None if there is none.
     """
 
     def __init__(self, limits: GateLimits, *, broker: BrokerLimit | None = None) -> None:
         if broker is not None and not isinstance(broker, BrokerLimit):
             raise TypeError(f"broker must be a BrokerLimit, got {broker!r}")
         self.is_closed = False
-        """Is any rule closed, be it for one consumer? To be read only; `refresh` has work to do only then."""
+        """Whether any rule is closed, for all or for one consumer. To be read only; `refresh` has work only then."""
         self._lock = Lock()
         self._waiters = Waiters()
         self._rules = SubscriptionRules(self._waiters.release)
@@ -69,7 +69,7 @@ class DispatchGate:
         self._part_closings = 0
         self._is_taken = False
         self._is_left = False
-        # Is a rule of the whole subscription closed, or is there another reason to take the long way?
+        # Whether a rule of the whole subscription is closed, or the short path cannot be taken for another reason.
         self._asks_each_rule = False
         self.change_limits(limits)
 
@@ -80,14 +80,14 @@ class DispatchGate:
 
     @property
     def closed_consumers(self) -> tuple[str, ...]:
-        """The consumers whose own limit keeps messages back from them, the longest closed first."""
+        """The consumers whose own limit keeps messages back, the longest closed first."""
         return tuple(self._consumers.closed)
 
     def take(self) -> None:
-        """Note that a subscription has the gate from now on.
+        """Note that a subscription owns the gate from now on.
 
         Raises:
-            ValueError: A subscription has it or has had it: the gate counts what is on its way there.
+            ValueError: A subscription owns it or did: the gate counts the messages in flight there.
         """
         with self._lock:
             if self._is_taken or self._is_left:
@@ -97,19 +97,19 @@ class DispatchGate:
     def change_limits(self, limits: GateLimits) -> None:
         """Put other limits in force from the next call on.
 
-        Below the present use they keep everything back until it has fallen; what was granted stays granted. A
-        closed rule stays closed until the use is down at its new mark, or the rule is off; one that is open closes
-        when a `request` or an `observe` finds no room.
+        Below the present usage they keep all new messages back until it has fallen; granted messages stay granted. A
+        closed rule stays closed until the usage is at its new mark, or the rule is off. An open rule closes when a
+        `request` or an `observe` finds no room.
 
         Raises:
-            TypeError: They are no `GateLimits`; nothing is changed.
+            TypeError: They are not `GateLimits`; nothing is changed.
         """
         if not isinstance(limits, GateLimits):
             raise TypeError(f"limits must be a GateLimits, got {limits!r}")
         with self._lock:
             self._limits = limits
             self._rules.change(limits)
-            woken = self._settle()
+            woken = self._update()
         call_all(woken)
 
     def request(
@@ -125,9 +125,9 @@ class DispatchGate:
 
         Args:
             worst_case_bytes: For each entry wanted, in order of dispatch, the most that its ack can add to the
-                un-persisted ranges (`isolated_range_bytes`). Empty asks nothing and changes nothing.
-            usage: What is used before this grant.
-            consumer: Who is to get them.
+                un-persisted ranges (`isolated_range_bytes`). If empty, nothing is requested and nothing changes.
+            usage: The usage before this grant.
+            consumer: The consumer that is to receive them.
             weights: How many messages each entry holds, 1 or more; None if each is one message.
             now_ms: The present, for `Verdict.since_ms`.
 
@@ -158,7 +158,7 @@ class DispatchGate:
         with self._lock:
             before = self._closed_rules(consumer)
             verdict, others = self._request(GateRequest(worst_case_bytes, None, weights), usage, consumer, now_ms)
-            woken = self._settle() if self._closed_rules(consumer) != before else []
+            woken = self._update() if self._closed_rules(consumer) != before else []
         call_all([*(part.wake for part in others), *woken])
         return verdict
 
@@ -173,20 +173,19 @@ class DispatchGate:
     ) -> Verdict:
         """Grant the longest prefix of redeliveries that fits the limits, closed rules or not.
 
-        Redeliveries fill ack holes, and that is what brings the use down: to hold them back until it has
-        fallen would be to wait for itself. They too pass no limit. No rule closes or opens by it.
+        Redeliveries fill ack holes, which is what reduces the usage: a gate that held them back would never open. They
+        do not exceed a limit either. No rule closes or opens.
 
         Args:
-            worst_case_bytes: As in `request`. One that costs nothing passes also where the use is above the limit.
-            usage: What is used before this grant, the redelivered messages not among it.
-            consumer: Who is to get them.
+            worst_case_bytes: As in `request`. An entry that costs nothing is granted also above the limit.
+            usage: The usage before this grant, without the redelivered messages.
+            consumer: As in `request`.
             weights: As in `request`.
-            range_costs: For each entry 0 if its ack adds no range, since it lies next to an acked one, else 1;
-                None for 1 each. Those of 0 pass a full range limit.
+            range_costs: For each entry 0 if its ack adds no range, since it is next to an acked entry, else 1; None for
+                1 each. Entries of 0 are granted also at a full range limit.
 
         Raises:
-            ValueError: A worst case or a range cost is negative, a weight is not positive, or there are not as many
-                of them.
+            ValueError: As in `request`, or a range cost is negative.
 
         Complexity: O(messages wanted).
         """
@@ -204,16 +203,16 @@ class DispatchGate:
         return verdict if granted == verdict.granted else part.verdict(granted=granted)
 
     def observe(self, usage: Usage, *, next_record_bytes: int, consumer: str = "", now_ms: int = 0) -> bool:
-        """Close each rule that has no room for one more new message, open what may open, and wake who waits for that.
+        """Close each rule that has no room for one more new message, open the others if they may, and wake waiters.
 
         As `request` does for one message, but nothing is granted, nothing is counted at the broker, and each rule is
-        asked, also if another is closed. To be called where the use or the limits changed and nothing was sent, so
-        that `why_blocked` and `when_open` know it: after `change_limits`, and on what a restart brings back.
+        examined, also if another is closed. Call it when the usage or the limits changed and nothing was sent, so that
+        `why_blocked` and `when_open` are up to date: after `change_limits`, and after a restart.
 
         Args:
-            usage: What is used now.
+            usage: The present usage.
             next_record_bytes: The worst case of the next message, as in `request`.
-            consumer: Whose own rule is asked too.
+            consumer: The consumer whose own rule is examined too.
             now_ms: The present, for `Verdict.since_ms`.
 
         Returns:
@@ -229,25 +228,21 @@ class DispatchGate:
             if self._part is not None:
                 self._part.observe(now_ms=now_ms)
             is_closed = self.is_closed_for(consumer)
-            woken = self._settle()
+            woken = self._update()
         call_all(woken)
         return is_closed
 
     def is_closed_for(self, consumer: str) -> bool:
-        """Tell whether a rule keeps new messages from a consumer until the use has fallen, as of the last call."""
+        """Return whether a rule keeps new messages from a consumer until the usage has fallen, as of the last call."""
         return any(self._closed_rules(consumer))
 
     def why_blocked(self, usage: Usage, consumer: str = "") -> tuple[Verdict, ...]:
-        """Return a verdict for each rule that is closed for a consumer and stays so at this use; changes nothing."""
+        """Return a verdict for each rule that is closed for a consumer and stays so at this usage; change nothing."""
         with self._lock:
-            return tuple(self._standing(usage, consumer))
+            return tuple(self._active(usage, consumer))
 
     def blocked_count(self, rule: Rule) -> int:
-        """Return how often a rule has closed since the gate was made, for whichever consumer.
-
-        Raises:
-            TypeError: It is no `Rule`.
-        """
+        """Return how often a rule has closed since the gate was created, for any consumer; TypeError if it is none."""
         if rule is Rule.BROKER_UNACKED_MESSAGES:
             part = self._part
             return self._part_closings if part is None else part.blocked_count
@@ -259,22 +254,21 @@ class DispatchGate:
         consumer_unacked: Mapping[str, int] | Callable[[str], int] | None = None,
         consumer: str = "",
     ) -> int:
-        """Open what may open and wake who waits for that; to be called when the use fell.
+        """Open the rules that may open, and wake their waiters; to be called when the usage fell.
 
-        That is after acks, persists and returns, and after lowering what counts in any other way. While nothing is
-        closed it does nothing.
+        That is after acks, persists and returns. While nothing is closed it does nothing.
 
         Args:
-            usage: What is used now; its `consumer_unacked_messages` is not looked at.
-            consumer_unacked: The unacked messages of a consumer by its name, a name that is not there having none;
-                None leaves the consumers as they are.
-            consumer: The only one who has fewer unacked messages than before; empty if it may be any.
+            usage: The present usage; its `consumer_unacked_messages` is ignored.
+            consumer_unacked: The unacked messages of a consumer by its name, 0 for an unknown name; None leaves the
+                consumers as they are.
+            consumer: The only one that has fewer unacked messages than before; empty if it may be any.
 
         Returns:
             How many waiters were called.
 
-        Complexity: O(1) while nothing is closed, and where nothing opens if a consumer is named or no numbers are
-        given; else O(closed consumers). For those who are called or were added since, O(n log n) more.
+        Complexity: O(1) while nothing is closed, and if nothing opens and a consumer is named or no numbers are given;
+        else O(closed consumers). For waiters that are called or were added since, O(n log n) more.
         """
         if not self.is_closed:
             return 0
@@ -282,17 +276,17 @@ class DispatchGate:
             self._rules.refresh(usage)
             if consumer_unacked is not None:
                 self._consumers.refresh(consumer_unacked, consumer)
-            woken = self._settle()
+            woken = self._update()
         call_all(woken)
         return len(woken)
 
     def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
         """Call a waiter once, as soon as no rule is closed for a consumer: at once if none is now, or after `close`.
 
-        It is called in whichever thread opens the gate, maybe that of another subscription of the broker, and is to
-        say that it is time to dispatch, not to dispatch: the caller's grant may not have been counted yet. One that
-        waits twice is called twice. What it raises is logged, and reaches only a caller of this method in whose call
-        it was called at once.
+        The thread that opens the gate calls it, possibly that of another subscription of the broker. It must signal
+        that it is time to dispatch, and not dispatch itself: the caller's grant may not have been counted yet. A waiter
+        that was added twice is called twice. Its exceptions are logged; one reaches the caller of this method only if
+        the waiter is called at once.
 
         Raises:
             TypeError: It cannot be called.
@@ -307,95 +301,86 @@ class DispatchGate:
             waiter()
 
     def wake(self) -> None:
-        """Call each waiter once although a rule is closed: whoever asks next can make the room that is missing."""
+        """Call each waiter once although a rule is closed: the next request can make the room that is missing."""
         with self._lock:
             woken = self._waiters.take_all()
         call_all(woken)
 
     def forget_waiter(self, waiter: Callable[[], object]) -> None:
-        """Do not call a waiter any more; one that does not wait is left alone."""
+        """Do not call a waiter any more; no-op if it does not wait."""
         with self._lock:
             self._waiters.forget(waiter)
 
     def consumer_closed(self, name: str) -> None:
-        """Forget that a consumer was closed by its own limit, and wake who waits for that."""
+        """Forget that a consumer was closed by its own limit, and wake its waiters."""
         with self._lock:
             self._consumers.forget(name)
-            woken = self._settle()
+            woken = self._update()
         call_all(woken)
 
     def count_unacked(self, delta: int) -> None:
-        """Tell the broker's limit of messages that were sent, or taken off by acks and returns.
+        """Report to the broker's limit messages that were sent or, below 0, acked or given back.
 
-        What a request grants is to be counted before the next request: what is not, was not sent.
+        Count granted messages before the next request: a message that is not counted was not sent.
 
         Raises:
-            ValueError: More are taken off than were counted; nothing is changed.
+            ValueError: More are subtracted than were counted; nothing is changed.
         """
         part = self._part  # once: another thread may close the gate meanwhile
         if part is not None:
             part.count(delta)
 
     def mark_persisted(self, unpersisted_record_bytes: int) -> None:
-        """Keep what a persist left un-persisted, for `Accounting.ESTIMATE_AT_PERSIST`, which looks at nothing else."""
+        """Store the bytes that a persist left un-persisted: `Accounting.ESTIMATE_AT_PERSIST` uses nothing else."""
         self._rules.persisted_record_bytes = unpersisted_record_bytes
 
     def close(self) -> None:
-        """Leave the broker's limit, take this subscription's part out of it, and call all who wait.
-
-        They would wait for ever: whoever is woken looks what there still is. Closing twice does nothing.
-        """
+        """Leave the broker's limit and call all waiters, which would wait for ever; closing twice does nothing."""
         with self._lock:
             part, self._part = self._part, None
             if part is not None:
                 self._part_closings = part.blocked_count
             self._is_left = True
-            woken = self._settle()
+            woken = self._update()
         if part is not None:
             part.close()
         call_all(woken)
 
     def _plain_refusal(self, usage: Usage, consumer: str) -> Verdict | None:
-        """Return quickly what mostly is the first of the standing verdicts; None says nothing."""
-        state, used = self._first_closed, usage.unacked_messages
-        if state is None:
-            state, used = self._consumers.closed.get(consumer), usage.consumer_unacked_messages
-        elif state is not self._messages:
-            used = self._rules.used(usage)[0 if state is self._record_bytes else 1]
-        if state is None:
-            part = self._part
-            return part.verdict() if part is not None and part.refuses else None
-        if used <= state.released_at:
-            return None
-        return Verdict(0, state.rule, used, state.limit, state.released_at, state.since_ms)
+        """Return, quickly, the verdict of a rule that is closed and stays so; None if that takes a closer look."""
+        state = self._first_closed or self._consumers.closed.get(consumer)
+        if state is not None:
+            return self._rules.refusal_of(state, usage)
+        part = self._part
+        return part.verdict() if part is not None and part.refuses else None
 
     def _request(
         self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int
     ) -> tuple[Verdict, Sequence[BrokerPart]]:
-        """Return the verdict and whom it lets go on: they are to be told without the lock, having their own."""
-        for standing in self._standing(usage, consumer):
-            return standing, NOBODY
+        """Return the verdict, and the subscriptions to wake without the lock: they have locks of their own."""
+        for verdict in self._active(usage, consumer):
+            return verdict, NOBODY
         refusal = self._rules.ask(wanted, usage, consumer, now_ms)
         if refusal is not None:
             return refusal, NOBODY
         verdict = self._rules.longest_prefix(wanted, usage, consumer)
         if self._part is None or not verdict.granted:
             return verdict, NOBODY
-        # Asked last: it keeps what it grants from all other subscriptions.
+        # Last: messages that it grants are kept from all other subscriptions.
         granted, others = self._part.grant(wanted.weights, verdict.granted, now_ms=now_ms)
         return verdict if granted == verdict.granted else self._part.verdict(granted=granted), others
 
-    def _standing(self, usage: Usage, consumer: str) -> Iterator[Verdict]:
-        """Yield a verdict for each rule that is closed and stays so at this use."""
-        yield from self._rules.standing(usage, consumer)
+    def _active(self, usage: Usage, consumer: str) -> Iterator[Verdict]:
+        """Yield a verdict for each rule that is closed and stays so at this usage."""
+        yield from self._rules.active(usage, consumer)
         if self._part is not None and self._part.is_closed:
             yield self._part.verdict()
 
     def _closed_rules(self, consumer: str) -> tuple[bool, ...]:
         return *self._rules.closed(consumer), self._part is not None and self._part.is_closed
 
-    def _settle(self) -> list[Callable[[], object]]:
-        """Bring up to date what follows from the closed rules; return the waiters to be called without the lock."""
+    def _update(self) -> list[Callable[[], object]]:
+        """Update the flags that depend on closed rules; return the waiters to call without the lock."""
         self._first_closed = self._rules.first_closed()
         is_shut = self._first_closed is not None or (self._part is not None and self._part.is_closed)
         self._asks_each_rule = is_shut or not self._rules.is_exact
@@ -406,10 +391,10 @@ class DispatchGate:
 
     def _wake_from_broker(self) -> None:
         with self._lock:
-            woken = self._settle()
+            woken = self._update()
         call_all(woken)
 
 
 _NOTHING_ASKED = Verdict(0)
-# Most checks ask for one message and get it; a shared answer spares them half their time.
+# Most requests are for one message and are granted; a shared verdict halves their time.
 _ONE_GRANTED = Verdict(1)

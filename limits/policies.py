@@ -1,16 +1,16 @@
-"""When may a message be delivered, and may it be published so? The delivery-delay policies of a topic.
+"""The delivery-delay policies of a topic: when a message may be delivered, and whether it may be published so.
 
-A policy stands at three levels: the topic's, its namespace's, the broker's. Each field of it is resolved by itself, so
-a level that speaks of one field leaves the others to the level above. In Pulsar a request that names only ``tickTime``
-stores 0 for the rest, and so switches off the broker's maximum; here what is not named is `None`, which says nothing,
-and only a 0 that was written says 0.
+Policies exist at three levels: topic, namespace and broker. Each field is resolved by itself, so a level that sets one
+field leaves the others to the level above. In Pulsar a request that names only ``tickTime`` stores 0 for the other
+fields, and so switches off the broker's maximum. Here a field that is not named is `None`, which sets nothing, and only
+an explicit 0 is 0.
 
 Source: ``DelayedDeliveryPolicies`` and ``PersistentTopic.publishMessage`` of Apache Pulsar, PIP-315 and PIP-437.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,13 +33,13 @@ MAX_DELAY_KEY = "delayedDeliveryMaxDelayInMillis"
 # What the text of PIP-315 calls the maximum: no broker ever read it.
 _PIP_315_KEY = "delayedDeliveryMaxDeliveryDelayInMillis"
 
-_JSON_NAMES = {
+JSON_NAMES = {
     "active": "active",
     "tick_time_ms": "tickTime",
     "max_delivery_delay_ms": "maxDeliveryDelayInMillis",
     "fixed_delivery_delay_ms": "fixedDeliveryDelayInMillis",
 }
-_FIELDS = {json_name: name for name, json_name in _JSON_NAMES.items()}
+_FIELDS = {json_name: name for name, json_name in JSON_NAMES.items()}
 _LEAST = {"tick_time_ms": 1, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
 
 _T = TypeVar("_T")
@@ -96,7 +96,7 @@ class DelayedDeliveryPolicies:
     fixed_delivery_delay_ms: int | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self._named())
+        _check_fields(self.named())
 
     @classmethod
     def from_json(cls, document: object) -> DelayedDeliveryPolicies:
@@ -116,14 +116,15 @@ class DelayedDeliveryPolicies:
 
     def to_json(self) -> dict[str, bool | int]:
         """Return the fields that say something, by Pulsar's names."""
-        return {_JSON_NAMES[name]: value for name, value in self._named().items()}
+        return {JSON_NAMES[name]: value for name, value in self.named().items()}
 
     def updated(self, update: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
         """Return a copy in which the fields that `update` names replace; what it does not name is kept."""
-        return replace(self, **update._named())
+        return replace(self, **update.named())
 
-    def _named(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in _JSON_NAMES}
+    def named(self) -> dict[str, Any]:
+        """Return the fields that are set, by name."""
+        values = {name: getattr(self, name) for name in JSON_NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -205,11 +206,11 @@ class EffectiveDelayedDelivery:
     levels: FieldLevels = field(default_factory=FieldLevels)
 
     def __post_init__(self) -> None:
-        _check_fields({name: getattr(self, name) for name in _JSON_NAMES})
+        _check_fields({name: getattr(self, name) for name in JSON_NAMES})
 
     def to_json(self) -> dict[str, bool | int]:
         """Return every field by Pulsar's names: the answer to ``?applied=true``."""
-        return {json_name: getattr(self, name) for name, json_name in _JSON_NAMES.items()}
+        return {json_name: getattr(self, name) for name, json_name in JSON_NAMES.items()}
 
     @property
     def keeps_fixed_delay(self) -> bool:
@@ -278,104 +279,6 @@ def effective(
     return EffectiveDelayedDelivery(active, tick, limit, fixed, levels)
 
 
-def check_topic_settable(
-    update: DelayedDeliveryPolicies,
-    namespace: DelayedDeliveryPolicies,
-    broker: BrokerDelayedDelivery,
-    *,
-    stored: DelayedDeliveryPolicies | None = None,
-    topic_may_disable: bool = False,
-) -> None:
-    """Refuse an update of a topic's policies that would not count or could not be kept.
-
-    Args:
-        update: What is to be set.
-        namespace: As in `effective`, as is the next.
-        broker: See there.
-        stored: The topic's policies so far, if it has any. A 0 among them that no longer counts is no reason to refuse.
-        topic_may_disable: As in `effective`.
-
-    Raises:
-        DelayPolicyRefusedError: It would switch off what the namespace enforces, or as `check_fixed_delay_kept`.
-    """
-    stored = stored or DelayedDeliveryPolicies()
-    before = effective(stored, namespace, broker, topic_may_disable=topic_may_disable)
-    applied = effective(stored.updated(update), namespace, broker, topic_may_disable=topic_may_disable)
-    for name, value in update._named().items():
-        if getattr(applied.levels, name) is not Level.TOPIC:
-            enforced = "max_delivery_delay_ms" if name == "max_delivery_delay_ms" else "fixed_delivery_delay_ms"
-            raise DelayPolicyRefusedError(
-                f"{_JSON_NAMES[name]} {str(value).lower()} of the topic would switch off what its namespace enforces: "
-                f"{_JSON_NAMES[enforced]} {getattr(namespace, enforced)}",
-                field=_JSON_NAMES[name],
-            )
-    check_fixed_delay_kept(before, applied)
-
-
-def check_namespace_settable(
-    namespace: DelayedDeliveryPolicies,
-    broker: BrokerDelayedDelivery,
-    *,
-    stored: DelayedDeliveryPolicies | None = None,
-    topics: Mapping[str, DelayedDeliveryPolicies] | None = None,
-    topic_may_disable: bool = False,
-) -> None:
-    """Refuse policies of a namespace with which a fixed delay could not be kept, of itself or of one of its topics.
-
-    A topic that says 0 where the namespace begins to enforce something does not stand in the way: it no longer counts.
-
-    Args:
-        namespace: Its policies as they would be after the update, as a whole.
-        broker: What its broker says.
-        stored: Its policies so far, with which what is not kept now may have been so before; None for no such excuse.
-        topics: The policies of its topics by name, of those that have any.
-        topic_may_disable: As in `effective`.
-
-    Raises:
-        DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and says how many there are.
-
-    Complexity: O(topics).
-    """
-
-    def change_of(topic: DelayedDeliveryPolicies) -> tuple[EffectiveDelayedDelivery, EffectiveDelayedDelivery]:
-        after = effective(topic, namespace, broker, topic_may_disable=topic_may_disable)
-        before = stored and effective(topic, stored, broker, topic_may_disable=topic_may_disable)
-        return before or EffectiveDelayedDelivery(), after
-
-    check_fixed_delay_kept(*change_of(DelayedDeliveryPolicies()))
-    broken = [name for name, topic in (topics or {}).items() if _breaks(*change_of(topic))]
-    if topics and broken:
-        raise _not_kept(change_of(topics[broken[0]])[1], topics=broken)
-
-
-def check_fixed_delay_kept(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> None:
-    """Refuse a change that leaves a fixed delay in force while delayed delivery is not active.
-
-    One that was not kept before the change either, and is as long, is no reason: to refuse would keep out every repair.
-
-    Raises:
-        DelayPolicyRefusedError: A fixed delay would not be kept.
-    """
-    if _breaks(before, after):
-        raise _not_kept(after)
-
-
-def _breaks(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> bool:
-    is_as_before = not before.keeps_fixed_delay and before.fixed_delivery_delay_ms == after.fixed_delivery_delay_ms
-    return not after.keeps_fixed_delay and not is_as_before
-
-
-def _not_kept(applied: EffectiveDelayedDelivery, *, topics: Sequence[str] = ()) -> DelayPolicyRefusedError:
-    where = f" for topic {topics[0]}" if topics else ""
-    others = f"; it would be so for {len(topics)} topics, such as {', '.join(topics[:3])}" if len(topics) > 1 else ""
-    return DelayPolicyRefusedError(
-        f"fixedDeliveryDelayInMillis {applied.fixed_delivery_delay_ms} (of the "
-        f"{applied.levels.fixed_delivery_delay_ms.value}) would not be kept{where}: delayed delivery is not active "
-        f"(says the {applied.levels.active.value}){others}",
-        field="fixedDeliveryDelayInMillis",
-    )
-
-
 def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
     """Leave out what would switch off what the namespace enforces."""
     active = topic.active
@@ -397,7 +300,7 @@ def _first_said(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T,
 
 def _check_fields(values: Mapping[str, object]) -> None:
     for name, value in values.items():
-        label = name if name == _JSON_NAMES[name] else f"{name} ({_JSON_NAMES[name]})"
+        label = name if name == JSON_NAMES[name] else f"{name} ({JSON_NAMES[name]})"
         if name != "active":
             check_within(label, value, least=_LEAST[name], most=TIME_MS_MAX, unit="milliseconds")
         elif not isinstance(value, bool):

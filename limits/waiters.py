@@ -1,4 +1,4 @@
-"""Who is to be told when messages may be sent again?"""
+"""The waiters of a gate: callables that it calls when messages may be sent again."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Waiters:
 
     def __init__(self) -> None:
         self._numbers = count()
-        # Each with its number, by which they came, and its consumer. Held are those whose consumer was closed when
-        # they were last looked at: until it is released they are not looked at again, however many they are.
+        # Each with its number, in the order they came, and its consumer. _held has those whose consumer was closed when
+        # they were last examined: until it is released they are not examined again.
         self._waiting: list[tuple[int, str, Waiter]] = []
         self._held: dict[str, list[tuple[int, str, Waiter]]] = {}
 
     def add(self, waiter: Waiter, consumer: str) -> None:
-        """Let one wait; one that is added twice is taken twice."""
+        """Add a waiter; one that is added twice is taken twice."""
         self._waiting.append((next(self._numbers), consumer, waiter))
 
     def forget(self, waiter: Waiter) -> None:
-        """Let one wait no longer, however often it was added."""
+        """Remove a waiter, however often it was added."""
         self._waiting = [each for each in self._waiting if each[2] != waiter]
         kept = {name: [each for each in held if each[2] != waiter] for name, held in self._held.items()}
         self._held = {name: held for name, held in kept.items() if held}
 
     def release(self, consumer: str) -> None:
-        """Take note that a consumer is not closed any more."""
+        """Note that a consumer is not closed any more."""
         self._waiting += self._held.pop(consumer, ())
 
     def take(self, *, closed_consumers: Container[str]) -> list[Waiter]:
-        """Return those whose consumer is not closed, the longest waiting first; they wait no longer.
+        """Remove and return the waiters whose consumer is not closed, the longest waiting first.
 
-        Complexity: O(n log n) in those that came, or were released, since the last call.
+        Complexity: O(n log n) in the waiters that were added or released since the last call.
         """
         if not self._waiting:
             return []
@@ -58,16 +58,16 @@ class Waiters:
         return ready
 
     def take_all(self) -> list[Waiter]:
-        """Return all, the longest waiting first; they wait no longer."""
+        """Remove and return all waiters, the longest waiting first."""
         for consumer in tuple(self._held):
             self.release(consumer)
         return self.take(closed_consumers=())
 
 
 def call_all(waiters: Iterable[Waiter]) -> None:
-    """Call all; what one raises is logged, and keeps neither the others nor the caller from going on."""
+    """Call all waiters; the exceptions of one are logged, and stop neither the others nor the caller."""
     for waiter in waiters:
         try:
             waiter()
         except Exception:
-            _LOG.exception("a waiter failed that was told that messages may be sent: %r", waiter)
+            _LOG.exception("a waiter failed that was called because messages may be sent: %r", waiter)

@@ -16,12 +16,10 @@ from ackstate.limits.policies import (
     ENABLED_KEY,
     MAX_DELAY_KEY,
     TICK_KEY,
-    check_fixed_delay_kept,
-    check_namespace_settable,
-    check_topic_settable,
     effective,
 )
 from ackstate.limits.rules import GATE_KEYS
+from ackstate.limits.settable import check_fixed_delay_kept, check_namespace_settable, check_topic_settable
 from ackstate.properties import check_spelling
 
 if TYPE_CHECKING:

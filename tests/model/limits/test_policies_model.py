@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import ackstate.limits.policies
+import ackstate.limits.settable
 from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
@@ -17,11 +17,9 @@ from ackstate.limits.policies import (
     DeliveryDelayExceededError,
     EffectiveDelayedDelivery,
     Level,
-    check_fixed_delay_kept,
-    check_namespace_settable,
-    check_topic_settable,
     effective,
 )
+from ackstate.limits.settable import check_fixed_delay_kept, check_namespace_settable, check_topic_settable
 
 LAST_MS = 2**63 - 1
 FIELDS = ["active", "tick_time_ms", "max_delivery_delay_ms", "fixed_delivery_delay_ms"]
@@ -300,7 +298,7 @@ def test_the_model_catches_a_topic_whose_words_are_taken_and_not_heard(monkeypat
 
 def test_the_model_catches_an_excuse_that_outlives_what_it_excused(monkeypatch):
     """What was not kept once may not be broken for good."""
-    monkeypatch.setattr(ackstate.limits.policies, "_breaks", lambda before, after: False)
+    monkeypatch.setattr(ackstate.limits.settable, "_breaks", lambda before, after: False)
     machine = machine_of()
     machine.set_namespace(P(fixed_delivery_delay_ms=5))
     machine.restart(BrokerDelayedDelivery(active=False))
