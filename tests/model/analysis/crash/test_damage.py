@@ -17,7 +17,7 @@ from ackstate.cursor.journal import recovery
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import Recovery, decode_record
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores import file_log, sqlite_database, sqlite_seal
 from ackstate.errors import CorruptStateError
@@ -317,7 +317,7 @@ def test_a_repair_that_gives_up_too_much_or_nothing_is_caught(monkeypatch):
     chosen = Recovery._chosen
 
     def takes_the_first_message_for_every_repair(self, offered, found, error):
-        return chosen(self, dict.fromkeys(offered, recovery._standing_at(self._start, found, error)), found, error)
+        return chosen(self, dict.fromkeys(offered, recovery._state_at(self._start, found, error)), found, error)
 
     monkeypatch.setattr(Recovery, "_chosen", takes_the_first_message_for_every_repair)
     found = [each.found for each in judge(medium, good, middle).broken]
@@ -335,7 +335,7 @@ def test_a_repair_that_ends_at_no_earlier_state_is_caught(monkeypatch):
 def test_a_repair_that_is_not_written_is_caught(monkeypatch):
     medium, good, names = records("PULSAR")
     everything = Damage("noise", {**good.files, **dict.fromkeys(names, b"\xff")}, Reach.NONE)
-    monkeypatch.setattr(ManagedCursor, "persist", lambda self, *, now_ms: None)
+    monkeypatch.setattr(Persister, "begin", lambda self, *, now_ms: None)
     broken = judge(medium, good, everything).broken
     assert {each.promise for each in broken} == {Promise.REPAIRS}
     assert all("UnreadableCursorError" in each.found for each in broken)
