@@ -80,13 +80,14 @@ def test_a_log_whose_earlier_owner_publishes_on_is_caught(server, only, monkeypa
 
 def test_a_store_that_says_it_has_written_and_has_not_is_caught(server, only, monkeypatch):
     only("_stale")
-    append = ZooKeeperLedgers.append
+    append_all = ZooKeeperLedgers.append_all
 
-    def forgetful(self, ledger_id, entry):
+    def forgetful(self, entries):
+        ((ledger_id, _),) = entries
         # The first entry of a ledger is the state that it begins with.
-        return append(self, ledger_id, entry) if self.last(ledger_id) < 0 else self.last(ledger_id) + 1
+        return append_all(self, entries) if self.last(ledger_id) < 0 else [self.last(ledger_id) + 1]
 
-    monkeypatch.setattr(ZooKeeperLedgers, "append", forgetful)
+    monkeypatch.setattr(ZooKeeperLedgers, "append_all", forgetful)
     outcomes = [run(seed, server, ZooKeeperStore) for seed in range(301, 304)]
     assert broken_in(outcomes) & {Promise.I14, Promise.I2}
     # The story that is told has one event, and no ack that it can do without.
