@@ -112,11 +112,20 @@ class ForgetfulLedgers:
 
     def __init__(self, ledgers):
         self._ledgers = ledgers
+        self._of_cursors = set()
 
     def __getattr__(self, name):
         return getattr(self._ledgers, name)
 
+    def create(self, owner):
+        ledger_id = self._ledgers.create(owner)
+        if owner.startswith("cursor "):
+            self._of_cursors.add(ledger_id)
+        return ledger_id
+
     def append_all(self, entries):
+        if self._of_cursors.isdisjoint(ledger_id for ledger_id, _ in entries):
+            return self._ledgers.append_all(entries)
         return [self._ledgers.last(ledger_id) + 1 for ledger_id, _ in entries]
 
 
@@ -149,19 +158,26 @@ from ackstate.cursor import SqliteStore
 
 directory, moment, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = SqliteStore(directory / "store")
-append, count = store.ledgers.append, 0
+create, append_all, of_cursors, count = store.ledgers.create, store.ledgers.append_all, set(), 0
 
-def dying_append(ledger_id, entry):
+def noting_create(owner):
+    ledger_id = create(owner)
+    if owner.startswith("cursor "):
+        of_cursors.add(ledger_id)
+    return ledger_id
+
+def dying_append_all(entries):
     global count
-    count += 1
-    if count == number and moment == "before":
+    is_of_cursor = not of_cursors.isdisjoint(ledger_id for ledger_id, _ in entries)
+    count += is_of_cursor
+    if is_of_cursor and count == number and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    entry_id = append(ledger_id, entry)
-    if count == number and moment == "after":
+    entry_ids = append_all(entries)
+    if is_of_cursor and count == number and moment == "after":
         os.kill(os.getpid(), signal.SIGKILL)
-    return entry_id
+    return entry_ids
 
-store.ledgers.append = dying_append
+store.ledgers.create, store.ledgers.append_all = noting_create, dying_append_all
 with Recorder(directory / "recording") as recorder:
     broker = Broker(store, recorder, DemoSettings(flush_interval_ms=20), now_ms=0)
     for now_ms in range(0, 10_000, 2):
