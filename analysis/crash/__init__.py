@@ -1,1 +1,1 @@
-"""A crash harness: whatever holds acks is crashed in many ways, recovered, and judged by set difference."""
+"""A crash harness: programs that hold acks are crashed in many ways, recovered, and judged by set difference."""

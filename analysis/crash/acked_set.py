@@ -1,4 +1,4 @@
-"""Sets of acked entries and messages as the bits of an integer. What judges the cursor shares no code with it."""
+"""Sets of acked entries and messages as the bits of an integer. They share no code with the cursor that they judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTED_MAX = 8
 
 @final
 class Numbering:
-    """Gives each entry of a message log a bit, and each message of its batches.
+    """The bits of the entries of a message log, and of the messages of their batches.
 
     Args:
         ledgers: The number of entries of each ledger, by id in order.
@@ -83,8 +83,8 @@ class AckedSet:
     """A set of entries, and of messages of batches.
 
     Attributes:
-        numbering: Of the bits.
-        bits: Of what the log has.
+        numbering: The meaning of the bits.
+        bits: The entries and messages that the log has.
         elsewhere: Runs of entries that the log does not have.
     """
 
@@ -129,7 +129,7 @@ class AckedSet:
         return AckedSet(log, bits, self.elsewhere)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the entries as ``(ledger_id, first, end)``, `end` excluded; what the log has comes first, in order."""
+        """Yield the entries as ``(ledger_id, first, end)``, `end` excluded; those of the log first, in order."""
         yield from self.numbering.runs_of(self.bits)
         yield from sorted(self.elsewhere)
 

@@ -1,8 +1,8 @@
-"""Kills a program before its n-th system call that can store or say anything; in any language, with ptrace and seccomp.
+"""Kills a program before its n-th system call that can store or send data; in any language, with ptrace and seccomp.
 
 A filter of the kernel stops the program, its threads and its children only at the calls below, so that all others run
-at full speed. They are all that a call can do to files, pipes and sockets; a kill before any other call leaves what a
-kill before the next of these leaves. Not seen: stores into mapped memory, and programs of another architecture.
+at full speed. They are all the calls that can affect files, pipes and sockets; a kill before any other call leaves the
+same state as a kill before the next of these. Not seen: stores into mapped memory, other architectures.
 
 The tracer is a process between the harness and the program, and ends as the program ended. No well-maintained library
 does this: python-ptrace is under the GPL and has no support for seccomp.
@@ -45,7 +45,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "io_submit": (209, 2), "io_uring_enter": (426, 426),
 }  # fmt: skip
 _NAMES = tuple(_CALLS)
-# Which argument has the flags of a call that opens; those that neither create nor truncate change nothing.
+# The index of the argument with the flags of a call that opens; those that neither create nor truncate change nothing.
 _FLAGS_OF = {"open": 1, "openat": 2}
 _CREATES = 0o100 | 0o1000 | 0o20000000  # O_CREAT, O_TRUNC, __O_TMPFILE
 # The column of `_CALLS`, and the kernel's number of the architecture.
@@ -73,7 +73,7 @@ class CallTracer:
     Its state is in memory that the harness shares with these processes.
 
     Raises:
-        LayerSkippedError: This system cannot trace programs; the message says what it lacks.
+        LayerSkippedError: This system cannot trace programs; the message names the missing feature.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class CallTracer:
                 _ptrace(_PTRACE_CONT, thread, 0 if event else number)
 
     def _is_met(self, thread: int) -> bool:
-        """Count a call that a thread begins, and tell whether the program is killed before it."""
+        """Count a call that a thread begins, and return whether the program is killed before it."""
         kill_at, count, _, _ = self._read()
         self._write(count=count + 1)
         if count + 1 < kill_at:
@@ -162,7 +162,7 @@ class CallTracer:
         return True
 
     def _filter_calls(self) -> bool:
-        """Have the kernel stop this process, and all that it starts, at the calls that count; tell whether it does."""
+        """Make the kernel stop this process and its children at the counted calls; return whether that worked."""
         instructions = b"".join(struct.pack("HBBI", *each) for each in self._instructions())
         code = ctypes.create_string_buffer(instructions, len(instructions))
         program = struct.pack("HP", len(instructions) // 8, ctypes.addressof(code))
@@ -196,7 +196,7 @@ class CallTracer:
         """Trace a call.
 
         Raises:
-            LayerSkippedError: That cannot be done here.
+            LayerSkippedError: This system cannot trace a call.
         """
         pid = os.fork()
         if pid == 0:
@@ -220,7 +220,7 @@ class CallTracer:
 
 
 def _ptrace(request: int, thread: int, data: int) -> bool:
-    """Do one request; tell whether it was done. A thread that was killed meanwhile is no error."""
+    """Send one request; return whether it succeeded. A thread that was killed meanwhile is no error."""
     values = (ctypes.c_long(request), ctypes.c_long(thread), ctypes.c_void_p(0), ctypes.c_void_p(data))
     return int(_libc.ptrace(*values)) == 0
 

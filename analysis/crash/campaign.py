@@ -1,8 +1,8 @@
-"""A campaign runs a layer until its budget is over, and adds up what it finds.
+"""A campaign runs a layer until its budget is over, and adds up the results.
 
 Totals may be stored in a file. A campaign that finds such a file continues with the seed after the last and adds to
-it, so hours of runs survive interruptions, and the evidence is one file. A run that was interrupted is repeated from
-its beginning: what was counted of it is not counted again, and a promise that it broke is not forgotten.
+it, so hours of runs survive interruptions, and the evidence is one file. An interrupted run is repeated from
+its beginning: its pieces are not counted twice, and a promise that it broke stays recorded.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class CampaignError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop asking for runs. A run that reports in pieces is cut short between two of them.
+    """The time and number of runs after which a campaign ends. A run in pieces can end between two of them.
 
     Attributes:
-        seconds: After this time; above 0.
-        run_count_max: After this many runs, at least 1; None for any number.
+        seconds: The campaign ends after this time; above 0.
+        run_count_max: The campaign ends after this many runs, at least 1; None for any number.
 
     Raises:
-        ValueError: One of them is out of its range.
+        ValueError: A value is out of its range.
     """
 
     seconds: float
@@ -73,7 +73,7 @@ class Budget:
         """Read a time such as ``60s``, ``1.5m``, ``500ms`` or ``2h``.
 
         Raises:
-            ValueError: It is none, or no time at all.
+            ValueError: The text is no time, or the time is 0.
         """
         match = _BUDGET.fullmatch(text.strip())
         seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
@@ -90,7 +90,7 @@ class Seen:
         runs: Seeds that were run to their end.
         has_failed: Whether a promise was broken, be it in a run that an earlier campaign began and did not end.
         counts: As `RunOutcome`, summed by name.
-        skipped: Why the layer could not run; empty if it could.
+        skipped: The reason why the layer could not run; empty if it could.
     """
 
     runs: int = 0
@@ -99,7 +99,7 @@ class Seen:
     skipped: str = ""
 
     def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
-        """Return what was not tested, and why; empty if the layer was skipped or failed, or all was tested.
+        """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested.
 
         Args:
             receipts_min: The share of acks before an accepted persist that need a receipt; above 0, at most 1.
@@ -127,13 +127,13 @@ class Seen:
 
 @dataclass(slots=True)
 class Totals:
-    """What a layer was run and found, over any number of campaigns.
+    """The runs and results of a layer, over any number of campaigns.
 
     Attributes:
         next_seed: The first that was not run to its end: one that was interrupted is run again, from its beginning.
         runs: How many seeds were run to their end.
         cycles: Crashes that were survived and judged.
-        lost_durable: As `RunOutcome`, summed; so are the next two.
+        lost_durable: As `RunOutcome`, summed; as are the next two.
         invented: See above.
         gauge_mismatch: See above.
         failed_runs: Seeds that saw any promise broken.
@@ -142,7 +142,7 @@ class Totals:
         counts: As `RunOutcome`, summed by name.
         failures: At most `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story`` of the run with
             the shortest story, ``count`` of the runs that broke it equally, and the ``last_seed`` of these.
-        skipped: Why the layer could not run when it was asked last; empty if it could.
+        skipped: The reason why the layer could not run at the last attempt; empty if it could.
         unfinished_pieces: How many outcomes of `next_seed` are in the sums already.
     """
 
@@ -169,8 +169,8 @@ class Totals:
         """Add an outcome of a run.
 
         Args:
-            outcome: Of the seed `next_seed`.
-            is_counted: Whether it repeats a piece that is in the sums already; what it breaks is still noted.
+            outcome: The outcome of the seed `next_seed`.
+            is_counted: Whether it repeats a piece that is in the sums already; a broken promise is still recorded.
         """
         if not is_counted:
             self.unfinished_pieces += 1
@@ -190,7 +190,7 @@ class Totals:
             self.unfinished_pieces = 0
 
     def _note(self, seed: int, broken: BrokenPromise) -> None:
-        """Count a failure with those that are equal to it, or store it if it is new and there is room."""
+        """Count a failure with its equals, or store it if it is new and there is room."""
         kind = failure_kind(broken.promise, broken.found)
         for known in self.failures:
             if failure_kind(known["promise"], known["found"]) == kind:
@@ -204,7 +204,7 @@ class Totals:
 
 
 def failure_kind(promise: str, found: str) -> tuple[str, str]:
-    """Return what two equal failures have in common: all but the numbers and entries in what was found."""
+    """Return the common part of equal failures: the text without numbers and entries."""
     return promise, _NUMBER.sub("N", _ENTRIES.sub("ENTRIES", found))
 
 
@@ -225,10 +225,10 @@ def run_layer(
 
     Args:
         layer: Begins with the seed `totals.next_seed`.
-        totals: Goes on from what it holds.
-        budget: At least one run is begun, whatever it is.
-        seen: Is given what this campaign sees, also where it ends with an exception; a new one by default.
-        watch: Called after each outcome with the totals and the share of the time that is over. What it raises ends the
+        totals: The totals so far; the campaign continues them.
+        budget: At least one run is started, even with the smallest budget.
+        seen: Receives the results of this campaign, also if it ends with an exception; a new one by default.
+        watch: Called after each outcome with the totals and the share of the time that is over. Its exceptions end the
             campaign.
 
     Returns:
@@ -257,11 +257,11 @@ def run_layer(
 
 
 def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
-    """Read what earlier campaigns have written, also those of version 1; nothing if there is no file.
+    """Read the totals of earlier campaigns, also of version 1; empty if there is no file.
 
     Raises:
-        CampaignError: It is not such a file, or of an unknown version, or of another subject.
-        OSError: It cannot be read.
+        CampaignError: The file holds no totals, is of an unknown version, or of another subject.
+        OSError: The file cannot be read.
     """
     try:
         data = path.read_bytes()
@@ -274,13 +274,13 @@ def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
         if (crashed := found.get("subject", OURS)) != subject:
             raise CampaignError(f"{path}: totals of the subject {crashed!r}, not of {subject!r}: name another file")
         return {name: _totals(_upgraded(plain, version)) for name, plain in found["layers"].items()}
-    # A RecursionError is what deep nesting brings.
+    # Deep nesting raises RecursionError.
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CampaignError(f"{path}: not the totals of a crash campaign ({error!r})") from error
 
 
 def write_totals(path: Path, totals: dict[str, Totals], *, subject: str = OURS) -> None:
-    """Write totals so that the file is there whole or as it was.
+    """Replace the file of totals atomically.
 
     Raises:
         OSError: The disk is full or failed.
@@ -302,7 +302,7 @@ def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
 
 
 def _upgraded(plain: dict[str, Any], version: int) -> dict[str, Any]:
-    """Return the totals of a layer as this version writes them."""
+    """Return the totals of a layer in the format of this version."""
     if version == _VERSION:
         return plain
     failures = [{**failure, "count": 1, "last_seed": failure["seed"]} for failure in plain["failures"]]

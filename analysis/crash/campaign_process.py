@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def open_standard_descriptors() -> None:
-    """Open those that were closed: a pipe with such a number would be taken for one of them."""
+    """Open closed standard descriptors: a pipe could otherwise get the number of one."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -22,13 +22,13 @@ def open_standard_descriptors() -> None:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[Callable[[], None]]:
-    """Have SIGTERM end the block as Ctrl-C does, and neither of them, or a second one, disturb what cleans up.
+    """Make SIGTERM end the block as Ctrl-C does; neither signal interrupts the cleanup, nor does a second one.
 
-    Yields what is to be called now and then: an exception that a signal raises in a callback of Python's own, such as
-    those of a fork, is forgotten there.
+    Yields a check to be called regularly: an exception that a signal raises in a callback of Python's own, such as
+    those of a fork, is lost.
     """
     was_asked: list[int] = []
-    # Elsewhere signals cannot be had.
+    # Only the main thread can handle signals.
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
 
     def interrupt(number: int, _: object) -> None:

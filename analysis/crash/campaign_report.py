@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.campaign import Totals
 
 _STORY_LINES_MAX = 18
-"""With what is printed around it, a story fits on a screen of 24 lines."""
+"""With the lines printed around it, a story fits on a screen of 24 lines."""
 _STORY_FIRST_LINES = 2
 _LINE_LENGTH_MAX = 150
 
@@ -40,12 +40,12 @@ def table(found: Mapping[str, Totals], titles: Mapping[str, str]) -> Table:
 
 
 def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: str) -> list[str]:
-    """Return the lines below the table: what was skipped or not tested, and the failures with their stories.
+    """Return the lines below the table: skipped layers, untested promises, and the failures with their stories.
 
     Args:
         found: Totals by layer.
-        untested: What was not tested, by layer; empty text for a layer that was.
-        subject: The subject, as the user named it.
+        untested: The untested promises by layer; empty for a fully tested layer.
+        subject: The subject, as given by the user.
     """
     lines = []
     for name, totals in found.items():

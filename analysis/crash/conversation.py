@@ -1,7 +1,7 @@
-"""What the harness and a subject say to each other: one JSON object a line, in both directions.
+"""The protocol between the harness and a subject: one JSON object per line, in both directions.
 
-To the subject, entries of a run from the first (included) to the end (excluded), ledger ids as text because JSON wants
-its keys so::
+To the subject, with runs of entries from the first (included) to the end (excluded), and ledger ids as text because
+JSON keys are text::
 
     {"op": "start", "directory": "/d", "ledgers": {"1": 100, "4": 50}}
     {"op": "ack", "number": 0, "ledger": 1, "entry": 7}
@@ -16,13 +16,13 @@ From the subject::
     {"accepted": 0} or {"accepted": 0, "redelivery_if_crashed": 1}   after an ack, a mark_delete, and a persist
     {"durable": [0, 1]}                                           at any time: from now on these survive a crash
     {"acked": [[1, 0, 10], [4, 3, 4]], "redelivery_if_crashed": null}   to report and to recover
-    {"error": "..."}                                              it cannot go on
+    {"error": "..."}                                              the subject cannot continue
 
-The subject may take its time, and may say that operations are durable before it says that they were accepted. It may
-hold answers back, at most until the next persist: then it says that all were accepted that were asked until then. Each
-request has one answer, and each operation becomes durable once; what nobody asked for, or is said twice, breaks the
-conversation (`AnswersDue`). It must write a line out before it counts as said: what is in a buffer when it dies was
-never said. What it writes to standard error is not read; the last ten lines are quoted if it fails.
+The subject may report operations as durable before it reports them as accepted. It may delay answers, at most until the
+next persist: then it reports all operations requested so far as accepted. Each request has one answer, and each
+operation becomes durable once; an answer without a request, or a repeated one, violates the protocol (`AnswersDue`).
+A line counts once it was written; a line in a buffer of a killed process is lost. Standard error is not interpreted;
+its last ten lines are quoted if the subject fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TOLD_MAX = 1_000
 
 
 class SubjectError(AckStateError):
-    """A subject said what the conversation has no room for, fell silent, or ended by itself; the message quotes it.
+    """A subject violated the protocol, was silent too long, or ended by itself; the message quotes it.
 
     Attributes:
         complaint: The last lines that it wrote to standard error, at most ten.
@@ -57,37 +57,37 @@ class SubjectError(AckStateError):
 
 
 class OutOfTurnError(SubjectError):
-    """A subject answered what nobody had asked, or the same twice."""
+    """A subject sent an answer without a request, or the same answer twice."""
 
 
 class CrashedError(SubjectError):
-    """A subject was killed at a system call, as it was planned; nothing of that is its fault."""
+    """A subject was killed at a system call, as planned; it is not to blame."""
 
 
 class Start(NamedTuple):
-    """Go on with what a directory holds, or begin there; `ledgers` are the entry counts of the log's, by id."""
+    """Open the state in a directory, or create one; `ledgers` are the entry counts of the log's ledgers, by id."""
 
     directory: Path
     ledgers: Mapping[int, int]
 
 
 class Recover(NamedTuple):
-    """Open what a crash left, and report. Fields as of `Start`."""
+    """Open the state after a crash, and report. Fields as of `Start`."""
 
     directory: Path
     ledgers: Mapping[int, int]
 
 
 class AskReport(NamedTuple):
-    """Say what is acked now."""
+    """Report the acked entries."""
 
 
 class Ready(NamedTuple):
-    """It has started."""
+    """The subject has started."""
 
 
 class Accepted(NamedTuple):
-    """An operation was accepted, or a persist was tried; the gauge, if it has one, counts that in."""
+    """An operation was accepted, or a persist was tried; the gauge, if any, includes it."""
 
     number: int
     redelivery_if_crashed: int | None = None
@@ -100,7 +100,7 @@ class Durable(NamedTuple):
 
 
 class ConversationFailure(NamedTuple):
-    """It cannot go on."""
+    """The subject cannot continue."""
 
     text: str
 
@@ -111,7 +111,7 @@ Answer = Ready | Accepted | Durable | Report | ConversationFailure
 
 @final
 class AnswersDue:
-    """Which answers are still due to one process."""
+    """The answers that one process still owes."""
 
     def __init__(self) -> None:
         self._starts = self._reports = 0
@@ -133,7 +133,7 @@ class AnswersDue:
         """Note an answer.
 
         Raises:
-            OutOfTurnError: It is not due; nothing was noted.
+            OutOfTurnError: The answer is not due; the state is unchanged.
         """
         if self._starts and not isinstance(answer, Ready):
             raise OutOfTurnError(f"it is not ready yet, and says {quoted(answer_line(answer))}")
@@ -192,10 +192,10 @@ def answer_line(answer: Answer) -> bytes:
 
 
 def read_request(line: bytes) -> Request:
-    """Read what the harness said.
+    """Parse a line of the harness.
 
     Raises:
-        SubjectError: It is none of the requests.
+        SubjectError: The line is no request.
     """
     fields = _fields(line, "request")
     try:
@@ -219,10 +219,10 @@ def read_request(line: bytes) -> Request:
 
 
 def read_answer(line: bytes) -> Answer:
-    """Read what a subject said.
+    """Parse a line of a subject.
 
     Raises:
-        SubjectError: It is none of the answers; the message quotes the line.
+        SubjectError: The line is no answer; the message quotes it.
     """
     fields = _fields(line, "answer")
     try:
@@ -245,10 +245,10 @@ def read_answer(line: bytes) -> Answer:
 
 
 def tell(life: ProcessRun, answer: Answer) -> None:
-    """Note in a life what its subject said.
+    """Record an answer in the process run.
 
     Raises:
-        SubjectError: It speaks of an operation that nobody had asked for, or cannot go on.
+        SubjectError: The answer is about an operation without a request, or the subject cannot continue.
     """
     try:
         match answer:
@@ -265,14 +265,14 @@ def tell(life: ProcessRun, answer: Answer) -> None:
 
 
 def quoted(line: bytes) -> str:
-    """Return a line as text that is short and printable, whatever its bytes are."""
-    # The first bytes are enough: a line may have millions.
+    """Return any line as short, printable text."""
+    # Only the first bytes: a line may have millions.
     text = repr(line[: 4 * _QUOTED_MAX].rstrip(b"\r\n").decode(errors="backslashreplace"))
     return text if len(text) <= _QUOTED_MAX else f"{text[:_QUOTED_MAX]}... ({len(line)} bytes)"
 
 
 def printable(text: str) -> str:
-    """Return text of a subject as what a terminal shows on one line, with escapes for the rest; the first of much."""
+    """Return text of a subject as one printable line, escaped and truncated."""
     shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:_TOLD_MAX])
     return shown if len(text) <= _TOLD_MAX else f"{shown}... ({len(text)} characters)"
 
@@ -284,7 +284,7 @@ def _line(value: dict[str, Any]) -> bytes:
 def _fields(line: bytes, what: str) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-    # A RecursionError is what deep nesting brings.
+    # Deep nesting raises RecursionError.
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
@@ -293,7 +293,7 @@ def _fields(line: bytes, what: str) -> dict[str, Any]:
 
 
 def _count(number: object) -> int:
-    # `True` is an int to isinstance, and is none here.
+    # isinstance accepts `True` as an int.
     if type(number) is not int or not 0 <= number <= _NUMBER_MAX:
         raise ValueError(f"{str(number)[:_QUOTED_MAX]} is not a number from 0 on")
     return number
@@ -304,7 +304,7 @@ def _gauge(number: object) -> int | None:
 
 
 def _run(run: object) -> EntryRun:
-    # In few steps, because a report may have hundreds of thousands. `True` is no number here.
+    # Optimized, because a report may have hundreds of thousands of runs. `True` is not a number here.
     if type(run) is list and len(run) == 3:
         ledger_id, first, end = run
         if type(ledger_id) is type(first) is type(end) is int and (

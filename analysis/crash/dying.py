@@ -1,7 +1,7 @@
-"""Processes that die with whoever started them, so that a harness that is killed leaves none behind.
+"""Processes that end with their parent, so that a killed harness leaves none behind.
 
-python -P -m ackstate.analysis.crash.dying PARENT_PID PROGRAM ARGUMENT... does that, and then becomes the program, by
-its path.
+python -P -m ackstate.analysis.crash.dying PARENT_PID PROGRAM ARGUMENT... arranges that, and then executes the program,
+given by its path.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends; Linux only, elsewhere do nothing.
+    """Make the kernel kill this process when its parent ends in any way; Linux only, elsewhere do nothing.
 
     Args:
-        parent_pid: If it is not the parent any more, it has ended already, and this process does too: at once, with
-            status 2 and without cleaning up.
+        parent_pid: If this is no longer the parent, it has ended, and this process ends at once with status 2 and
+            without cleanup.
     """
     if (prctl := getattr(_libc, "prctl", None)) is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -30,7 +30,7 @@ def die_with(parent_pid: int) -> None:
 
 
 def end_worker(worker: subprocess.Popen[bytes], *, patience_s: float) -> bool:
-    """End a worker politely, since it has to clean up; kill it after a while. Return whether it cleaned up."""
+    """Terminate a worker, which cleans up; kill it after a while. Return whether it cleaned up."""
     worker.terminate()
     try:
         worker.communicate(timeout=patience_s)
@@ -43,5 +43,5 @@ def end_worker(worker: subprocess.Popen[bytes], *, patience_s: float) -> bool:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
-    # What was asked of the kernel outlives this.
+    # The request to the kernel survives exec.
     os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command that was given

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @final
 class FlakyStore:
-    """Hands every call on to a store, but for appends while these are refused.
+    """Forwards every call to a store, except appends while these are refused.
 
     Args:
-        store: Is closed with this one.
+        store: The store; it is closed with this one.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,6 +1,6 @@
-"""What a crash layer is: an endless sequence of runs, each decided by one seed and judged before the next begins.
+"""The interface of a crash layer: an endless sequence of runs, each determined by a seed and judged at its end.
 
-A layer knows nothing of budgets, progress or totals: whoever asks for the next run stops asking
+A layer has no access to budgets, progress or totals: the caller stops the iteration
 (`ackstate.analysis.crash.campaign`).
 """
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class LayerSkippedError(AckStateError):
-    """This layer cannot run here; the message says what it needs."""
+    """This layer cannot run here; the message names the missing requirement."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenPromise:
-    """A promise that a run saw broken.
+    """A promise that was broken in a run.
 
     Attributes:
-        promise: Which.
-        found: What was found instead.
-        story: The shortest sequence of steps that was found to lead there, one line each.
+        promise: The promise.
+        found: The observation that contradicts it.
+        story: The shortest known sequence of steps that leads there, one line each.
     """
 
     promise: Promise
@@ -40,18 +40,18 @@ class BrokenPromise:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
-        seed: Decides the run: the same layer with this seed begins with the same run.
+        seed: Determines the run: the same layer with this seed starts with the same run.
         cycles: Crashes that were survived and judged: crash states, kills, power cuts, damaged copies.
-        lost_durable: Entries whose ack had a durable receipt and is not known after a recovery.
-        invented: Entries known as acked after a recovery that nobody had acked.
-        gauge_mismatch: Cycles in which the redelivery gauge was wrong: not equal where it must be equal, or below what
-            came back.
+        lost_durable: Entries whose ack had a durable receipt and that are not acked after a recovery.
+        invented: Entries acked after a recovery that were never acked.
+        gauge_mismatch: Cycles in which the redelivery gauge was wrong: not equal where it must be equal, or lower than
+            the number of redelivered entries.
         broken: Every promise seen broken, these three among them; empty for a clean run.
-        counts: What else was counted, by name; summed over runs: ``{"distinct_states": 40}``.
-        is_last: Whether the run of this seed is over; a long run is told in pieces, so that a budget can be kept.
+        counts: Further counts by name, summed over runs: ``{"distinct_states": 40}``.
+        is_last: Whether the run of this seed is complete; a long run is reported in pieces, to keep a budget.
     """
 
     seed: int
@@ -67,21 +67,21 @@ class RunOutcome:
 class Layer(Protocol):
     """Yields the runs of the seeds `first_seed`, `first_seed` + 1, ... for ever.
 
-    What it sets up (a mount, a server, a child) it takes down when the iterator is closed. A run takes well under a
-    second where that is possible, so that a budget can be kept.
+    Closing the iterator removes everything that it set up (a mount, a server, a child process). A run takes well under
+    a second where possible, to keep a budget.
 
     Raises:
         LayerSkippedError: It cannot run here; before the first run.
     """
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
-        """Begin with the run of `first_seed`."""
+        """Start with the run of `first_seed`."""
         ...
 
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Silence some loggers meanwhile: faults are planned here, and nobody has to be warned of them."""
+    """Silence some loggers in the block, because its faults are planned."""
     with ExitStack() as restored:
         for logger in map(logging.getLogger, names):
             restored.callback(logger.setLevel, logger.level)

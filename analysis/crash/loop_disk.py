@@ -1,8 +1,7 @@
-"""A small disk of our own whose power can be cut: ext4 on a loop device over memory. Linux, and root.
+"""A small private disk whose power can be cut: ext4 on a loop device over memory. Linux, and root.
 
-What a file system was told to keep (`fsync`) is in the memory; what it only cached is forgotten by the cut, as by a
-real one. Not forgotten is what a drive would have in a cache of its own: the loop device has none, so that `nobarrier`
-reveals nothing here.
+Synced data (`fsync`) is in the memory; data that was only cached is lost by the cut, as by a real one. The cache of a
+drive is not simulated: the loop device has none, so `nobarrier` reveals nothing here.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @final
 class LoopDisk:
-    """An empty ext4, mounted on `directory`; as a context manager, unmounted and gone at its end.
+    """An empty ext4 mounted on `directory`; a context manager that unmounts and removes it at its end.
 
-    A process that is killed leaves a mount behind unless it has mounts of its own
-    (`ackstate.analysis.crash.private_mounts`), and in any case an empty directory that the next disk removes.
+    A killed process leaves a mount behind unless it has private mounts (`ackstate.analysis.crash.private_mounts`), and
+    in any case an empty directory, which the next disk removes.
 
     Args:
         options: Mount options of ext4, separated by commas: ``"noauto_da_alloc,data=writeback"``.
@@ -87,7 +86,7 @@ class LoopDisk:
         return self._options
 
     def cut_power(self) -> None:
-        """Forget all that was not synced, and refuse every later call on its files with EIO, until `power_on`.
+        """Discard all unsynced data, and refuse every later call on its files with EIO until `power_on`.
 
         Raises:
             LayerSkippedError: This kernel cannot shut a file system down.
@@ -101,14 +100,14 @@ class LoopDisk:
             os.close(mounted)
 
     def power_on(self, options: str | None = None) -> None:
-        """Unmount and mount again, which replays the journal of the file system; whoever used its files has ended.
+        """Unmount and mount again, which replays the journal of the file system; the users of its files have ended.
 
         Args:
             options: The mount options from now on; None keeps them.
         """
         self._options = self._options if options is None else options
         if not self._unmount():
-            # Someone holds a file of it open still. The old one can write nothing more: go on with a copy.
+            # A process still has a file open. The old disk can write nothing more: continue with a copy.
             os.close(self._device)
             self._image = _copy(self._image)
             self._attach()
@@ -137,7 +136,7 @@ class LoopDisk:
         return str(Path(f"/proc/self/fd/{self._device}").readlink())
 
     def _attach(self) -> None:
-        """Attach the image to a free loop device, which detaches itself when the last to use it is gone."""
+        """Attach the image to a free loop device, which detaches itself after its last user."""
         while True:
             with _LOOP_CONTROL.open("rb") as control:
                 number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
@@ -146,7 +145,7 @@ class LoopDisk:
                 fcntl.ioctl(device, _LOOP_CONFIGURE, _LOOP_CONFIG.pack(self._image, 0, _AUTOCLEAR))
             except OSError as error:
                 os.close(device)
-                # Another was quicker; it is not free any more, and the next question has another answer.
+                # Another process attached it first; ask for the next free device.
                 if error.errno != errno.EBUSY:
                     raise
             else:
@@ -157,7 +156,7 @@ class LoopDisk:
         _call("mount", self._device_path, self._directory, "ext4", 0, self._options or None)
 
     def _unmount(self) -> bool:
-        """Unmount; return whether the file system has really let go, else it is gone from sight only."""
+        """Unmount; return whether the file system is really released, or only detached from the tree."""
         for _ in range(_BUSY_TRIES):
             try:
                 _call("umount2", self._directory, 0)
@@ -173,7 +172,7 @@ class LoopDisk:
 
 
 def _check_possible() -> None:
-    """Raise `LayerSkippedError` where a disk of our own cannot be had, before anything is touched."""
+    """Raise `LayerSkippedError` if a private disk is not possible here, before any change."""
     if not hasattr(os, "memfd_create"):
         raise LayerSkippedError("power cuts need Linux")
     if os.geteuid() != 0:
@@ -189,26 +188,26 @@ def _mkfs() -> str | None:
 
 
 def _make_file_system(device: str) -> None:
-    """Blocks of 4 KiB, as on any disk that is not as small as this one."""
+    """Make an ext4 with blocks of 4 KiB, as on larger disks."""
     mkfs = _mkfs()
     assert mkfs is not None
     subprocess.run([mkfs, "-q", "-F", "-b", "4096", "-m", "0", device], check=True, capture_output=True)  # noqa: S603
 
 
 def _empty_image() -> int:
-    # In memory, so that nothing is left on a disk however we end, and that a sync costs microseconds.
+    # In memory, so that nothing stays on a disk after a kill, and a sync takes microseconds.
     image = os.memfd_create(scratch_prefix(_PURPOSE, _visible_pid()))
     os.truncate(image, SIZE_BYTES)
     return image
 
 
 def _visible_pid() -> int:
-    """Return the number that `/proc` has for this process: another one than `os.getpid` in a process namespace."""
+    """Return the process id in `/proc`, which differs from `os.getpid` in a process namespace."""
     return int(Path("/proc/self").readlink().name)
 
 
 def _copy(image: int) -> int:
-    """Return a new image with the bytes of another, which is closed."""
+    """Copy an image into a new one and close the old one."""
     copy = _empty_image()
     os.sendfile(copy, image, 0, SIZE_BYTES)
     os.close(image)
@@ -218,7 +217,7 @@ def _copy(image: int) -> int:
 def _remove_leftovers() -> None:
     """Remove the mount points of processes that were killed. They are empty, else they are not removed."""
     for left in leftovers(_PURPOSE, Path(tempfile.gettempdir())):
-        # Nothing below it: where one is mounted still, that is somebody's disk.
+        # Not recursive: a mounted one is the disk of a running process.
         with suppress(OSError):
             left.rmdir()
 
@@ -227,7 +226,7 @@ def _call(name: str, *arguments: str | Path | int | None) -> None:
     """Call a function of the C library that returns 0 or sets errno.
 
     Raises:
-        OSError: It failed.
+        OSError: The call failed.
     """
     converted = [os.fsencode(argument) if isinstance(argument, (str, Path)) else argument for argument in arguments]
     if getattr(_libc, name)(*converted) != 0:
@@ -236,7 +235,7 @@ def _call(name: str, *arguments: str | Path | int | None) -> None:
 
 
 def _words(error: Exception) -> str:
-    """What went wrong; of mkfs, what it complained about."""
+    """Return the text of an error; for mkfs, its standard error."""
     complaint = (
         error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else ""
     )

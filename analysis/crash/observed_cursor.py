@@ -1,6 +1,6 @@
-"""A cursor whose steps are reported to an oracle: what is asked before each call, and what it promised after it.
+"""A cursor that reports its steps to an oracle: the request before each call, and the promise after it.
 
-L1, L2 and L5 do the steps of `ackstate.analysis.workloads` with it. They differ in what crashes it.
+L1, L2 and L5 do the steps of `ackstate.analysis.workloads` with it. They differ in the kind of crash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TOPIC = "orders"
 SUBSCRIPTIONS = ("billing", "shipping")
 NUMBERING = Numbering(LEDGERS, batch_size=BATCH_SIZE)
-"""Of the message log that the cursors stand in."""
+"""The topic of the message log of all cursors."""
 NEVER_OPENED = State(NUMBERING.nothing, NUMBERING.nothing, is_new=True)
 _WHOLE_BATCH = (1 << BATCH_SIZE) - 1
 _COUNTED = {
@@ -63,7 +63,7 @@ def open_cursor(
 
 
 def state_of(cursor: ManagedCursor) -> State:
-    """Return what a cursor holds, durable or not; `is_new` says whether there was none before it was opened."""
+    """Return the state of a cursor, durable or not; `is_new` tells whether opening it created it."""
     marked = NUMBERING.up_to(*cursor.mark_delete_position)
     acked = marked | NUMBERING.runs(cursor.deleted.runs())
     for position, words in cursor.view.batch.items():
@@ -78,13 +78,13 @@ def _items(properties: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
 
 @final
 class ObservedCursor:
-    """An open cursor, and the oracle that keeps account of it.
+    """An open cursor, and the oracle that follows it.
 
     Args:
-        cursor: Open.
-        config: As it was opened with.
-        account: Begins with the state that the cursor was opened with; or what has its methods, and a way to it.
-        count: Takes the name of each thing that occurs and is worth counting.
+        cursor: An open cursor.
+        config: The configuration of the open cursor.
+        account: An oracle, or an object with its methods, that starts with the state of the opened cursor.
+        count: Called with the name of each counted event.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ObservedCursor:
         is_limited = config.range_count_max is not None
         self._excludes = is_limited or config.become_old_ack_record_seconds != 0
         self._displaces = is_limited and not self._is_native
-        self._has_ledger = False  # that was written since it was opened
+        self._has_ledger = False  # written since it was opened
         self._waiting: list[tuple[Receipt, AckedSet]] = []
 
     def do(self, step: Step, *, now_ms: int) -> None:
@@ -140,7 +140,7 @@ class ObservedCursor:
             self.end_write(result)
 
     def begin_write(self) -> None:
-        """Report what a persist may write that begins now."""
+        """Report the state that a persist which starts now may write."""
         state = state_of(self.cursor)._replace(is_new=False)
         self._account.writing(state, excludes=self._excludes, displaces=self._displaces)
 
@@ -157,7 +157,7 @@ class ObservedCursor:
             is_durable = self.cursor.durable(receipt)
             if is_durable:
                 self._account.durable(acked)
-            # What is durable may be displaced; then it has to be reported again.
+            # Durable state may be displaced; then it has to be reported again.
             if self._displaces or not is_durable:
                 waiting.append((receipt, acked))
         self._waiting = waiting
@@ -219,7 +219,7 @@ class ObservedCursor:
         if route is PersistTarget.METADATA and self._is_native:
             self._count("fallbacks")
         if route is PersistTarget.SNAPSHOT and self._has_ledger:
-            self._count("journal_compactions")  # The ledger before could have been appended to.
+            self._count("journal_compactions")  # It could have appended to the previous ledger.
         if route is not PersistTarget.NOTHING:
             self._has_ledger = route is not PersistTarget.METADATA
 
@@ -235,11 +235,11 @@ def persist_together(observed: Sequence[ObservedCursor], count: Callable[[str], 
 
     Args:
         observed: The cursors.
-        count: As of `ObservedCursor`.
+        count: Same as for `ObservedCursor`.
         now_ms: The present.
 
     Raises:
-        AckStateError: The first of those that the cursors failed with, after all that succeeded were noted.
+        AckStateError: The first error of a cursor, after all successes were recorded.
     """
     for each in observed:
         each.begin_write()

@@ -1,11 +1,12 @@
-"""Judges what a recovery found by what a program did before the crash: acks, receipts, readings of the gauge, in order.
+"""Judges a recovered state by the events before the crash: acks, receipts and readings of the gauge, in order.
 
-All layers that crash something use this; they differ in how they run a program, and in what they excuse. An excuse is
-an alternative: what a recovery may find instead, because a step was under way or the media were damaged.
+All layers that crash something use this; they differ in how they run a program, and in the violations that they permit.
+A permission is an alternative: another state that a recovery may find, because a step was in progress or the media were
+damaged.
 
-A gauge is judged from both sides. It is too low if a crash redelivers more than it said. It is too high if it counts
-entries that cannot be redelivered by the program's own receipts. A crash alone proves no gauge too high, unless it was
-the worst possible one: bytes that were written and not synced survive SIGKILL, and often a power cut.
+A gauge is judged from both sides. It is too low if a crash redelivers more than it reported. It is too high if it
+counts entries that cannot be redelivered by the program's own receipts. A crash alone proves no gauge too high, unless
+it was the worst possible one: bytes that were written and not synced survive SIGKILL, and often a power cut.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """What a cursor holds.
+    """The state of a cursor.
 
     Attributes:
-        acked: What it will not deliver again.
-        marked: What its mark-delete position covers.
-        rest: What else a persist writes with that.
+        acked: The entries that are not delivered again.
+        marked: The entries that the mark-delete position covers.
+        rest: Further state that a persist writes with them.
         names: The cursor's properties.
         is_new: Whether there was no cursor before it was opened.
     """
@@ -46,9 +47,9 @@ class Broken(NamedTuple):
     """A promise that a recovery broke.
 
     Attributes:
-        promise: Which.
-        found: What was found instead.
-        entry_count: How many entries, or messages of batches, are lost or invented.
+        promise: The promise.
+        found: The observation that contradicts it.
+        entry_count: The number of lost or invented entries, or messages of batches.
     """
 
     promise: Promise
@@ -65,20 +66,20 @@ class EntryCounts(TypedDict):
 
 
 class Expected(NamedTuple):
-    """What a recovery may find.
+    """The states that a recovery may find.
 
     Attributes:
-        asked: What may be acked.
-        accepted: What was acked.
-        durable: What must be acked.
-        marked: What the mark-delete position must cover.
-        names: The cursor's properties: one of these.
-        gauge_max: How many entries may be redelivered; None where no gauge was read.
-        overstated: The reading of the gauge that was too high by most, and how many entries could be redelivered at
-            most; None if none was.
-        states: What was written as a whole; empty where that is not known.
-        holds_parts: Whether a part of one of these may be found that covers the mark-delete position.
-        exists: Whether there is a cursor.
+        asked: Entries that may be acked.
+        accepted: Entries whose ack was accepted.
+        durable: Entries that must be acked.
+        marked: Entries that the mark-delete position must cover.
+        names: The cursor's properties: one of these values.
+        gauge_max: The number of entries that may be redelivered; None if no gauge was read.
+        overstated: The reading of the gauge that was too high by most, and the number of entries that could be
+            redelivered; None if none was too high.
+        states: The states that were written as a whole; empty if unknown.
+        holds_parts: Whether a part of one of these that covers the mark-delete position may be found.
+        exists: Whether there must be a cursor.
     """
 
     asked: AckedSet
@@ -94,13 +95,13 @@ class Expected(NamedTuple):
 
 
 def judge(found: State, alternatives: Sequence[Expected], *, is_worst: bool = False) -> tuple[Broken, ...]:
-    """Return the promises that a recovery broke by the first alternative; nothing if it kept all by any of them.
+    """Return the promises that a recovery broke by the first alternative; none if it satisfies any alternative.
 
     Args:
-        found: What it found.
-        alternatives: What it may find.
-        is_worst: Whether all was lost that could be: then the gauge must be exact, unless a step was under way, whose
-            write may be certain and not yet reported.
+        found: The recovered state.
+        alternatives: The permitted states.
+        is_worst: Whether everything that could be lost was lost: then the gauge must be exact, unless a step was in
+            progress whose write may be stored and not yet reported.
     """
     first: tuple[Broken, ...] = ()
     for expected in alternatives:
@@ -112,7 +113,7 @@ def judge(found: State, alternatives: Sequence[Expected], *, is_worst: bool = Fa
 
 
 def differing(first: State, again: State) -> tuple[Broken, ...]:
-    """Return the promise that two recoveries in a row break if they found different states."""
+    """Return the broken promise if two recoveries in a row found different states."""
     if first._replace(is_new=False) == again._replace(is_new=False):
         return ()
     lacking, new = first.acked - again.acked, again.acked - first.acked
@@ -137,7 +138,7 @@ def counts(broken: Iterable[Broken]) -> EntryCounts:
 
 def _broken(found: State, expected: Expected, *, is_exact: bool) -> Iterator[Broken]:
     if found.is_new and expected.exists:
-        # That it holds nothing is no second finding.
+        # Its empty state is not a second violation.
         yield Broken(Promise.I10, "it opens as a new cursor")
         return
     if not found.acked <= expected.asked:
@@ -181,14 +182,14 @@ def _is_part(found: State, state: State) -> bool:
 
 @final
 class Oracle:
-    """Follows one cursor from when it was opened until it is crashed.
+    """Follows one cursor from its opening to its crash.
 
     Args:
-        opened: What it held when it was opened: that must survive.
-        knows_states: Whether all is reported that a persist writes; then a recovery must find one of these states.
+        opened: The state of the opened cursor, which must survive.
+        knows_states: Whether every persisted state is reported; then a recovery must find one of them.
 
     Attributes:
-        expected: What a recovery may find now.
+        expected: The states that a recovery may find now.
     """
 
     def __init__(self, opened: State, *, knows_states: bool = False) -> None:
@@ -197,11 +198,11 @@ class Oracle:
         self.expected = self._opened(opened)
 
     def asked(self, acked: AckedSet) -> None:
-        """Note what is sent to be acked; before it is sent. An entry is acked with the last message of its batch."""
+        """Record an ack before it is sent. An entry is acked with the last message of its batch."""
         self._change(asked=(self.expected.asked | acked).completed())
 
     def accepted(self, acked: AckedSet) -> None:
-        """Note what was accepted; it may be redelivered beside what the gauge said, once."""
+        """Record an accepted ack; it may be redelivered once in addition to the gauge."""
         expected = self.expected
         accepted = (expected.accepted | acked).completed()
         more = accepted.entry_count - expected.accepted.entry_count
@@ -209,43 +210,43 @@ class Oracle:
         self._change(accepted=accepted, gauge_max=gauge_max)
 
     def durable(self, acked: AckedSet) -> None:
-        """Note a receipt."""
+        """Record a receipt."""
         self._change(durable=self.expected.durable | acked)
 
     def gauged(self, reading: int, *, durable: AckedSet | None = None) -> None:
-        """Note what the gauge said.
+        """Record a reading of the gauge.
 
         Args:
-            reading: How many entries a crash redelivers.
-            durable: What had a receipt when it was read at the latest; what has one now by default.
+            reading: The number of entries that a crash redelivers.
+            durable: The entries with a receipt at the latest possible time of the reading; now by default.
         """
         expected = self.expected
         possible = (expected.asked - (expected.durable if durable is None else durable)).entry_count
         overstated = expected.overstated
         excess = reading - possible
-        # A reset that failed may have happened: then what is durable may be redelivered.
+        # A failed reset may have happened: then durable acks may be redelivered.
         if self._reset is None and excess > (0 if overstated is None else overstated[0] - overstated[1]):
             overstated = reading, possible
         self._change(gauge_max=reading, overstated=overstated)
 
     def marked(self, marked: AckedSet) -> None:
-        """Note what the durable mark-delete position covers."""
+        """Record the entries that the durable mark-delete position covers."""
         self._change(marked=marked)
 
     def naming(self, names: object) -> None:
-        """Note that the cursor's properties are set."""
+        """Record a request to set the cursor's properties."""
         self._change(names=(*self.expected.names, names))
 
     def named(self, names: object) -> None:
-        """Note that they were."""
+        """Record that the properties were set."""
         self._change(names=(names,))
 
     def writing(self, state: State, *, excludes: bool = False, displaces: bool = False) -> None:
-        """Note that a persist begins.
+        """Record the start of a persist.
 
         Args:
-            state: All that it may write.
-            excludes: Whether it may leave acks above the mark-delete position out.
+            state: The complete state that it may write.
+            excludes: Whether it may exclude acks above the mark-delete position.
             displaces: Whether these may take the place of durable ones.
         """
         expected = self.expected
@@ -254,21 +255,21 @@ class Oracle:
             self._change(durable=expected.durable & state.marked, gauge_max=None)
 
     def written(self) -> None:
-        """Note that it succeeded."""
+        """Record that the persist succeeded."""
         self._reset = None
         self._change(states=self.expected.states[-1:])
 
     def resetting(self, state: State) -> None:
-        """Note that a reset begins; if it fails, it may have happened, until the next persist."""
+        """Record the start of a reset; if it fails, it may have happened, until the next persist."""
         self._reset = state
 
     def reset(self) -> None:
-        """Note that it succeeded: nothing from before it counts."""
+        """Record that the reset succeeded: earlier acks no longer count."""
         assert self._reset is not None
         self.expected, self._reset = self._opened(self._reset)._replace(names=self.expected.names), None
 
     def judge(self, found: State) -> tuple[Broken, ...]:
-        """Return the promises that a recovery broke which found this."""
+        """Return the promises that a recovery with this state broke."""
         alternatives = [self.expected]
         if self._reset is not None:
             alternatives.append(self._opened(self._reset)._replace(names=self.expected.names))

@@ -1,12 +1,12 @@
-"""Run a generator in a process that sees mounts of its own: they and the loop devices end with it, however it ends.
+"""Run a generator in a process with private mounts: they and the loop devices end with it in any case.
 
-The process is forked, so that code patched in this one is patched there, too. It has a process namespace of its own:
-whatever was started in it, in whatever session, is killed with it, and holds no mount and no device any more. ``/proc``
-stays that of all processes, so that `os.getpid` has another number there than ``/proc/self``.
+The process is forked, so that it has the same patched code as this one. It has a private process namespace: every
+process started in it, in any session, is killed with it, and then holds no mount and no device. ``/proc`` stays that of
+all processes, so that `os.getpid` differs there from ``/proc/self``.
 
     this process -> the first one there, which reaps orphans and ends with the second -> the second, which does the work
 
-Between the two stands one that has left, and waits: whoever makes a process namespace is not in it.
+A waiting process stands between, because the creator of a process namespace is not in it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _T = TypeVar("_T")
 # linux/sched.h, linux/mount.h
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
-# For its run and its unmount to end after it was told to; then it is killed, and the kernel unmounts.
+# The time for its run and unmount to end after the request; then it is killed, and the kernel unmounts.
 _PATIENCE_S = 5.0
 
 _MORE = b"+"
 
 
 def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
-    """Yield what `make()` yields in a forked process with private mounts; each item is made when it is asked for.
+    """Yield the items of `make()` in a forked process with private mounts; each item is made on request.
 
-    When this is closed, the generator there is closed, and the process has ended.
+    Closing this iterator closes the generator and ends the process.
 
     Raises:
         LayerSkippedError: This process may not have private mounts, or the generator raised it.
         SubjectError: The generator raised it.
         OSError: The same.
-        RuntimeError: Another error ended the generator, or a signal the process; the message is all that is known.
+        RuntimeError: Another error ended the generator, or a signal the process; the message has all known details.
     """
     ask, asked = os.pipe()
     told, tell = os.pipe()
@@ -59,7 +59,7 @@ def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
         _work(make, ask, tell, parent_pid=parent_pid)
     os.close(ask)
     os.close(tell)
-    # Unbuffered, because a byte that waits in a buffer is an item that nobody makes.
+    # Unbuffered, because each byte requests an item.
     with open(asked, "wb", buffering=0) as requests, open(told, "rb") as answers:  # noqa: PTH123 - pipes have no path
         try:
             yield from _answers(requests, answers)
@@ -88,10 +88,10 @@ def _answers(requests: IO[bytes], answers: IO[bytes]) -> Iterator[_T]:
 
 
 def _work(make: Callable[[], Iterator[object]], ask: int, tell: int, *, parent_pid: int) -> None:
-    """Be the forked process. Never returns, whatever happens: two harnesses must not go on from here."""
+    """Run the forked process. Never returns, even on errors, because two harnesses must not continue from here."""
     status = 1
     try:
-        # These go to the whole process group; the one that forked us decides, and closes the pipe.
+        # This signal goes to the whole process group; the parent handles it and closes the pipe.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         die_with(parent_pid)
@@ -102,7 +102,7 @@ def _work(make: Callable[[], Iterator[object]], ask: int, tell: int, *, parent_p
 
 
 def _work_apart(make: Callable[[], Iterator[object]], ask: int, answers: IO[bytes]) -> int:
-    """Have the work done in namespaces of its own; return the status with which it ended."""
+    """Do the work in private namespaces; return the exit status."""
     try:
         _leave_mounts()
     except LayerSkippedError as error:
@@ -116,10 +116,10 @@ def _work_apart(make: Callable[[], Iterator[object]], ask: int, answers: IO[byte
 
 
 def _be_first(make: Callable[[], Iterator[object]], ask: int, answers: IO[bytes]) -> NoReturn:
-    """Be the first process of the namespace: when it ends, all others are killed."""
+    """Run the first process of the namespace: when it ends, all others are killed."""
     status = 1
     try:
-        # That its parent lives cannot be seen from here. Where it does not, nobody holds the other end of `ask`.
+        # The state of the parent is not visible here. If it has ended, the other end of `ask` is closed.
         die_with(os.getppid())
         first_pid = os.getpid()
         pid = os.fork()
@@ -142,7 +142,7 @@ def _tell(answers: IO[bytes], answer: tuple[str, object]) -> None:
 
 
 def _made(make: Callable[[], Iterator[object]], ask: int) -> Iterator[tuple[str, object]]:
-    """Make an item for each byte that comes; close the generator when the pipe is closed."""
+    """Make an item for each received byte; close the generator when the pipe is closed."""
     try:
         items = make()
         try:
@@ -161,13 +161,13 @@ def _made(make: Callable[[], Iterator[object]], ask: int) -> Iterator[tuple[str,
 
 
 def _leave_mounts() -> None:
-    """Have mounts of our own from now on, and the next child processes of its own.
+    """Make the mounts private, and start a new process namespace for the child processes.
 
     Raises:
-        LayerSkippedError: Not allowed.
+        LayerSkippedError: The system does not permit it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    # Without the second, ours would be propagated to everyone else's.
+    # Without the second, these mounts would be propagated to all other processes.
     if (
         libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID) != 0
         or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
@@ -176,7 +176,7 @@ def _leave_mounts() -> None:
 
 
 def _reap(pid: int) -> None:
-    """Wait until a child has ended, and see to it that it does."""
+    """End a child process and wait for it."""
     ended = os.pidfd_open(pid)
     try:
         readable, _, _ = select.select([ended], [], [], _PATIENCE_S)

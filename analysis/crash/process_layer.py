@@ -1,4 +1,4 @@
-"""A run is some lives in one place: what the layers that crash live processes have in common."""
+"""The common part of the layers that crash real processes: a run is a sequence of process runs in one directory."""
 
 from __future__ import annotations
 
@@ -23,58 +23,59 @@ _RECOVERED_TWICE_SHARE = 0.3
 
 
 class RunSize(NamedTuple):
-    """How long a run is: so many lives, and so many operations that a life is asked unless it is crashed before."""
+    """The length of a run: the number of process runs, and of the operations of each unless it is crashed earlier."""
 
     lives: int
     operations: int
 
 
 class ProcessLayer(Protocol):
-    """A layer whose runs are lives."""
+    """A layer whose runs consist of process runs."""
 
     @property
     def run_name(self) -> str:
-        """Of its runs in a trace, before the seed."""
+        """The name of its runs in a trace, before the seed."""
         ...
 
     def check_beginning(self) -> None:
-        """Make sure that every subject can do its work unhurt, where it will be crashed.
+        """Check that every subject works without a crash.
 
         Raises:
-            SubjectError: It cannot.
+            SubjectError: A subject does not.
         """
         ...
 
     @property
     def size(self) -> RunSize:
-        """Of a run."""
+        """The size of a run."""
         ...
 
     @property
     def shrink_tries(self) -> int:
-        """How often a run that broke a promise is repeated at most, to find a shorter story."""
+        """The maximum number of repeats of a run that broke a promise, to find a shorter story."""
         ...
 
     @property
     def shrink_seconds(self) -> float:
-        """No repeat begins later."""
+        """The time in which repeats may start."""
         ...
 
     def lived(self, seed: int, size: RunSize) -> ProcessRuns:
-        """Return the lives of a seed's run of a size, over."""
+        """Execute the run of a seed with a size and return it."""
         ...
 
 
 def process_layer_runs(layer: ProcessLayer, first_seed: int, recording: Path | None) -> Iterator[RunOutcome]:
-    """Yield the runs of a layer for ever, as `Layer`.
+    """Yield the runs of a layer without end, as `Layer`.
 
     Args:
-        layer: Whose.
-        first_seed: Of the first run.
-        recording: Gets every life, for `ackstate trace` and Spark; not the repeats for a shorter story.
+        layer: The layer.
+        first_seed: The seed of the first run.
+        recording: The directory that receives every process run, for `ackstate trace` and Spark; except the repeats for
+            a story.
 
     Raises:
-        SubjectError: A subject cannot even do its work unhurt.
+        SubjectError: A subject does not work even without a crash.
         OSError: The trace cannot be written.
     """
     with nullcontext() if recording is None else SubjectTrace(recording) as trace:
@@ -99,15 +100,15 @@ def _shortened(layer: ProcessLayer, outcome: RunOutcome) -> tuple[BrokenPromise,
 
 
 def live_through(lives: ProcessRuns, life_count: int, *, length: Callable[[], int], chance: Random) -> ProcessRuns:
-    """Go through so many lives, or fewer if a promise is broken, and return them.
+    """Execute `life_count` process runs, or fewer if a promise is broken, and return them.
 
-    A process that recovers and no more judges the last of them, and others by chance.
+    The last of them is judged by a process that only recovers; so are others, chosen at random.
 
     Args:
-        lives: Just begun.
-        life_count: How many.
-        length: Drawn before each: how many operations it is asked at most.
-        chance: Decides, after each, whether it is recovered before the next begins.
+        lives: Process runs without any executed.
+        life_count: The number of process runs.
+        length: Called before each; returns its maximum number of operations.
+        chance: Determines after each whether it is recovered before the next starts.
     """
     for number in range(life_count):
         lives.live_once(length())
@@ -126,13 +127,13 @@ def shorter_run(
     tries: int,
     seconds: float,
 ) -> tuple[BrokenPromise, ...]:
-    """Repeat a run with fewer lives and operations while it breaks its gravest promise; return what the shortest broke.
+    """Repeat a run with fewer process runs and operations while it breaks its gravest promise; return the last breaks.
 
     Args:
-        broken: By the run.
-        size: Of the run.
-        repeat: Makes a run of a size, and returns what it broke.
-        tries: As of `shortest`; so are the seconds.
+        broken: The promises that the run broke.
+        size: The size of the run.
+        repeat: Executes a run of a size and returns the broken promises.
+        tries: As of `shortest`; as are the seconds.
         seconds: See above.
     """
 

@@ -1,4 +1,4 @@
-"""One life of a subject for the oracle: what it was asked and what it said, by the numbers of its operations."""
+"""One run of a subject's process for the oracle: requests and answers by the numbers of its operations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @final
 class ProcessRun:
-    """One life of a subject, from its start to its crash, as seen from outside.
+    """One run of a subject's process, from its start to its crash, as seen from outside.
 
     Args:
         ledgers: The message log: the number of entries of each ledger, by id in order.
-        known: What it held as acked when it started; that must survive.
+        known: The acked entries at its start, which must survive.
     """
 
     def __init__(self, ledgers: Mapping[int, int], known: AckedSet | None = None) -> None:
@@ -30,42 +30,42 @@ class ProcessRun:
         self._known = self._numbering.nothing if known is None else known
         self._oracle = Oracle(State(self._known, self._numbering.nothing))
         self._operations: list[Operation] = []
-        # For each operation, what was durable when it was asked.
+        # For each operation, the durable entries at its request.
         self._durable_before: list[AckedSet] = []
         self._last_persist = -1
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What it was asked, in order."""
+        """The requested operations, in order."""
         return tuple(self._operations)
 
     @property
     def expected(self) -> Expected:
-        """What a recovery may find."""
+        """The states that a recovery may find."""
         return self._oracle.expected
 
     def asked(self, operation: Operation) -> None:
-        """Note a request; before it is sent."""
+        """Record a request, before it is sent."""
         assert operation.number == len(self._operations)
         self._operations.append(operation)
         self._durable_before.append(self.expected.durable)
         self._oracle.asked(self._entries(operation))
 
     def operation(self, number: int) -> Operation:
-        """Return what it was asked under a number.
+        """Return the operation with a number.
 
         Raises:
-            IndexError: Nothing.
+            IndexError: There is none.
         """
         if not 0 <= number < len(self._operations):
             raise IndexError(f"there was no operation {number}: {len(self._operations)} were asked for")
         return self._operations[number]
 
     def accepted(self, number: int) -> None:
-        """Note that an operation was accepted.
+        """Record that an operation was accepted.
 
         Raises:
-            IndexError: It was never asked for.
+            IndexError: It was never requested.
         """
         operation = self.operation(number)
         if operation.kind is OperationKind.PERSIST:
@@ -73,33 +73,33 @@ class ProcessRun:
         self._oracle.accepted(self._entries(operation))
 
     def durable(self, numbers: Iterable[int]) -> None:
-        """Note that operations are durable, as the subject said.
+        """Record that the subject reported operations as durable.
 
         Raises:
-            IndexError: One was never asked for.
+            IndexError: One was never requested.
         """
         for operation in [self.operation(number) for number in numbers]:
             self._oracle.durable(self._entries(operation))
 
     def gauged(self, redelivery_if_crashed: int, *, number: int | None = None) -> None:
-        """Note what the subject's gauge said; what is accepted later may come on top of it.
+        """Record a reading of the subject's gauge; operations accepted later may be redelivered in addition.
 
-        Receipts that came while the operation was under way that the gauge was said with do not count against it:
-        another thread may have read the gauge before them.
+        Receipts do not count against the gauge if they came while its operation was in progress, because another thread
+        may have read the gauge before them.
 
         Args:
-            redelivery_if_crashed: The gauge.
-            number: The operation that it was said with; None for a report that was requested when no operation was
-                under way.
+            redelivery_if_crashed: The reading.
+            number: The operation whose answer contained it; None for a report that was requested when no operation was
+                in progress.
         """
         durable = None if number is None else self._durable_before[number]
         self._oracle.gauged(redelivery_if_crashed, durable=durable)
 
     def receipts_due(self) -> tuple[int, int]:
-        """Return how many acks were to be persisted, and how many of them are durable by the receipts.
+        """Return the numbers of acks that were to be persisted, and of those that are durable by the receipts.
 
-        An ack counts that covers an entry which none before it covered and which was not known at the start, if it was
-        asked before a persist that was accepted.
+        An ack counts if it covers an entry that no earlier ack covered and that was not acked at the start, and if it
+        was requested before an accepted persist.
         """
         covered, due, given = self._known, 0, 0
         for operation in self._operations[: self._last_persist + 1]:
@@ -111,7 +111,7 @@ class ProcessRun:
         return due, given
 
     def state(self, recovered: Report) -> State:
-        """Return what a recovery after the crash holds."""
+        """Return the state of a recovery after the crash."""
         return State(self._numbering.runs(recovered.acked), self._numbering.nothing)
 
     def judge(self, recovered: Report) -> tuple[Broken, ...]:

@@ -1,6 +1,6 @@
-"""The lives of a subject in one directory: each is started, asked, crashed, and judged by whoever opens what it left.
+"""The runs of a subject's process in one directory: each is started, crashed, and judged by the next one.
 
-What the crash is, the caller says: SIGKILL, or a power cut.
+The caller chooses the kind of crash: SIGKILL, or a power cut.
 """
 
 from __future__ import annotations
@@ -51,43 +51,43 @@ _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
 _CRASHED_AFTERWARDS_SHARE = 0.5
 _QUIET_REPORT_SHARE = 0.3
-# Operations in flight widen the bounds of a gauge: a life that sends one operation at a time leaves no room.
+# Operations in progress widen the bounds of a gauge; a run that sends one operation at a time keeps them exact.
 _ONE_AT_A_TIME_SHARE = 0.2
-# Only so far ahead that what was asked is about what it can have seen. A subject may hold answers back until a persist:
-# when it has said nothing for so long, it is asked more.
+# Limited, so that requests are about entries that it can have seen. A subject may delay answers until a persist: after
+# this time without an answer, it receives more requests.
 _SENT_AHEAD = 64
 _PAUSE_S = 0.02
 
 
 class Crash(Protocol):
-    """Ends processes."""
+    """A way to end a process."""
 
     def prepare(self) -> None:
-        """Note that a process begins that is to be crashed; it may then be ended at any time (`CrashedError`)."""
+        """Prepare the crash of a process that starts now; it may then be ended at any time (`CrashedError`)."""
         ...
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
-        """End a process; return what it had said that counts and was not read yet.
+        """End a process; return its unread answers that count.
 
         Raises:
-            SubjectError: It had talked nonsense or ended by itself; it has been crashed all the same.
+            SubjectError: It had violated the protocol or ended by itself; it has been crashed nevertheless.
         """
         ...
 
     def __str__(self) -> str:
-        """How the last one was ended: a line of a story."""
+        """The description of the last crash: a line of a story."""
         ...
 
 
 @final
 class Sigkill:
-    """The crash of a process alone: the kernel goes on, and keeps all that it was given."""
+    """The crash of a process only: the kernel continues and keeps all written data."""
 
     def prepare(self) -> None:
-        """See `Crash`; this one comes when it is called."""
+        """See `Crash`; this one needs no preparation."""
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
-        """See `Crash`; all that it has said counts, because nothing was lost when it had said it."""
+        """See `Crash`; all answers count, because nothing is lost."""
         return process.kill()
 
     def __str__(self) -> str:
@@ -96,13 +96,13 @@ class Sigkill:
 
 @dataclass(frozen=True, slots=True)
 class CrashTiming:
-    """When the crashes come.
+    """The times of the crashes.
 
     Attributes:
-        early_s: While it starts or recovers: up to so much after it was asked to. None for a crash that comes by
-            itself: then a life goes to its end, unless it is crashed before.
-        delay_mean_s: Else after so many answers, and then so much later on average, or at once.
-        patience_s: How long a subject may take for an answer when it is its turn.
+        early_s: While it starts or recovers: up to this time after the request. None for a crash that the `Crash`
+            itself triggers: then a process runs to its end, unless it is crashed earlier.
+        delay_mean_s: Otherwise after a number of answers, and then this much later on average, or at once.
+        patience_s: The maximum time of a subject for an answer that is due.
     """
 
     early_s: float | None = 0.004
@@ -111,9 +111,9 @@ class CrashTiming:
 
 
 class _CrashMoment(NamedTuple):
-    """When to crash: after so many answers, then perhaps a durable one, and then a little later.
+    """The moment of a crash: after a number of answers, then possibly a durable one, and then a little later.
 
-    Right after it has said that something is durable, a subject that says so too early has most to lose.
+    A subject that reports durability too early loses most right after such a report.
     """
 
     answers: int
@@ -123,16 +123,16 @@ class _CrashMoment(NamedTuple):
 
 @final
 class ProcessRuns:
-    """The lives of one subscription in one directory, one after the other, decided by a seed.
+    """The process runs of one subscription in one directory, one after the other, determined by a seed.
 
-    Whoever opens the directory judges the life before: a process that recovers and no more, or the next life.
+    The next process that opens the directory judges a run: one that only recovers, or the next run.
 
     Args:
-        launch: Begins the subject.
-        directory: Its own; empty.
-        seed: Decides what is asked, and when the crash comes.
-        crash: Ends each life, and some recoveries.
-        settings: When.
+        launch: Starts the subject.
+        directory: An empty directory for the subject.
+        seed: Determines the requests and the times of the crashes.
+        crash: Ends each run, and some recoveries.
+        settings: The times of the crashes.
     """
 
     def __init__(self, launch: Launch, directory: Path, seed: int, crash: Crash, settings: CrashTiming) -> None:
@@ -142,11 +142,11 @@ class ProcessRuns:
         self._number = self._crashes = 0
         self._is_open = False
         self._life = ProcessRun(self._log)
-        # By any life.
+        # Over all runs.
         self._ever_asked: AckedSet = self._life.expected.asked
-        # What was asked and said in the life that nobody has judged yet.
+        # The requests and answers of the run that was not judged yet.
         self._steps: list[tuple[int, Operation | Answer]] = []
-        # The same in a story, with what was done to it between.
+        # The same as a story, with the crashes between.
         self._story: list[Operation | Answer | str] = []
         self._died_ms = 0
         self._broken: tuple[Broken, ...] = ()
@@ -161,12 +161,12 @@ class ProcessRuns:
         self.lived: list[Lived] = []
 
     def outcome(self) -> RunOutcome:
-        """Return what became of all lives."""
+        """Return the result of all runs."""
         counts = oracle.counts(self._broken)
         return RunOutcome(self._seed, self._crashes, **counts, broken=self.broken, counts=self._counts)
 
     def live_once(self, length: int) -> None:
-        """Start, judge the life before, be asked up to so many operations, be crashed."""
+        """Start a process, judge the previous run, send up to `length` operations, and crash it."""
         chance = _chance("moment", self._seed, self._number)
         self._crash.prepare()
         with self._blamed() as process:
@@ -202,7 +202,7 @@ class ProcessRuns:
         self._crashed(process)
 
     def recover(self) -> None:
-        """Have a process of its own recover, sometimes after another was crashed doing so; judge the life before."""
+        """Recover in a separate process, sometimes after another was crashed doing so; judge the previous run."""
         chance = _chance("recovery", self._seed, self._number)
         if chance.random() < _CRASHED_RECOVERY_SHARE:
             self._crash.prepare()
@@ -220,7 +220,7 @@ class ProcessRuns:
 
     @contextmanager
     def _blamed(self) -> Iterator[SubjectProcess]:
-        """Begin the subject, end it with the block, and hold its errors against it."""
+        """Start the subject, end it with the block, and count its errors as broken promises."""
         self._is_open = False
         try:
             with self._launch() as process:
@@ -253,7 +253,7 @@ class ProcessRuns:
         self._number += 1
 
     def _opened(self, report: Report) -> None:
-        """Judge the life before, and begin another with what was recovered."""
+        """Judge the previous run, and start another with the recovered state."""
         self._is_open = True
         self._counts["recoveries"] += 1
         acked = self._life.state(report).acked
@@ -269,7 +269,7 @@ class ProcessRuns:
         expected, found = self._life.expected, self._life.state(report)
         self._ever_asked |= expected.asked
         if self._counts["recoveries"] > 1 and not self._life.operations:
-            # What an earlier life was asked is not invented.
+            # Entries requested in an earlier run are not invented.
             known = State(expected.durable, found.marked)
             excused = expected._replace(asked=self._ever_asked, durable=found.acked)
             broken = oracle.differing(known, found) + oracle.judge(found, [excused])
@@ -279,7 +279,7 @@ class ProcessRuns:
         self.broken += oracle.told(broken, self._told(holds)) if broken else ()
 
     def _operations(self, length: int) -> list[Operation]:
-        """Return what a life is asked; a persist is the last, so that the shortest life, too, has something to lose."""
+        """Return the operations of a run; the last is a persist, so that even the shortest run can lose something."""
         chance = _chance("life", self._seed, self._number)
         known = self._life.expected.durable.runs()
         steps = [*consumers.steps(chance, self._log, length=length - 1, known=known), Step(StepKind.PERSIST)]
@@ -288,13 +288,13 @@ class ProcessRuns:
     def _talk(
         self, process: SubjectProcess, operations: Sequence[Operation], moment: _CrashMoment, *, ahead: int
     ) -> bool:
-        """Ask until the moment has come, or everything was answered; tell whether that is so.
+        """Send operations until the moment of the crash, or until all are answered; return whether all are.
 
         Args:
             process: The subject.
-            operations: What it is asked.
-            moment: When to stop.
-            ahead: How many operations are sent before the first of them is accepted, unless it is silent.
+            operations: The operations to send.
+            moment: The moment of the crash.
+            ahead: The number of operations sent before the first of them is accepted, unless it is silent.
         """
         sent = heard = accepted = 0
         patience_s = self._settings.patience_s
@@ -306,7 +306,7 @@ class ProcessRuns:
             if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
                 return accepted == len(operations)
             timeout_s = until - time.monotonic() if sent == len(operations) else _PAUSE_S
-            # Receipts for nothing could be given for ever.
+            # Empty receipts could continue without end.
             answers = [answer for answer in process.events(timeout_s) if answer != Durable(())]
             self._hear(answers)
             heard += len(answers)
@@ -319,7 +319,7 @@ class ProcessRuns:
                 raise process.silence(patience_s)
 
     def _report_quietly(self, process: SubjectProcess) -> None:
-        """Have it report while nothing is under way: its gauge cannot count what had a receipt by then."""
+        """Request a report while nothing is in progress: its gauge must not count entries that have a receipt."""
         process.send(AskReport())
         answers, report = process.wait_for(Report, patience_s=self._settings.patience_s)
         self._story.append(told(report))
@@ -340,7 +340,7 @@ class ProcessRuns:
             tell(self._life, answer)
             match answer:
                 case Durable(numbers):
-                    # That of a persist promises nothing.
+                    # The receipt of a persist promises nothing.
                     acks = [number for number in numbers if not self._is_persist(number)]
                     self._counts["durable_receipts"] += len(acks)
                 case Accepted(number):
@@ -358,12 +358,12 @@ class ProcessRuns:
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
-    """Have a subject start in an empty directory, report, ack and persist, once and unhurt.
+    """Let a subject start in an empty directory, report, ack and persist once, without a crash.
 
-    After this, whatever it cannot do is a crash's doing.
+    Later failures are then caused by a crash.
 
     Raises:
-        SubjectError: It cannot even do that.
+        SubjectError: It cannot.
     """
     with launch() as process:
         process.send(Start(directory, {1: 10}), AskReport())

@@ -1,4 +1,4 @@
-"""Tells what happened in a life, a line for each step."""
+"""The story of a process run: one line per step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
-    """Return one step of a life as a line of its story."""
+    """Return one step of a process run as a line of its story."""
     match step:
         case str():
             return step
@@ -38,7 +38,7 @@ def told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
 
 
 def complaint(error: SubjectError) -> tuple[str, ...]:
-    """Return what the subject wrote to standard error, unless the error quotes all of it."""
+    """Return the end of the subject's standard error, unless the error quotes all of it."""
     if len(error.complaint) == 1 and str(error).endswith(f": {error.complaint[0]!r}"):
         return ()
     return ("the end of its standard error:", *(f"| {line}" for line in error.complaint)) if error.complaint else ()

@@ -34,17 +34,17 @@ class Promise(StrEnum):
 
 
 def gravest(promises: Iterable[Promise]) -> Promise:
-    """Return the first of some promises in the order of the numbers: of several it is the one to report."""
+    """Return the first of some promises by number, which is the one to report."""
     return min(promises, key=list(Promise).index)
 
 
 class PromiseBrokenError(AssertionError):
-    """A promise was seen broken.
+    """A promise was broken.
 
     Args:
-        promise: Which.
-        found: What was found instead, in words.
-        entry_count: How many entries are concerned, where they are lost or invented.
+        promise: The promise.
+        found: The observation that contradicts it, as text.
+        entry_count: The number of lost or invented entries.
     """
 
     def __init__(self, promise: Promise, found: str, *, entry_count: int = 1) -> None:

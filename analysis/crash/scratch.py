@@ -1,4 +1,4 @@
-"""Directories that last as long as a run, named after its process: a later run removes what a killed one left."""
+"""Directories for the duration of a run, named after its process: a later run removes those of a killed one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directorie
 
 
 def fast_parent() -> Path:
-    """Return where directories lie in memory, if there is a file system for that, or else where temporary ones do."""
+    """Return a directory in memory if the system has one, otherwise the one for temporary files."""
     is_usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
     return _MEMORY if is_usable else Path(tempfile.gettempdir())
 
 
 @contextmanager
 def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path]:
-    """Make a directory ``ackstate-PURPOSE-PID-*`` and remove it with all below it at the end.
+    """Make a directory ``ackstate-PURPOSE-PID-*`` and remove it with its content at the end.
 
     First, those of the same purpose whose process has ended are removed.
 
     Args:
-        purpose: A word.
-        parent: Where; `fast_parent` if it is not given.
+        purpose: The purpose, a word.
+        parent: The parent directory; `fast_parent` by default.
     """
     parent = parent or fast_parent()
     remove_leftovers(purpose, parent)
@@ -38,13 +38,13 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
 
 
 def remove_leftovers(purpose: str, parent: Path | None = None) -> None:
-    """Remove the scratch directories of a purpose whose process has ended; what cannot be removed stays."""
+    """Remove the scratch directories of a purpose whose process has ended; failures are ignored."""
     for left in leftovers(purpose, parent or fast_parent()):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def scratch_prefix(purpose: str, pid: int) -> str:
-    """Return how the names of a process's directories of a purpose begin."""
+    """Return the prefix of the names of a process's directories for a purpose."""
     return f"ackstate-{purpose}-{pid}-"
 
 

@@ -57,14 +57,14 @@ _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_class_name(name: str) -> bool:
-    """Tell whether a name is one of `SUBJECTS` or written ``module:Class``."""
+    """Return whether a name is one of `SUBJECTS` or written ``module:Class``."""
     return name in SUBJECTS or _CLASS_NAME.fullmatch(name) is not None
 
 
 def subject_class(name: str) -> Callable[[], CrashSubject]:
-    """Return what makes a subject, by its name as above.
+    """Return the factory of a subject by its name as above.
 
-    Modules are looked for in the current directory, too, after all other places.
+    Modules are searched for in the current directory, too, after all other places.
 
     Raises:
         ValueError: There is none of that name.
@@ -85,7 +85,7 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
 
 
 def _imported(name: str, module_name: str) -> ModuleType:
-    """Import a module that may do anything; in a process of its own first, because it may end that.
+    """Import an untrusted module; first in a separate process, because the import may end it.
 
     Raises:
         ValueError: It cannot be imported.
@@ -93,7 +93,7 @@ def _imported(name: str, module_name: str) -> ModuleType:
     if module_name not in sys.modules and name not in SUBJECTS and (complaint := _tried(module_name)):
         raise ValueError(f"subject {name!r}: {complaint}")
     try:
-        # What it prints is not what the harness says.
+        # Its output must not mix with the answers.
         with redirect_stdout(sys.stderr):
             return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -101,7 +101,7 @@ def _imported(name: str, module_name: str) -> ModuleType:
 
 
 def _tried(module_name: str) -> str:
-    """Import a module in a copy of this process; return why that failed, or nothing."""
+    """Import a module in a copy of this process; return the reason of a failure, or an empty text."""
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -119,7 +119,7 @@ def _tried(module_name: str) -> str:
 
 
 def _try(module_name: str, tell: int) -> NoReturn:
-    """Be the copy: say what went wrong, or that nothing did."""
+    """Run in the copy: send the error, or an empty text."""
     complaint = _IMPORTED
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -141,13 +141,13 @@ def serve(subject: CrashSubject, requests: Iterable[bytes], answers: int) -> Non
     """Answer requests until they end.
 
     Args:
-        subject: Is served.
-        requests: Lines.
-        answers: A descriptor; each answer is handed to the operating system before the next thing is done.
+        subject: The subject.
+        requests: The requests as lines.
+        answers: A descriptor; each answer is written before the next action.
 
     Raises:
         SubjectError: A line is no request.
-        Exception: What escaped from the subject; it was told as a `ConversationFailure`.
+        Exception: An exception of the subject; it was reported as a `ConversationFailure`.
     """
     _Service(subject, answers).run(requests)
 
@@ -159,13 +159,13 @@ class _Service:
     def __init__(self, subject: CrashSubject, answers: int) -> None:
         self._subject = subject
         self._answers = answers
-        # Also makes one step of reading the gauge and saying it: a later answer never tells of an earlier state.
+        # Also makes reading and reporting the gauge atomic, so that a later answer never has an earlier state.
         self._saying = threading.Lock()
         self._persists: SimpleQueue[Operation | None] = SimpleQueue()
         self._persister: threading.Thread | None = None
 
     def run(self, requests: Iterable[bytes]) -> None:
-        """Answer requests until there are no more, or the subject cannot go on."""
+        """Answer requests until their end, or until the subject cannot continue."""
         try:
             _check_complete(self._subject)
             for line in requests:
@@ -218,7 +218,7 @@ class _Service:
             self._write(answer_line(Accepted(operation.number, self._gauge())))
 
     def _say_report(self, report: Report) -> None:
-        """Say what is acked, with the gauge of the subject if the report has none."""
+        """Send a report, with the gauge of the subject if the report has none."""
         with self._saying:
             if report.redelivery_if_crashed is None:
                 report = replace(report, redelivery_if_crashed=self._gauge())
@@ -226,7 +226,7 @@ class _Service:
 
     def _gauge(self) -> int | None:
         gauge = getattr(self._subject, "redelivery_if_crashed", None)
-        # A number with a fraction is no number of entries.
+        # Rejects numbers with a fraction.
         return None if gauge is None else index(gauge)
 
     def _say_durable(self) -> None:
@@ -245,7 +245,7 @@ class _Service:
 
 
 def end_with_traceback() -> None:
-    """End this process without any cleaning up, as a crash would, and say why on standard error."""
+    """End this process without cleanup, like a crash, and write the reason to standard error."""
     os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     os._exit(1)
 
@@ -261,7 +261,7 @@ def _told(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the subject that is named, on standard input and output; what it prints goes to standard error."""
+    """Serve the named subject on standard input and output; its own output goes to standard error."""
     if len(arguments) != 1:
         sys.exit("usage: python -P -m ackstate.analysis.crash.serve NAME")
     try:
@@ -275,7 +275,7 @@ def main(arguments: list[str]) -> None:
     except SubjectError as error:
         sys.exit(str(error))
     except OSError as error:
-        # A harness that is gone reads no answer.
+        # The harness has ended.
         sys.exit(f"standard output: {error.strerror}") if isinstance(error, BrokenPipeError) else end_with_traceback()
 
 

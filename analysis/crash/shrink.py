@@ -1,4 +1,4 @@
-"""Shortens what led to a broken promise: leaves steps out as long as the promise is still broken.
+"""Shortens the steps that led to a broken promise: removes steps while the promise is still broken.
 
 Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002, without its tests of subsets.
 """
@@ -21,8 +21,8 @@ class Failing(NamedTuple, Generic[StepT, EvidenceT]):
     """Steps that break a promise.
 
     Attributes:
-        steps: In order.
-        evidence: What was found broken.
+        steps: The steps in order.
+        evidence: The broken promises.
     """
 
     steps: tuple[StepT, ...]
@@ -37,21 +37,21 @@ def shortest(
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
 ) -> Failing[StepT, EvidenceT]:
-    """Return the shortest steps found that still fail: many neighbours are left out first, then one step at a time.
+    """Return the shortest known steps that still fail: first, many neighbours are removed, then one step at a time.
 
     Args:
-        failing: What is shortened.
-        attempt: Does some of the steps again. Returns those that happened until the same promise was broken, or None if
-            it was not: crashes of live processes never hit the same again.
-        tries: At most this many attempts.
-        seconds: No attempt begins later.
+        failing: The steps to shorten.
+        attempt: Repeats some of the steps. Returns those that happened until the same promise was broken, or None if it
+            was not, because crashes of real processes are not repeatable.
+        tries: The maximum number of attempts.
+        seconds: The time in which attempts may start.
         clock: Measures the seconds.
     """
     until = clock() + seconds
     size = len(failing.steps) // 2 or 1
     while size:
         end = len(failing.steps)
-        # From the end, because what comes after the cause has no part in it.
+        # From the end, because steps after the cause are irrelevant.
         while end > 0:
             if not tries or clock() > until:
                 return failing

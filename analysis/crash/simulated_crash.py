@@ -1,12 +1,11 @@
-"""Which states could a power cut have left, after each call of a `SimulatedDisk`?
+"""The states that a power cut could leave after each call of a `SimulatedDisk`.
 
-What was synced stays. Of each file's writes since its last sync any set may have reached the disk, in any order
-(lost write, reordered writes), the last of them in part (torn write: cut at every byte, whole sectors as they were
-before), and what lies between as zeros. Of the names made, changed and removed since the last sync of the directory any
-set may be there, whether or not the files under them have their bytes (missing sync of the directory, rename before
-data).
+Synced data stays. Of the writes of a file since its last sync, any subset may have reached the disk, in any order (lost
+write, reordered writes), the last of them in part (torn write: cut at every byte, with whole sectors unchanged), and
+gaps are zeros. Of the names created, changed and removed since the last sync of the directory, any subset may be
+there, with or without the bytes of their files (missing sync of the directory, rename before data).
 
-Where too many are unsynced at once it is not every set but each prefix, each one lost alone and each one kept alone.
+With too many unsynced items, only each prefix, each item lost alone and each item kept alone are generated.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.simulated_disk import DiskCall
 
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""The size of the unit that a disk writes atomically."""
 
 NOTHING = "nothing is lost"
 _EVERY_SET_UP_TO = 4  # unsynced writes of a file, names of a directory, sectors of a write
@@ -32,12 +31,12 @@ _STATES_MAX = 20_000  # of the files under one set of names at one moment, befor
 
 
 class Loss(NamedTuple):
-    """What was lost of one file, or of the directory; said in words only when somebody asks.
+    """The loss of one file, or of the directory; formatted as text only on demand.
 
     Attributes:
         where: The file's name at the time of the call, or ``directory``.
-        what: A format.
-        numbers: What goes into it.
+        what: The format of the text.
+        numbers: The values of the format.
     """
 
     where: str
@@ -48,26 +47,26 @@ class Loss(NamedTuple):
         return f"{self.where}: {self.what.format(*self.numbers)}"
 
 
-# What a `Loss` is made of: there are too many to make each.
+# The fields of a `Loss`: there are too many to create each object.
 _LossParts = tuple[str, str, tuple[object, ...]]
 _Version = tuple[bytes, _LossParts]
 Outline = tuple["Sequence[str]", Loss, "Sequence[_Version]"]
-"""A state in parts: the names, what was lost of them, and what each file under them holds."""
+"""A state in parts: the names, their loss, and the content of each file."""
 
 
 class CrashState(NamedTuple):
-    """What a power cut left.
+    """A state after a power cut.
 
     Attributes:
         files: Names and bytes, sorted by name; bytes are shared between states.
-        outline: What it was put together from.
+        outline: The parts of the state.
     """
 
     files: tuple[tuple[str, bytes], ...]
     outline: Outline
 
     def __str__(self) -> str:
-        """Say what became of the directory, and of each file."""
+        """Describe the loss of the directory and of each file."""
         _, directory, contents = self.outline
         losses = [directory, *(Loss(*loss) for _, loss in contents)]
         return "; ".join(str(loss) for loss in losses if loss.what != NOTHING) or NOTHING
@@ -75,10 +74,10 @@ class CrashState(NamedTuple):
 
 @final
 class DiskHistory:
-    r"""Follows the calls of a disk, and knows what is certain and what may be lost.
+    r"""Follows the calls of a disk, and separates durable from unsynced data.
 
     Args:
-        start: What the disk held at first.
+        start: The initial content of the disk.
 
     >>> from ackstate.analysis.crash.simulated_disk import SimulatedDisk
     >>> disk = SimulatedDisk()
@@ -93,12 +92,12 @@ class DiskHistory:
 
     def __init__(self, start: Mapping[str, bytes]) -> None:
         self._files = {number: _FileHistory(content) for number, content in enumerate(start.values())}
-        self._names = {name: number for number, name in enumerate(start)}  # those that are certain
+        self._names = {name: number for number, name in enumerate(start)}  # the durable ones
         self._unsynced: list[DiskCall] = []
         self._listings: list[tuple[tuple[tuple[str, int], ...], Loss]] = []
 
     def follow(self, call: DiskCall) -> None:
-        """Take the next call in."""
+        """Process the next call."""
         match call.kind:
             case CallKind.WRITE:
                 self._files[call.file_number].write(call)
@@ -116,15 +115,15 @@ class DiskHistory:
                 self._listings = []
 
     def states(self) -> Iterator[CrashState]:
-        """Yield every state that a power cut now could leave, the one that loses all that is unsynced first.
+        """Yield every state that a power cut now could leave, first the one that loses all unsynced data.
 
-        No two that differ in nothing but what was lost of a file's own bytes or of the names are yielded: equal
-        contents of a file count once, and so do equal listings.
+        States that differ only in the loss of a file's own bytes or of the names are yielded once: equal contents of a
+        file count once, and so do equal listings.
         """
         return map(put_together, self.outlines())
 
     def outlines(self) -> Iterator[Outline]:
-        """Yield the same states in the same order, each to be put together by who wants to see it."""
+        """Yield the same states in the same order, in parts; see `put_together`."""
         self._listings = self._listings or list(self._possible_listings())
         for listing, loss in self._listings:
             names = [name for name, _ in listing]
@@ -143,14 +142,14 @@ class DiskHistory:
 
 
 def put_together(outline: Outline) -> CrashState:
-    """Return a state of which only the parts were named."""
+    """Build a state from its parts."""
     names, _, contents = outline
     return CrashState(tuple(zip(names, [content for content, _ in contents], strict=True)), outline)
 
 
 @final
 class _FileHistory:
-    """What is certain of one file, and what was done to it since its last sync."""
+    """The durable content of one file, and its changes since its last sync."""
 
     def __init__(self, content: bytes) -> None:
         self._certain = self._whole = content
@@ -170,7 +169,7 @@ class _FileHistory:
         self._certain, self._changes, self._torn, self._versions = self._whole, [], {}, []
 
     def versions(self, name: str) -> Sequence[_Version]:
-        """Return what a reader could find, once each: what is certain first, the torn writes last."""
+        """Return the possible contents, once each: the durable one first, the torn writes last."""
         if not self._versions:
             found: dict[bytes, _LossParts] = {}
             for kept in _subsets(len(self._changes)):
@@ -190,7 +189,7 @@ class _FileHistory:
 
 
 def _changed(content: bytes, call: DiskCall) -> bytes:
-    """Return what a file holds after a call; what was lost before it and lies below is a hole of zeros."""
+    """Return the content of a file after a call; lost data below it is a hole of zeros."""
     before = content[: call.offset].ljust(call.offset, b"\0")
     if call.kind is CallKind.TRUNCATE:
         return before
@@ -198,7 +197,7 @@ def _changed(content: bytes, call: DiskCall) -> bytes:
 
 
 def _torn(before: bytes, call: DiskCall) -> Iterator[_Version]:
-    """Yield what a write of which a part arrived leaves, all writes before it having arrived."""
+    """Yield the contents after a partial write, with all earlier writes complete."""
     offset, data, size = call.offset, call.data, len(call.data)
     replaced = before[offset : offset + size].ljust(size, b"\0")
     head, behind = before[:offset], before[offset + size :]
@@ -217,9 +216,9 @@ def _torn(before: bytes, call: DiskCall) -> Iterator[_Version]:
 
 
 def _cuts(replaced: bytes, call: DiskCall, *, grows: bool) -> Iterator[int]:
-    """Yield how many bytes of a write may have arrived, but none and all: any number up to the last that it changes.
+    """Yield how many bytes of a write may have arrived, except none and all: any number up to the last changed byte.
 
-    Behind that only the size of the file can be another: where the zeros of a log that is laid out end is all the same.
+    After that only the size of the file can differ, which is irrelevant for the zeros of a preallocated log.
     """
     size = len(call.data)
     changed_bits = int.from_bytes(call.data, "little") ^ int.from_bytes(replaced, "little")
@@ -230,7 +229,7 @@ def _cuts(replaced: bytes, call: DiskCall, *, grows: bool) -> Iterator[int]:
 
 
 def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where in bytes that are written at `offset` each of their sectors begins and ends."""
+    """Yield the start and end of each sector within bytes that are written at `offset`."""
     low, high = 0, SECTOR_BYTES - offset % SECTOR_BYTES
     while low < size:
         yield low, min(high, size)
@@ -238,7 +237,7 @@ def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _listed(names: Mapping[str, int], calls: Iterable[DiskCall]) -> dict[str, int]:
-    """Return what a directory lists after calls, some of those before them lost."""
+    """Return the names in a directory after calls, if some of the earlier calls were lost."""
     listed = dict(names)
     for call in calls:
         if call.kind is CallKind.CREATE:
@@ -259,7 +258,7 @@ def _lost(where: str, calls: Sequence[DiskCall], kept: Sequence[int]) -> Loss:
 
 
 class _Listed:
-    """Calls, in words when they are asked for."""
+    """Calls, formatted as text on demand."""
 
     def __init__(self, calls: Sequence[DiskCall]) -> None:
         self._calls = calls
@@ -287,11 +286,11 @@ def _subsets(count: int) -> Iterator[Sequence[int]]:
 
 
 def _choices(versions: Sequence[Sequence[_Version]]) -> Iterator[Sequence[_Version]]:
-    """Yield one version for each file, in every combination or, if these are too many, one file varied at a time."""
+    """Yield one version for each file, in every combination or, if too many, with one file varied at a time."""
     if prod(map(len, versions)) <= _STATES_MAX:
         yield from product(*versions)
         return
-    # The second version of each is the one that lost nothing, where there is more than one.
+    # If there are several versions, the second one is the complete one.
     for others in (
         [possible[0] for possible in versions],
         [possible[min(1, len(possible) - 1)] for possible in versions],
@@ -302,7 +301,7 @@ def _choices(versions: Sequence[Sequence[_Version]]) -> Iterator[Sequence[_Versi
 
 
 def fates(calls: Sequence[DiskCall], start: Mapping[str, bytes]) -> Iterator[tuple[int, CrashState]]:
-    """Yield how many calls had been made, from 0 to all, and every state that a power cut then could leave."""
+    """Yield each number of calls, from 0 to all, with every state that a power cut could leave then."""
     history = DiskHistory(start)
     for made in range(len(calls) + 1):
         if made:

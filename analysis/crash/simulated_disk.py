@@ -1,8 +1,8 @@
-"""A directory in memory that remembers every call, so that every state that a power cut could leave can be built.
+"""A directory in memory that records every call, so that all states after a power cut can be generated.
 
-The words are those of LazyFS and ALICE: a torn write, a lost write, reordered writes, a missing sync of the directory,
-a rename before its data. What a call promises is in `ackstate.cursor.stores.store_directory`; all that is not promised
-happens here, what no file system of today does included.
+The terms are those of LazyFS and ALICE: a torn write, a lost write, reordered writes, a missing sync of the directory,
+a rename before its data. `ackstate.cursor.stores.store_directory` defines the guarantees of each call; every state
+without a guarantee is generated, even if no current file system causes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CallKind(Enum):
-    """What was asked of the disk."""
+    """The kinds of calls of the disk."""
 
     CREATE = "create"
     WRITE = "write"
@@ -34,14 +34,14 @@ class CallKind(Enum):
 
 
 class DiskCall(NamedTuple):
-    """One call that changed the disk or made something certain.
+    """One call that changed the disk or made data durable.
 
     Attributes:
-        kind: What was asked.
+        kind: The kind of the call.
         name: The file's name at that time; empty for the directory.
-        file_number: Which file, whatever it is called: a number is never used again. -1 for the directory.
-        offset: WRITE: where the data begins. TRUNCATE: the new size.
-        data: WRITE: what was written.
+        file_number: The number of the file, independent of its name and never reused. -1 for the directory.
+        offset: WRITE: the start of the data. TRUNCATE: the new size.
+        data: WRITE: the written data.
         new_name: RENAME: the name after it.
     """
 
@@ -64,15 +64,15 @@ class DiskCall(NamedTuple):
 
 
 class ProcessKilledError(BaseException):
-    """The process that has the disk open is dead, as asked; no code of it is to go on, so this is no `Exception`."""
+    """The process that has the disk open was killed; not an `Exception`, so that none of its code continues."""
 
 
 @final
 class SimulatedDisk:
-    """One directory of files, as the running system sees it, and the calls that made it so.
+    """One directory of files, as visible to the running system, and the calls that led to it.
 
     Args:
-        files: What it holds at first, by name, all of it certain.
+        files: The initial files by name, all durable.
 
     >>> disk = SimulatedDisk()
     >>> directory = disk.directory()
@@ -90,11 +90,11 @@ class SimulatedDisk:
         self.numbers: dict[str, int] = dict(zip(self.start, range(len(self.start)), strict=True))
         self.contents: list[bytes] = list(self.start.values())
         self.owner: object = None  # The directory that has it open.
-        self._calls_left: int | None = None  # How many more the process that has it open lives to make.
+        self._calls_left: int | None = None  # The number of calls until its process is killed.
 
     @classmethod
     def from_state(cls, state: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> SimulatedDisk:
-        """Return the disk on which the machine comes up again. Complexity: O(files); the bytes are shared."""
+        """Return the disk of the restarted machine. Complexity: O(files); the bytes are shared."""
         return cls(state)
 
     def directory(self) -> StoreDirectory:
@@ -110,19 +110,19 @@ class SimulatedDisk:
         return directory
 
     def files(self) -> dict[str, bytes]:
-        """Return what a reader sees, in order of names: nothing is lost while the machine is up."""
+        """Return the files as visible now, ordered by name: nothing is lost while the machine runs."""
         return {name: self.contents[self.numbers[name]] for name in sorted(self.numbers)}
 
     def kill(self) -> None:
-        """Let the process that has it open die: every call that it made counts, and it makes no more."""
+        """Kill the process that has it open: its calls so far count, and later calls fail."""
         self.owner, self._calls_left = None, None
 
     def kill_after(self, call_count: int) -> None:
-        """Let the process die in the middle: the call after so many more raises `ProcessKilledError`, until `kill`."""
+        """Kill the process later: after `call_count` more calls, a call raises `ProcessKilledError`, until `kill`."""
         self._calls_left = call_count
 
     def note(self, call: DiskCall) -> None:
-        """Note a call that is about to be made."""
+        """Record a call before its effect."""
         if self._calls_left is not None:
             if self._calls_left <= 0:
                 raise ProcessKilledError
@@ -231,7 +231,7 @@ class _SimulatedFile:
         self._note(CallKind.SYNC)
 
     def settle(self) -> None:
-        # No sync of this disk fails, so all that can be read is on it then.
+        # No sync of this disk fails, so all readable data is then durable.
         self.sync()
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class _SimulatedFile:
         return self._disk
 
     def _note(self, kind: CallKind, offset: int = 0, data: bytes = b"") -> None:
-        # The name that it has now, for who reads the story; most files keep theirs.
+        # The current name, for the story; most files keep theirs.
         name = self._name
         if self._disk.numbers.get(name) != self._number:
             name = next((new for new, number in self._disk.numbers.items() if number == self._number), name)

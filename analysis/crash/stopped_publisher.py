@@ -1,7 +1,6 @@
 """A process that publishes to a message log on ZooKeeper, and is stopped by a signal: a broker that was paused.
 
-Run as a program, it publishes one message after the other and prints a line for each position that it received, until
-it is fenced.
+As a program, it publishes one message after the other and prints a line for each received position, until it is fenced.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ _MESSAGES_AFTER_STOP = 20
 
 @final
 class StoppedPublisher:
-    """The process, from outside.
+    """The process, as seen from outside.
 
     Args:
         hosts: The ZooKeeper servers.
-        root: Below which node the store is.
-        topic: Of the log.
-        entries_per_ledger_max: Of the log.
+        root: The node above the store.
+        topic: The topic of the log.
+        entries_per_ledger_max: The maximum number of entries per ledger of the log.
     """
 
     def __init__(self, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
         self.published: dict[Position, bytes] = {}
-        """Every message that was reported to be stored, by its position."""
+        """Every message that was reported as stored, by position."""
         self.is_fenced = False
         self._is_enough = threading.Event()  # set after the requested number of messages, or at the end
         self._message_count = 1
         self._process = subprocess.Popen(  # noqa: S603 - a program of ours
-            # Without -P a directory `analysis` in the current one would hide ours.
+            # Without -P a directory `analysis` in the current one would hide the package.
             [
                 *(sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid())),
                 *(sys.executable, "-P", "-m", "ackstate.analysis.crash.stopped_publisher"),
@@ -60,7 +59,7 @@ class StoppedPublisher:
         self._reader.start()
 
     def wait_until_it_publishes(self) -> bool:
-        """Return whether it has published in time."""
+        """Return whether it published in time."""
         return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
 
     def stop(self) -> None:
@@ -68,7 +67,7 @@ class StoppedPublisher:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it continue until it is fenced, or has published so much more that it never will be, and kill it."""
+        """Let it continue until it is fenced, or has published too many messages without it, and kill it."""
         self._message_count = len(self.published) + _MESSAGES_AFTER_STOP
         self._is_enough.clear()
         self._process.send_signal(signal.SIGCONT)
@@ -76,7 +75,7 @@ class StoppedPublisher:
         self.close()
 
     def close(self) -> None:
-        """Kill it, if it runs, and read all that it has said."""
+        """Kill it if it runs, and read all its output."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -96,7 +95,7 @@ class StoppedPublisher:
 
 
 def difference(log: MessageLog, published: Mapping[Position, bytes]) -> str:
-    """Return what a log lacks of published messages, in words; empty if it has them all."""
+    """Describe the published messages that a log lacks; empty if it has all."""
     positions = sorted(published)
     missing = [str(position) for position in positions if position not in log.ledgers]
     if missing:
@@ -106,7 +105,7 @@ def difference(log: MessageLog, published: Mapping[Position, bytes]) -> str:
 
 
 def publish_until_fenced(store: Store, topic: str, *, entries_per_ledger_max: int) -> None:
-    """Publish, and report each position with its payload; what fails is tried again as another message."""
+    """Publish, and report each position with its payload; a failure is retried with another message."""
     log = MessageLog.open(store, topic=topic, entries_per_ledger_max=entries_per_ledger_max)
     number = 0
     while True:
@@ -128,7 +127,7 @@ def _report(line: str) -> None:
 
 
 def main() -> None:
-    """Publish to the log that the arguments name."""
+    """Publish to the log given by the arguments."""
     from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
 
     hosts, root, topic, entries_per_ledger_max = sys.argv[1:]

@@ -1,6 +1,6 @@
-"""What is crashed: anything that accepts acks, says which of them are durable, and knows after a crash what it holds.
+"""The interface of a crashed program: it accepts acks, reports durable ones, and recovers its state after a crash.
 
-Ours, yours, or a program in another language that speaks JSON lines (`ackstate.analysis.crash.conversation`).
+A Python class, or a program in another language with JSON lines (`ackstate.analysis.crash.conversation`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class OperationKind(Enum):
-    """What is asked of a subject."""
+    """The kinds of requests to a subject."""
 
     ACK = "ack"
     """One entry was consumed."""
     MARK_DELETE = "mark_delete"
-    """Every entry up to this one, included, was consumed; of lower ledgers, too."""
+    """Every entry up to this one, included, was consumed; also of lower ledgers."""
     PERSIST = "persist"
-    """Make durable what has been accepted."""
+    """Make the accepted operations durable."""
 
 
 class Operation(NamedTuple):
     """One request.
 
     Attributes:
-        number: 0, 1, 2, ... in the order in which they are sent; of one life, from a start to its crash.
-        kind: What is asked.
+        number: 0, 1, 2, ... in the order in which they are sent; per process run, from a start to its crash.
+        kind: The kind of the request.
         ledger_id: Ledger of the entry; -1 for PERSIST.
         entry_id: The entry; -1 for PERSIST.
     """
@@ -51,11 +51,11 @@ class EntryRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a subject holds.
+    """The state of a subject.
 
     Attributes:
-        acked: Every entry that it will not deliver again, in any order; overlaps do no harm.
-        redelivery_if_crashed: How many of them a crash now would bring back, if it keeps such a gauge.
+        acked: Every entry that is not delivered again, in any order; overlaps do no harm.
+        redelivery_if_crashed: The number of them that a crash now would redeliver, if it has such a gauge.
     """
 
     acked: Sequence[EntryRun]
@@ -63,10 +63,10 @@ class Report:
 
 
 class CrashSubject(Protocol):
-    """Ack state of one subscription in a directory. One object lives in one process until that is killed.
+    """Ack state of one subscription in a directory. One object exists in one process until that is killed.
 
-    Calls come one at a time unless it says otherwise by `persists_in_background`. Errors of its own may escape from any
-    call: then the process ends, and what it had reported until then is held against it.
+    Calls come one at a time unless `persists_in_background` is True. Any call may raise errors: then the process ends,
+    and its reports so far are judged.
     """
 
     @property
@@ -75,35 +75,35 @@ class CrashSubject(Protocol):
         ...
 
     def start(self, directory: Path, ledgers: Mapping[int, int]) -> None:
-        """Go on with what the directory holds, or begin there.
+        """Open the state in a directory, or create one.
 
         Args:
-            directory: Its own; empty at first. After a crash, what the crash left.
+            directory: The directory of the subject; empty at first, later with the state after a crash.
             ledgers: The message log: the number of entries of each ledger, by id.
         """
         ...
 
     def apply(self, operation: Operation) -> None:
-        """Accept an ack; or persist what has been accepted, and return when that was tried."""
+        """Accept an ack; or persist the accepted operations, and return after the attempt."""
         ...
 
     def receipts(self) -> Sequence[int]:
-        """Return the numbers of the operations that have become durable since this was called last."""
+        """Return the numbers of the operations that have become durable since the previous call."""
         ...
 
     def recover(self, directory: Path, ledgers: Mapping[int, int]) -> Report:
-        """Open what a crash left, as `start`, and say what is known to be acked."""
+        """Open the state after a crash, as `start`, and report the acked entries."""
         ...
 
     def report(self) -> Report:
-        """Say what is acked now, durable or not."""
+        """Report the acked entries, durable or not."""
         ...
 
 
 class GaugedSubject(CrashSubject, Protocol):
-    """A subject that knows at any time what a crash would bring back, and is held to it."""
+    """A subject that reports at any time how much a crash would redeliver; the report is judged."""
 
     @property
     def redelivery_if_crashed(self) -> int:
-        """How many entries a crash now would bring back at most, of those accepted until now. Read after each ack."""
+        """The maximum number of accepted entries that a crash now would redeliver. Read after each ack."""
         ...

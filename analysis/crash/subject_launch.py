@@ -1,4 +1,4 @@
-"""Finds the subject that a user names, and how to begin it."""
+"""Finds the subject given by a user, and starts it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.call_tracer import CallTracer
 
 Launch: TypeAlias = "Callable[[], SubjectProcess]"
-"""Begins a subject in a new process."""
+"""Starts a subject in a new process."""
 
 
 def subject_launch(text: str, *, tracer: CallTracer | None = None) -> Launch:
-    """Return how to begin the subject that a user names.
+    """Return the launcher of the subject given by a user.
 
     Args:
         tracer: Kills it at a system call; None for processes that are not traced.

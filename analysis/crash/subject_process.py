@@ -1,4 +1,4 @@
-"""A subject in a process of its own, which can be talked to, stopped and killed at any moment."""
+"""A subject in a separate process, which can be stopped and killed at any moment."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject import CrashSubject
 
 PATIENCE_S = 60.0
-"""How long a subject may take for an answer when it is its turn; a busy machine needs seconds."""
+"""The maximum time for an answer that is due; a busy machine needs seconds."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
 _COMPLAINT_BYTES_MAX = 1 << 14
 _COMPLAINT_LINES = 10
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.0002
-# For the rest of its process group to die.
+# The time for the rest of its process group to end.
 _DYING_S = 5.0
-# For a process that has closed its answers to end by itself.
+# The time for a process that has closed its answers to end by itself.
 _ENDING_S = 1.0
 
 _A = TypeVar("_A")
@@ -50,8 +50,8 @@ _A = TypeVar("_A")
 class SubjectProcess:
     """A running subject and the conversation with it. Made by `fork` or `spawn`; used by one thread.
 
-    It leads a process group of its own, so that what a command starts is stopped and killed with it. The kernel kills
-    it when the thread that made it ends, however that ends.
+    It leads its own process group, so that the children of a command are stopped and killed with it. The kernel kills
+    it when the thread that made it ends.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SubjectProcess:
 
     @classmethod
     def fork(cls, make_subject: Callable[[], CrashSubject], *, tracer: CallTracer | None = None) -> SubjectProcess:
-        """Serve a Python subject in a copy of this process, with whatever code was patched in it.
+        """Serve a Python subject in a copy of this process, with the same patched code.
 
         Args:
             make_subject: Called in the copy.
@@ -86,7 +86,7 @@ class SubjectProcess:
         """
 
         def child(requests: int, answers: int) -> None:
-            # What a subject prints must not get between the answers.
+            # The output of a subject must not mix with the answers.
             os.dup2(2, 1)
             with os.fdopen(requests, "rb") as lines:
                 serve(make_subject(), lines, answers)
@@ -109,7 +109,7 @@ class SubjectProcess:
             tracer: As of `fork`.
 
         Raises:
-            OSError: There is no room for another process. A program that is not there is one that ends by itself.
+            OSError: There is no room for another process. A missing program counts as one that ends by itself.
         """
 
         def child(requests: int, answers: int) -> None:
@@ -151,20 +151,20 @@ class SubjectProcess:
             error.complaint = self._complaint_lines()
 
     def send(self, *requests: Request) -> None:
-        """Ask. Never waits: what the pipe has no room for is sent while `events` and the like wait."""
+        """Send requests. Never waits: requests beyond the capacity of the pipe are sent while other methods wait."""
         for request in requests:
             self._turns.asked(request)
         self._unsent += b"".join(map(request_line, requests))
         self._write()
 
     def events(self, timeout_s: float) -> list[Answer]:
-        """Return what it has said since it was last asked, in order; empty if it says nothing for `timeout_s`.
+        """Return the new answers in order; empty if there are none within `timeout_s`.
 
-        Returns as soon as there is something. What it wrote without an end of line it has not said.
+        Returns as soon as there is an answer. An incomplete line is not an answer.
 
         Raises:
-            SubjectError: It said what is no answer or is not due, that it cannot go on, or ended by itself; after what
-                it had said before was returned.
+            SubjectError: It violated the protocol, reported that it cannot continue, or ended by itself; raised after
+                its earlier answers were returned.
         """
         answers: list[Answer] = []
         if self._await_line(timeout_s):
@@ -178,10 +178,10 @@ class SubjectProcess:
         return answers
 
     def wait_for(self, kind: type[_A], *, patience_s: float = PATIENCE_S) -> tuple[list[Answer], _A]:
-        """Return what it says until an answer of some kind, and that answer.
+        """Return the answers up to an answer of some kind, and that answer.
 
         Raises:
-            SubjectError: As `events`, or there was none within `patience_s`, whatever else it said.
+            SubjectError: As `events`, or there was no such answer within `patience_s`.
         """
         before: list[Answer] = []
         until = time.monotonic() + patience_s
@@ -195,13 +195,13 @@ class SubjectProcess:
         raise self.silence(patience_s)
 
     def silence(self, patience_s: float) -> SubjectError:
-        """Return the error that blames it for having said nothing, or nothing that was due."""
+        """Return the error for a subject without an answer that was due."""
         return SubjectError(f"the subject was silent for {patience_s:g} s{self._quoted_complaint()}")
 
     def stop(self) -> None:
-        """Stop it in the middle of whatever it does; return when the kernel says that all its threads stand still.
+        """Stop it at once; return when the kernel reports that all its threads are stopped.
 
-        What it says until then can be read afterwards; it says nothing more.
+        Its answers until then can be read afterwards; there are no more.
 
         Raises:
             SubjectError: It has ended by itself.
@@ -218,10 +218,10 @@ class SubjectProcess:
         raise self._ended()
 
     def kill(self) -> list[Answer]:
-        """Kill it with SIGKILL, wait until it is dead, and return everything it had said until then.
+        """Kill it with SIGKILL, wait for its end, and return its unread answers.
 
         Raises:
-            SubjectError: It said what is no answer, or had ended by itself.
+            SubjectError: It violated the protocol, or had ended by itself.
         """
         answers, error = self.last_words()
         if error is not None:
@@ -229,7 +229,7 @@ class SubjectProcess:
         return answers
 
     def last_words(self) -> tuple[list[Answer], SubjectError | None]:
-        """Kill as `kill`; return what it had said and, instead of raising, the error after it."""
+        """Kill it as `kill` does; return its unread answers and, instead of raising, the error after them."""
         self._end()
         answers: list[Answer] = []
         try:
@@ -249,7 +249,7 @@ class SubjectProcess:
         if self._status is None:
             _, self._status = os.waitpid(self.pid, 0)
         self._is_killed = os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGKILL
-        # What it had started may take a moment to die; until then it holds the pipe.
+        # Its children may need a moment to end; until then they hold the pipe.
         until = time.monotonic() + _DYING_S
         while self._pump(0.05):
             if time.monotonic() > until:
@@ -261,16 +261,16 @@ class SubjectProcess:
         self._requests = -1
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all it started, unless it was reaped: then its number may be another's."""
+        """Signal it and its children, unless it was reaped: then its pid may belong to another process."""
         if self._status is None:
             try:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
-                # It has not come so far as to lead a group of its own.
+                # It does not lead a process group yet.
                 os.kill(self.pid, number)
 
     def _pump(self, timeout_s: float) -> bool:
-        """Send and read what can be without waiting, or wait once; tell whether it can still say something."""
+        """Send and read without waiting, or wait once; return whether it can still answer."""
         if self._requests < 0:
             return False
         self._write()
@@ -290,7 +290,7 @@ class SubjectProcess:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            # It will be noticed where its answers end.
+            # The end of its answers reports it.
             self._unsent.clear()
         self._watch_requests()
 
@@ -302,7 +302,7 @@ class SubjectProcess:
             self._selector.unregister(self._requests)
 
     def _read(self) -> bool:
-        """Read what is there, up to a chunk: whoever writes faster than we read does not keep us here."""
+        """Read the available data, up to a chunk, so that a fast writer does not block this method."""
         try:
             chunk = os.read(self._answers, _CHUNK_BYTES)
         except BlockingIOError:
@@ -310,7 +310,7 @@ class SubjectProcess:
         if not chunk:
             return False
         first, *others = chunk.split(b"\n")
-        # Joined in place, or a long line would be copied with each chunk.
+        # Appended in place, so that a long line is not copied with each chunk.
         self._unread += first
         for line in others:
             self._lines.append(bytes(self._unread))
@@ -328,10 +328,10 @@ class SubjectProcess:
             self._selector.unregister(self._complaints)
 
     def _await_line(self, timeout_s: float) -> bool:
-        """Wait for a line; tell whether there is one.
+        """Wait for a line; return whether there is one.
 
         Raises:
-            SubjectError: There will be none, it has ended.
+            SubjectError: It has ended without one.
         """
         until = time.monotonic() + timeout_s
         wait_s = 0.0
@@ -345,7 +345,7 @@ class SubjectProcess:
         return bool(self._lines)
 
     def _next_answer(self) -> Answer:
-        """Take the next answer; a line that is none, or not due, stays and is refused again."""
+        """Take the next answer; an invalid line, or one that is not due, stays and is refused again."""
         answer = read_answer(self._lines[0])
         if isinstance(answer, ConversationFailure):
             raise SubjectError(f"the subject cannot go on: {printable(answer.text)}")
@@ -354,8 +354,8 @@ class SubjectProcess:
         return answer
 
     def _ended(self) -> SubjectError:
-        """Return the error that says how it ended."""
-        # Its answers end a moment before it does, or before its tracer does.
+        """Return the error that describes its end."""
+        # Its answers end a moment before the process or its tracer.
         until = time.monotonic() + _ENDING_S
         while self._status is None and time.monotonic() < until:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -382,15 +382,15 @@ class SubjectProcess:
 
 
 def _run_child(child: Callable[[], object], complaints: int, *, parent_pid: int) -> NoReturn:
-    """Be the subject's process until it ends; nothing of the parent is cleaned up in it."""
+    """Run the subject's process until it ends, without the parent's cleanup."""
     try:
         os.setsid()
         die_with(parent_pid)
-        # Ctrl-C is for the harness; and what the harness does when it is terminated, a subject does not.
+        # The harness handles Ctrl-C and termination; a subject does not.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(complaints, 2)
-        # Its collector would touch, and so copy, every page of the parent's objects.
+        # Its garbage collector would touch, and so copy, every page of the parent's objects.
         gc.freeze()
         child()
         os._exit(0)

@@ -1,15 +1,15 @@
-"""What a subject was asked and said, as a trace: `ackstate trace` and `ackstate redelivery` read it like a broker's.
+"""The requests and answers of a subject as a trace, for `ackstate trace` and `ackstate redelivery`.
 
-A trace says that a persist covers every ack before it began; a subject says which operations are durable, afterwards.
-So a persist is put after the longest run of first operations, in the order in which they were accepted, of which all
-are durable: it never covers more than was said. It ends when that was said. Where that beginning would be before the
-end of the persist before it, because the subject's persists overlap or report out of order, the earlier one is left out
-and the later one ends for both: persists follow one another in a trace, and one promises rather later than too much.
+In a trace, a persist covers every ack before its start; a subject reports afterwards which operations are durable. So
+a persist is placed after the longest prefix of operations, in order of acceptance, that are all durable: it never
+covers more than was reported. It ends at the time of the report. If that start would be before the end of the previous
+persist, because persists of the subject overlap or are reported out of order, the earlier one is omitted and the later
+one ends for both: persists in a trace do not overlap, and a late promise is safer than an early one.
 
-A subject is judged by what it recovers, but a trace by what it says of the time before. So an operation that was
-recovered counts as accepted, heard or not, and if the first operations that were recovered are more than were said to
-be durable, a persist had begun that covers those and was under way when the process died. It began after the end of the
-one before if nothing else had been accepted by then; else that one is left out, as above.
+A subject is judged by its recovered state, but a trace by the operations before. So a recovered operation counts as
+accepted even without an answer. If the recovered prefix is longer than the reported one, a persist that covers it was
+in progress when the process ended. It started after the end of the previous one if nothing else had been accepted by
+then; otherwise the previous one is omitted, as above.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _KINDS = {OperationKind.ACK: EventKind.ACK, OperationKind.MARK_DELETE: EventKind
 
 
 class Lived(NamedTuple):
-    """One life, from its start to what a recovery after its crash holds.
+    """One process run, from its start to the recovery after its crash.
 
     Attributes:
         log: The number of entries of each ledger, by id in order.
-        steps: What was asked and what was said, in order, each with its time, ms since the epoch.
-        died_ms: When the process was dead.
+        steps: The requests and answers in order, each with its time, ms since the epoch.
+        died_ms: The time of the end of the process.
         recovered: Every entry that is acked after the recovery.
     """
 
@@ -54,10 +54,10 @@ class Lived(NamedTuple):
 
 @final
 class SubjectTrace:
-    """A recording of lives; each topic is one directory that a subject lived in.
+    """A recording of process runs; each topic is one directory of a subject.
 
     Args:
-        directory: The recording; made if missing, else gone on with.
+        directory: The recording; created if missing, otherwise continued.
 
     Raises:
         OSError: It cannot be written; any call may raise it.
@@ -69,11 +69,11 @@ class SubjectTrace:
         self._last_ms = 0
 
     def record(self, topic: str, lived: Lived) -> None:
-        """Append a life, its crash and its recovery.
+        """Append a process run, its crash and its recovery.
 
         Args:
-            topic: Lives of one topic follow one another: each begins with what the one before has recovered.
-            lived: The life.
+            topic: Runs of one topic follow one another: each starts with the state that the previous one recovered.
+            lived: The process run.
         """
         timeline = _Timeline(lived)
         accepted = timeline.accepted() | self._accepted.pop(topic, timeline.numbering.nothing)
@@ -94,7 +94,7 @@ class SubjectTrace:
         self._recorder.close()
 
     def _in_time(self, events: Sequence[Event]) -> list[Event]:
-        """Return events whose time never falls, whatever the clock did."""
+        """Return events with times that never decrease, even if the clock did."""
         times = accumulate((event.ts_ms for event in events), max, initial=self._last_ms)
         timed = [event._replace(ts_ms=ts_ms) for event, ts_ms in zip(events, islice(times, 1, None), strict=True)]
         self._last_ms = timed[-1].ts_ms
@@ -102,7 +102,7 @@ class SubjectTrace:
 
 
 class _Row(NamedTuple):
-    """An operation that was accepted, or the first so many of them having become durable."""
+    """An accepted operation, or a prefix of the operations that became durable."""
 
     ts_ms: int
     operation: Operation | None
@@ -111,7 +111,7 @@ class _Row(NamedTuple):
 
 @final
 class _Timeline:
-    """The operations of one life in the order in which they were accepted, and the persists between them."""
+    """The operations of one process run in order of acceptance, and the persists between them."""
 
     def __init__(self, lived: Lived) -> None:
         self._lived = lived
@@ -127,7 +127,7 @@ class _Timeline:
         return self.numbering.runs(run for operation in operations for run in self._entries(operation).runs())
 
     def events(self) -> Iterator[Event]:
-        """Yield what happened until the crash."""
+        """Yield the events until the crash."""
         persists = self._persists()
         begins = {begin: number for number, (begin, _) in enumerate(persists, start=1)}
         ends = {end: number for number, (_, end) in enumerate(persists, start=1)}
@@ -160,7 +160,7 @@ class _Timeline:
         self._recovered_count = self._prefix(durable_count, recovered | durable)
 
     def _accept(self, ts_ms: int, operation: Operation) -> None:
-        """Note an operation that was not noted before; a PERSIST acks nothing."""
+        """Record an operation unless it is recorded; a PERSIST acks nothing."""
         if operation.number not in self._seen and operation.kind is not OperationKind.PERSIST:
             self._seen.add(operation.number)
             self._positions.append(len(self._rows))
@@ -176,7 +176,7 @@ class _Timeline:
         return durable_count
 
     def _persists(self) -> list[tuple[int, int]]:
-        """Return the rows after which persists began and ended, one after the other; the last may end never."""
+        """Return the rows after which persists started and ended, in order; the last may have no end."""
         persists: list[tuple[int, int]] = []
         covered = 0
         for index, row in enumerate(self._rows):
@@ -191,7 +191,7 @@ class _Timeline:
         return persists
 
     def _begin_under_way(self, persists: list[tuple[int, int]]) -> int:
-        """Return the row after which the persist began that was under way; an earlier one in its way is taken out."""
+        """Return the row after which the persist in progress started; an earlier one that overlaps it is removed."""
         count = self._recovered_count
         begin = self._positions[count - 1]
         if not persists or begin > persists[-1][1]:

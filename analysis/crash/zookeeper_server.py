@@ -1,4 +1,4 @@
-"""A real ZooKeeper server of our own: started from pyspark's jars, killed, stopped, restarted on the same data."""
+"""A private real ZooKeeper server: started from pyspark's jars, killed, stopped, restarted on the same data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A few of pyspark's jars; to open all of them costs two seconds.
+# A few of pyspark's jars; opening all of them takes two seconds.
 _JARS = (
     "zookeeper-*.jar",
     "slf4j-api-*.jar",
@@ -50,11 +50,11 @@ def running_server(directory: Path) -> Iterator[ZooKeeperServer]:
 
 
 class ZooKeeperServer:
-    """One server on a port of its own. Start it from the main thread: it dies with the thread that started it.
+    """One server on its own port. Start it from the main thread: it ends with the thread that started it.
 
     Args:
         directory: For its data, its settings and its log; empty.
-        tick_ms: Its unit of time; a session times out after 2 to 20 of them.
+        tick_ms: Its unit of time; a session expires after 2 to 20 of them.
     """
 
     MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
@@ -81,7 +81,7 @@ class ZooKeeperServer:
 
         Raises:
             LayerSkippedError: There is no Java or no pyspark.
-            RuntimeError: It did not start; the text is its log.
+            RuntimeError: It did not start; the message is its log.
         """
         self.launch()
         assert self.process is not None
@@ -96,7 +96,7 @@ class ZooKeeperServer:
         raise RuntimeError((self.directory / "server.log").read_text())
 
     def launch(self) -> None:
-        """Start it and do not wait; errors as of `start`, but for its own."""
+        """Start it without waiting; errors as of `start`, except those of the server."""
         assert self.process is None
         command = [
             _java(),
@@ -105,7 +105,7 @@ class ZooKeeperServer:
         ]
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
-                # Without -P a directory `analysis` in the current one would hide ours.
+                # Without -P a directory `analysis` in the current one would hide the package.
                 [sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -113,22 +113,22 @@ class ZooKeeperServer:
             )
 
     def kill(self) -> None:
-        """SIGKILL: what it had not synced by itself is in the kernel's hands."""
+        """Kill it with SIGKILL; the kernel keeps its unsynced writes."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM; a server that is not running is stopped already."""
+        """Stop it with SIGTERM, if it is running."""
         if self.process is not None:
             self.resume()
             self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
@@ -142,7 +142,7 @@ class ZooKeeperServer:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 connection.sendall(b"srvr")
-                # While it starts it says that it is not serving requests.
+                # During its start it answers that it does not serve requests.
                 return connection.recv(17) == b"Zookeeper version"
         except OSError:
             return False

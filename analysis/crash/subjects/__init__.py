@@ -1,1 +1,1 @@
-"""What the harness ships to be crashed: our cursor, and one that is deliberately naive."""
+"""The subjects of the package: the cursor, and a deliberately naive one."""

@@ -1,6 +1,6 @@
 """A deliberately naive subject: the whole state as JSON into a temporary file, and a rename. It never syncs.
 
-SIGKILL cannot hurt it, because the kernel keeps what was written. A power cut can.
+It survives SIGKILL, because the kernel keeps written data, but not a power cut.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Our own cursor as a subject, in the native format, on either of the embedded stores.
+"""The cursor of this package as a subject, in the native format, on either of the embedded stores.
 
-Its journal is compacted all the time and its ledgers are short, so that a crash finds each of these under way.
+Its journal is compacted often and its ledgers are short, so that crashes happen during each of these steps.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ManagedCursorSubject:
     """A `ManagedCursor` on a store; persists in the background.
 
     Args:
-        open_store: Opens the store in a directory, or begins one there.
-        config: How the cursor persists.
+        open_store: Opens the store in a directory, or creates it.
+        config: The configuration of the cursor.
     """
 
     persists_in_background = True
@@ -49,14 +49,14 @@ class ManagedCursorSubject:
         self._open_store = open_store
         self._config = config
         self._log: Mapping[int, int] = {}
-        # Invariant: in the order in which they were given, which is the one in which they become durable.
+        # Invariant: in the order in which they were given, in which they also become durable.
         self._waiting: deque[tuple[int, Receipt]] = deque()
 
     def start(self, directory: Path, ledgers: Mapping[int, int]) -> None:
         """See `CrashSubject`."""
         self._log = ledgers
         self._cursor = ManagedCursor.open(
-            # In a directory that it makes, whose name is to be synced, too.
+            # In a directory that it creates, so that its name has to be synced, too.
             self._open_store(directory / "store"),
             topic=TOPIC,
             subscription=SUBSCRIPTION,
@@ -66,7 +66,7 @@ class ManagedCursorSubject:
         )
 
     def apply(self, operation: Operation) -> None:
-        """See `CrashSubject`. A persist that fails is over; the next one tries again, and no receipt says otherwise."""
+        """See `CrashSubject`. A failed persist is ignored; the next one tries again, and no receipt is given."""
         position = Position(operation.ledger_id, operation.entry_id)
         match operation.kind:
             case OperationKind.ACK:
@@ -105,7 +105,7 @@ class ManagedCursorSubject:
         return Report([run for run in runs if run.first < run.end], gauge)
 
     def _persist(self) -> None:
-        # Under a rate limit it is the cursor that decides whether something is written now.
+        # Under a rate limit the cursor decides whether to write now.
         write = self._cursor.tick if self._config.mark_delete_rate_limit else self._cursor.persist
         with suppress(StoreError):
             write(now_ms=_now_ms())
@@ -113,7 +113,7 @@ class ManagedCursorSubject:
 
 @final
 class OursOnFiles(ManagedCursorSubject):
-    """Our cursor on `FileStore`, whose log is compacted all the time, too."""
+    """The cursor on `FileStore`, whose log is also compacted often."""
 
     def __init__(self) -> None:
         super().__init__(partial(FileStore, compaction_size_min=4096))
@@ -121,7 +121,7 @@ class OursOnFiles(ManagedCursorSubject):
 
 @final
 class OursLimited(ManagedCursorSubject):
-    """The same under a rate limit, which refuses most of the persists that are asked for."""
+    """The same under a rate limit, which refuses most of the requested persists."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -132,7 +132,7 @@ class OursLimited(ManagedCursorSubject):
 
 @final
 class OursOnSqlite(ManagedCursorSubject):
-    """Our cursor on `SqliteStore`."""
+    """The cursor on `SqliteStore`."""
 
     def __init__(self) -> None:
         super().__init__(SqliteStore)

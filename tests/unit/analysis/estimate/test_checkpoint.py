@@ -261,9 +261,7 @@ def test_a_newer_version_is_named(state):
 
 
 def test_other_policies_are_refused(state):
-    with pytest.raises(
-        CheckpointError, match=r"started with the policies as recorded, default, not the policies as recorded; use"
-    ):
+    with pytest.raises(CheckpointError, match=r"started with the policies as recorded, default, not as recorded; use"):
         Checkpoint.latest(state, [None])
     with pytest.raises(
         CheckpointError, match=r"not the policies as recorded, flush_interval_ms=5; use the same policies, or"
