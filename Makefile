@@ -65,6 +65,7 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
 	$(PYTEST) tests/soak
+	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
