@@ -90,9 +90,9 @@ class DelayConfig:
     def __post_init__(self) -> None:
         for name in ("enabled", "is_deliver_at_time_strict"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} ({_READERS[name][0]}) is a boolean, found {getattr(self, name)!r}")
+                raise TypeError(f"{name} ({_READERS[name][0]}) must be a boolean, got {getattr(self, name)!r}")
         if not isinstance(self.tracker, TrackerKind):
-            raise TypeError(f"tracker ({_FACTORY}) is a TrackerKind, found {self.tracker!r}")
+            raise TypeError(f"tracker ({_FACTORY}) must be a TrackerKind, got {self.tracker!r}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None or name not in _NULLABLE:
@@ -123,7 +123,7 @@ class DelayConfig:
         properties = source if isinstance(source, Mapping) else decode_properties(Path(source).read_bytes())
         for key in properties:
             if not isinstance(key, str):
-                raise TypeError(f"the name of a setting is text, found {key!r}")
+                raise TypeError(f"the name of a setting must be text, got {key!r}")
         texts = {key: _text(key, value) for key, value in properties.items() if _concerns_delays(key)}
         for key in texts:
             _check_known(key)
@@ -174,7 +174,9 @@ def _tracker(texts: Mapping[str, str], key: str) -> TrackerKind:
     try:
         return TrackerKind(name)
     except ValueError:
-        raise ValueError(f"{key} is one of {', '.join(each.value for each in TrackerKind)}, found {name!r}") from None
+        raise ValueError(
+            f"{key} must be one of {', '.join(each.value for each in TrackerKind)}, got {name!r}"
+        ) from None
 
 
 _READERS: dict[str, tuple[str, _Reader]] = {
@@ -216,7 +218,7 @@ def _text(key: str, value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if not isinstance(value, str):
-        raise TypeError(f"{key}: the value is text, a number or a boolean, found {value!r}")
+        raise TypeError(f"{key} must be text, a number or a boolean, got {value!r}")
     return value
 
 

@@ -84,7 +84,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         tick_time_ms = check_time(tick_time_ms, name="tick_time_ms")
         self._precision_ms = 1 << max(tick_time_ms.bit_length() - 1, 0)
         if not isinstance(is_deliver_at_time_strict, bool):
-            raise TypeError(f"is_deliver_at_time_strict is True or False, found {is_deliver_at_time_strict!r}")
+            raise TypeError(f"is_deliver_at_time_strict must be True or False, got {is_deliver_at_time_strict!r}")
         self._is_strict = is_deliver_at_time_strict
         # A bucket's time is that of its messages rounded down or, if delivery is strict, up; but not past the end of
         # time.

@@ -302,9 +302,9 @@ def _integers(name: str, numbers: Iterable[int], *, least: int, most: int) -> ND
         numbers = np.array([integer(name, each) for each in numbers], object)
     given: NDArray[np.generic] = numbers
     if given.dtype != object and given.dtype.kind not in "iu":
-        raise TypeError(f"{name} are integers, found {given.dtype}")
+        raise TypeError(f"{name} must be integers, got {given.dtype}")
     if given.ndim != 1:
-        raise ValueError(f"{name} are a sequence, found an array of shape {given.shape}")
+        raise ValueError(f"{name} must be a sequence, got an array of shape {given.shape}")
     if len(given) and not least <= int(given.min()) <= int(given.max()) <= most:
-        raise ValueError(f"{name} must be in {least}..{most}, found {given.min()} to {given.max()}")
+        raise ValueError(f"{name} must be in {least}..{most}, got {given.min()} to {given.max()}")
     return given.astype(np.int64)

@@ -58,7 +58,9 @@ class DelayIndexRegistry:
             TopicDelayIndex(tick_time_ms=tick_time_ms)
             make_index = partial(_index, tick_time_ms=tick_time_ms)
         elif make_index is None or tick_time_ms is not None:
-            raise TypeError(f"exactly one of tick_time_ms and make_index, found {tick_time_ms!r} and {make_index!r}")
+            raise TypeError(
+                f"exactly one of tick_time_ms and make_index must be given, got {tick_time_ms!r} and {make_index!r}"
+            )
         self._make_index = make_index
         # The views own their index. If they were counted here, a new view could come between the last one's
         # closing and the index's removal, and join an index that is about to go.

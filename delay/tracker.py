@@ -166,7 +166,7 @@ def check_time(time_ms: int, *, name: str) -> int:
     if type(time_ms) is not int:
         time_ms = integer(name, time_ms)
     if not 0 <= time_ms <= TIME_MS_MAX:
-        raise ValueError(f"{name} is {time_ms}: it must be in 0..{TIME_MS_MAX}")
+        raise ValueError(f"{name} must be in 0..{TIME_MS_MAX}, got {time_ms}")
     return time_ms
 
 

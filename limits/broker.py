@@ -252,7 +252,7 @@ class BrokerPart:
             if self._has_left:
                 return
             if self._counted + delta < 0:
-                raise ValueError(f"{delta} unacked messages of {self._counted}: there cannot be fewer than none")
+                raise ValueError(f"unacked messages would become negative: {self._counted + delta}")
             promised = min(self._promised, max(delta, 0))
             self._promised -= promised
             self._counted += delta

@@ -107,7 +107,7 @@ class DelayedDeliveryPolicies:
             TypeError: It is no object, or the value of a field not of its type.
         """
         if not isinstance(document, Mapping):
-            raise TypeError(f"delayed delivery policies are an object, found {document!r}")
+            raise TypeError(f"delayed delivery policies must be an object, got {document!r}")
         for name in document:
             if name not in _FIELDS:
                 hint = did_you_mean(str(name), _FIELDS) or f"; known are {', '.join(_FIELDS)}"
@@ -304,4 +304,4 @@ def _check_fields(values: Mapping[str, object]) -> None:
         if name != "active":
             check_within(label, value, least=_LEAST[name], most=TIME_MS_MAX, unit="milliseconds")
         elif not isinstance(value, bool):
-            raise TypeError(f"{label} is true or false, found {value!r}")
+            raise TypeError(f"{label} must be true or false, got {value!r}")

@@ -218,7 +218,7 @@ class SubscriptionRules:
         for state in self.for_all:
             if state.rule is rule:
                 return state.blocked_count
-        raise TypeError(f"a rule of a subscription is a Rule, found {rule!r}")
+        raise TypeError(f"rule must be a Rule of a subscription, got {rule!r}")
 
     def refusal_of(self, state: RuleState, usage: Usage) -> Verdict | None:
         """Return the verdict of a closed rule, None if it may open; faster than `active`."""

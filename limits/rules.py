@@ -99,7 +99,7 @@ class GateLimits:
         for name in ("unpersisted_release_ratio", "unacked_release_ratio"):
             check_ratio(name, getattr(self, name))
         if not isinstance(self.accounting, Accounting):
-            raise TypeError(f"accounting is an Accounting, found {self.accounting!r}")
+            raise TypeError(f"accounting must be an Accounting, got {self.accounting!r}")
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> GateLimits:
@@ -163,7 +163,7 @@ def check_whole(name: str, value: object) -> None:
         ValueError: It does not fit.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number, found {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
     if not LONG_MIN <= value <= LONG_MAX:
         # Not in decimals: Python refuses to write a very long number so.
         raise ValueError(f"{name} is {value:#x}: it does not fit 64 bits")
@@ -187,7 +187,7 @@ def check_ratio(name: str, value: object) -> None:
         ValueError: It is not in 0 < ratio <= 1.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is a number, found {value!r}")
+        raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 < value <= 1:
         found = hex(value) if isinstance(value, int) else value
         raise ValueError(f"{name} is {found}: it must be above 0 and at most 1")

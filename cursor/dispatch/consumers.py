@@ -171,15 +171,15 @@ def _check_consumer(name: str, priority: int) -> None:
     """Refuse what could not be compared or hashed later, when it is a message that would find out."""
     _check_name(name)
     if not isinstance(priority, int) or isinstance(priority, bool):
-        raise TypeError(f"priority of consumer {name!r} is an integer, found {priority!r}")
+        raise TypeError(f"priority of consumer {name!r} must be an integer, got {priority!r}")
 
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"the name of a consumer is text, found {name!r}")
+        raise TypeError(f"the name of a consumer must be text, got {name!r}")
     if not name:
-        raise ValueError("the name of a consumer is empty")
+        raise ValueError("the name of a consumer must not be empty")
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the name of a consumer is UTF-8, found {name!r}") from None
+        raise ValueError(f"the name of a consumer must be UTF-8, got {name!r}") from None

@@ -51,7 +51,7 @@ class DeadLetterPolicy:
     def __post_init__(self) -> None:
         check_count("max_redelivery_count", self.max_redelivery_count, least=0)
         if not callable(self.hand_over):
-            raise TypeError(f"hand_over takes a delivery, found {self.hand_over!r}")
+            raise TypeError(f"hand_over must take a delivery, got {self.hand_over!r}")
 
 
 class Batch(NamedTuple):

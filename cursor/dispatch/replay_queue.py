@@ -99,7 +99,7 @@ class ReplayQueue:
         """
         assert position not in self._all
         if not isinstance(waiting.until_ms, int):
-            raise TypeError(f"until_ms of {position} is an integer, found {waiting.until_ms!r}")
+            raise TypeError(f"until_ms of {position} must be an integer, got {waiting.until_ms!r}")
         self._all[position] = waiting
         self._in_order.add(position)
         if waiting.key is not None:

@@ -93,7 +93,7 @@ class MetadataBucketRegistry:
 
     def _value_path(self, name: str) -> str:
         if "/" in name:
-            raise ValueError(f"a name in the registry has no slash, found {name!r}")
+            raise ValueError(f"a name in the registry must have no slash, got {name!r}")
         path = f"{self._path}/{name}"
         check_path(path)
         return path

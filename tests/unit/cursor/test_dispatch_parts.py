@@ -95,7 +95,7 @@ def test_callers_whose_times_differ_a_little_do_not_shorten_a_wait():
 def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
     waiting = waiting_messages()
     waiting.put(Position(1, 0), Waiting(NACKED, key=b"k", until_ms=7))
-    with pytest.raises(TypeError, match=r"until_ms of 1:1 is an integer, found "):
+    with pytest.raises(TypeError, match=r"until_ms of 1:1 must be an integer, got "):
         waiting.put(Position(1, 1), Waiting(NACKED, key=b"k", until_ms=until_ms))
     assert (len(waiting), waiting.next_until_ms) == (1, 7)
     waiting._check()
@@ -133,12 +133,12 @@ def consumers(kind=KEY_SHARED):
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [
-        (5, TypeError, "the name of a consumer is text, found 5"),
-        (None, TypeError, "the name of a consumer is text, found None"),
-        (b"b", TypeError, "the name of a consumer is text, found b'b'"),
-        (["b"], TypeError, r"the name of a consumer is text, found \['b'\]"),
-        ("", ValueError, "the name of a consumer is empty"),
-        ("\ud800", ValueError, r"the name of a consumer is UTF-8, found '\\ud800'"),
+        (5, TypeError, "the name of a consumer must be text, got 5"),
+        (None, TypeError, "the name of a consumer must be text, got None"),
+        (b"b", TypeError, "the name of a consumer must be text, got b'b'"),
+        (["b"], TypeError, r"the name of a consumer must be text, got \['b'\]"),
+        ("", ValueError, "the name of a consumer must not be empty"),
+        ("\ud800", ValueError, r"the name of a consumer must be UTF-8, got '\\ud800'"),
     ],
 )
 def test_a_name_that_is_none_is_refused_and_the_others_go_on(name, error, text):
@@ -155,7 +155,7 @@ def test_a_priority_that_is_no_integer_is_refused_and_the_others_go_on(priority)
     open_now = consumers(SubscriptionType.FAILOVER)
     open_now.open("a", priority=0)
     for name in ("a", "b"):
-        with pytest.raises(TypeError, match=f"priority of consumer '{name}' is an integer, found "):
+        with pytest.raises(TypeError, match=f"priority of consumer '{name}' must be an integer, got "):
             open_now.open(name, priority=priority)
     assert open_now.names == ("a",)
     open_now.open("b", priority=-1)

@@ -99,7 +99,7 @@ def test_closed_consumers_are_known_without_growing_for_ever():
 def test_what_is_no_name_of_a_consumer_is_refused(name, error):
     topic = Topic()
     for call in (topic.dispatch, topic.subscription.consumer_opened):
-        with pytest.raises(error, match="the name of a consumer is"):
+        with pytest.raises(error, match="the name of a consumer must "):
             call(name)
     assert topic.subscription.consumers == ()
 

@@ -81,7 +81,7 @@ def test_each_of_pulsars_trackers(name, kind):
 
 @pytest.mark.parametrize("name", ["BucketDelayedDeliveryTrackerFactory", PACKAGE + "Mine", "com.example.Mine"])
 def test_another_tracker_is_refused(name):
-    with pytest.raises(ValueError, match=f"delayedDeliveryTrackerFactoryClassName .* found '{name}'"):
+    with pytest.raises(ValueError, match=f"delayedDeliveryTrackerFactoryClassName .* got '{name}'"):
         read(delayedDeliveryTrackerFactoryClassName=name)
 
 

@@ -310,11 +310,11 @@ def test_memory_is_what_the_messages_take(strict):
         (Position(3, 2**32), 1_000, 0, ValueError, "4294967296"),
         (Position(3, "7"), 1_000, 0, TypeError, "'7'"),
         (Position(3.0, 7), -1, 0, TypeError, "3.0"),
-        (A, 2**63, 0, ValueError, "deliver_at_ms is 9223372036854775808"),
+        (A, 2**63, 0, ValueError, "deliver_at_ms .* got 9223372036854775808"),
         (A, 1.5, 0, TypeError, "deliver_at_ms must be an integer, got 1.5"),
         (A, "soon", 0, TypeError, "deliver_at_ms must be an integer, got 'soon'"),
-        (A, -1, -1, ValueError, "now_ms is -1"),
-        (A, -1, 2**63, ValueError, "now_ms is 9223372036854775808"),
+        (A, -1, -1, ValueError, "now_ms .* got -1"),
+        (A, -1, 2**63, ValueError, "now_ms .* got 9223372036854775808"),
         (A, -1, None, TypeError, "now_ms must be an integer, got None"),
     ],
 )
@@ -330,14 +330,18 @@ def test_a_poll_that_is_refused_takes_nothing():
     tracker = fixed(3)
     with pytest.raises(TypeError, match=r"max_messages must be an integer, got 2\.5"):
         tracker.scheduled_messages(2.5, now_ms=50_000)
-    with pytest.raises(ValueError, match="now_ms is -1"):
+    with pytest.raises(ValueError, match=r"now_ms .* got -1"):
         poll(tracker, -1)
     assert len(poll(tracker, 50_000)) == 3
 
 
 @pytest.mark.parametrize(
     ("tick_time_ms", "error", "saying"),
-    [(-1, ValueError, "is -1"), (2**63, ValueError, f"is {2**63}"), (1.5, TypeError, r"must be an integer, got 1\.5")],
+    [
+        (-1, ValueError, ".* got -1"),
+        (2**63, ValueError, f".* got {2**63}"),
+        (1.5, TypeError, r"must be an integer, got 1\.5"),
+    ],
 )
 def test_a_tick_that_is_none_is_refused(tracker, tick_time_ms, error, saying):
     with pytest.raises(error, match=f"tick_time_ms {saying}"):
@@ -348,7 +352,7 @@ def test_a_tick_that_is_none_is_refused(tracker, tick_time_ms, error, saying):
 
 
 def test_a_lookahead_below_zero_is_refused():
-    with pytest.raises(ValueError, match="fixed_delay_detection_lookahead is -1"):
+    with pytest.raises(ValueError, match=r"fixed_delay_detection_lookahead .* got -1"):
         InMemoryDelayTracker(fixed_delay_detection_lookahead=-1)
 
 

@@ -55,7 +55,7 @@ WHOLE_NUMBERS = {
 @pytest.mark.parametrize(("name", "key"), WHOLE_NUMBERS.items())
 def test_a_whole_number_is_an_int_of_64_bits(name, key):
     for value in (2.5, float("nan"), float("inf"), True, "9", None):
-        with pytest.raises(TypeError, match=rf"{name} \({key}\) is a whole number, found {value!r}"):
+        with pytest.raises(TypeError, match=rf"{name} \({key}\) must be a whole number, got {value!r}"):
             GateLimits(**{name: value})
     for value in (2**63, 10**400, 10**5000, -(2**63) - 1):
         with pytest.raises(ValueError, match=rf"{name} \({key}\) is -?0x[0-9a-f]+: it does not fit 64 bits"):
@@ -75,7 +75,7 @@ def test_a_ratio_is_a_number_above_0_and_at_most_1(name):
 
 
 def test_the_accounting_is_one_of_those_there_are():
-    with pytest.raises(TypeError, match="accounting is an Accounting, found 'exact'"):
+    with pytest.raises(TypeError, match="accounting must be an Accounting, got 'exact'"):
         GateLimits(accounting="exact")
     assert GateLimits(accounting=Accounting.ESTIMATE_AT_PERSIST).accounting.value == "estimate at persist"
 
