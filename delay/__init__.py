@@ -1,4 +1,4 @@
-"""Which delayed messages are due? One index for a topic, one view of it for each subscription; no clock."""
+"""Delayed messages: one index for a topic, one view of it for each subscription; no clock."""
 
 from ackstate.checkout import alias
 from ackstate.delay.buckets.index import BucketedDelayIndex

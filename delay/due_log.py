@@ -1,4 +1,4 @@
-"""What has fallen due, in the order in which it did, for every view of a topic to read at its own pace."""
+"""The due log: messages that have fallen due, in order, for every view of a topic to read at its own pace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DUE_LOG_BYTES_MAX = 1 << 20
 
 
 class DueLogReader(Protocol):
-    """Somebody who reads the log.
+    """A reader of the log.
 
     Attributes:
         unread: The first batch not read yet; the empty one at the end of the log if there is none.
@@ -25,17 +25,17 @@ class DueLogReader(Protocol):
     mark_delete_ledger_id: int
 
     def catch_up(self) -> None:
-        """Go on to the end of the log now, whatever else the reader is doing."""
+        """Move to the end of the log now, whatever else the reader is doing."""
         ...
 
 
 @final
 class DueBatch:
-    """A link of the log: what fell due at one moment. The last link is empty and waits to be filled.
+    """A link of the log: the messages that fell due at one moment. The last link is empty and waits to be filled.
 
     Attributes:
         number: Rises by one from link to link.
-        positions: What fell due; not changed once `next` is there.
+        positions: The messages; not changed once `next` is set.
         next: The link behind; None for the last.
     """
 
@@ -49,13 +49,13 @@ class DueBatch:
 
 @final
 class DueLog:
-    """Batches in a linked list, of which the log itself holds only the end: what all have read is gone.
+    """Batches in a linked list, of which the log itself holds only the end: batches that all have read are gone.
 
-    A reader who lags would keep the batches since alive. So once they may take more than a bound, all readers are
-    made to catch up: from then on what that one has to be told is in its own memory, not in everybody's.
+    A reader that lags would keep all later batches alive. So once they may take more than a bound, all readers must
+    catch up: from then on the messages that such a reader has not handed out are in its own memory.
 
     Args:
-        bytes_max: How much memory batches may take, about, before readers who lag are made to catch up.
+        bytes_max: About how much memory batches may take before readers that lag must catch up.
     """
 
     def __init__(self, *, bytes_max: int) -> None:
@@ -75,7 +75,7 @@ class DueLog:
         return sum(batch.positions.memory_bytes for batch in batches_from(self._first_unread()))
 
     def append(self, positions: PositionSet) -> None:
-        """Let the readers know what has fallen due; the set is the log's from now on.
+        """Append messages that have fallen due; the set belongs to the log from now on.
 
         Complexity: O(ledgers), and O(readers) for each so many bytes.
         """

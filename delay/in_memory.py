@@ -1,7 +1,7 @@
-"""Which messages of one subscription are not yet due, held as Pulsar holds them by default?
+"""Pulsar's default tracker of delayed messages, one for each subscription.
 
-A tracker for each subscription, so what S subscriptions of a topic wait for is held S times; `TopicDelayIndex` holds it
-once. This one answers as Pulsar's does, to the bit, and is what the others are measured against.
+A message that S subscriptions wait for is held S times; `TopicDelayIndex` holds it once. This tracker answers exactly
+as Pulsar's, to the bit, and is the baseline of the benchmarks.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
     are handed out up to `precision_ms` - 1 after their time and, but for the last times there are, never before. Else
     they are handed out up to a tick before it, or after it by less than a precision if the tick was reset below that.
 
-    Not refused, as in Pulsar: the same position offered with a time of another bucket is held twice, counted twice, and
-    handed out twice unless both are due in one call. Time is what each call says it is, also where it ran back.
+    As in Pulsar, the same position offered with a time of another bucket is held twice, counted twice, and handed out
+    twice unless both are due in one call. The time is that of each call, also if it went back.
 
-    Not as in Pulsar: its timer is set to the time of a bucket, and not set again if the bucket is not due then, as can
-    be with a tick reset below the precision: on an idle topic the message waits for ever. `next_delivery_ms` is when a
-    bucket is really due, so a dispatcher that asks then cannot miss one.
+    Unlike in Pulsar, no message waits for ever. Pulsar's timer is set to the time of a bucket, and not set again if the
+    bucket is not due then, which can happen with a tick reset below the precision. `next_delivery_ms` is the time at
+    which a bucket is really due.
 
     Not safe for concurrent use. Use after `close` raises `ValueError`.
 
     Args:
         tick_time_ms: How exactly messages are delivered, at least 0, which is as 1. It fixes `precision_ms`.
-        is_deliver_at_time_strict: Whether a message may not be delivered before its time.
+        is_deliver_at_time_strict: Whether a message must not be delivered before its time.
         fixed_delay_detection_lookahead: How many messages of one fixed delay must wait for deliveries to pause; 0 for
             never to pause.
 
@@ -123,11 +123,11 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         return self._precision_ms
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Say whether a message that the reader has met must wait; see `DelayedDeliveryTracker.add_message`.
+        """Return whether a message that the reader has met must wait; see `DelayedDeliveryTracker.add_message`.
 
         Complexity: O(log buckets).
         """
-        # Made for each message that is read, so it calls nothing but to refuse.
+        # Called for each message that is read, so it calls a function only to refuse.
         if self._is_closed:
             self._check_open()
         ledger_id, entry_id = position
@@ -161,16 +161,16 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         return True
 
     def has_message_available(self, *, now_ms: int) -> bool:
-        """Say whether `scheduled_messages` would hand out anything now."""
+        """Return whether `scheduled_messages` would hand out anything now."""
         self._check_open()
         now_ms = check_time(now_ms, name="now_ms")
         return bool(self._keys) and self._keys[0] < self._due_keys_end(now_ms)
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
-        """Hand out, and forget, messages of the buckets that are due, at most so many, in position order.
+        """Hand out, and forget, messages of the buckets that are due, at most `max_messages`, in position order.
 
-        Where not all are wanted it is those of the earliest bucket, and in a bucket of the lowest positions. None if
-        `max_messages` is 0 or below.
+        If there are more, the messages of the earliest bucket come first, and in a bucket the lowest positions. If
+        `max_messages` is 0 or below, none is handed out.
 
         Complexity: O(buckets * log buckets) of those handed out, and O(1) a message.
         """
@@ -193,7 +193,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
 
     @property
     def delayed_message_count(self) -> int:
-        """How many messages wait; a position that stands in two buckets is counted twice."""
+        """How many messages wait; a position that is in two buckets is counted twice."""
         self._check_open()
         return self._count
 
@@ -214,7 +214,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         return total
 
     def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
-        """Say whether reading on is in vain: as many messages wait as the lookahead, of one delay, and none is due.
+        """Return whether reading on is useless: as many messages wait as the lookahead, of one delay, and none is due.
 
         The delay counts as fixed until a message was not held, or was due more than a tick before one met earlier, and
         again once a poll found or left nothing waiting.
@@ -226,14 +226,14 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
     def next_delivery_ms(self) -> int | None:
         """When the first bucket is, or was, due: the first time at which `scheduled_messages` hands out something.
 
-        Pulsar's timer waits until the bucket's own time, which is another: up to `precision_ms` - 1 later, so that
-        messages lie ready, or, with a tick reset below the precision, before the bucket is due, and then not again.
+        Pulsar's timer waits until the bucket's own time. That is up to `precision_ms` - 1 later or, with a tick reset
+        below the precision, before the bucket is due.
         """
         self._check_open()
         return max((self._keys[0] >> _LEDGER_BITS) - self._lead_ms, 0) if self._keys else None
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Deliver from now on by another tick, messages that wait too; how times are rounded stays as it is.
+        """Deliver by another tick from now on, waiting messages too; the rounding of times stays the same.
 
         Raises:
             ValueError: The tick is negative or above 2**63 - 1.
@@ -243,12 +243,12 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         self._set_tick(check_time(tick_time_ms, name="tick_time_ms"))
 
     def clear(self) -> None:
-        """Forget every message and what they told about a fixed delay."""
+        """Forget every message and whether they had a fixed delay."""
         self._check_open()
         self._forget_all()
 
     def close(self) -> None:
-        """Let go of everything; once closed, do nothing."""
+        """Release everything; no-op if closed."""
         self._forget_all()
         self._is_closed = True
 
@@ -261,7 +261,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         self._lead_ms = 0 if self._is_strict else tick_time_ms - self._precision_ms + 1
 
     def _forget_all(self) -> None:
-        # Anew, since neither a dict nor a list that was emptied gives back all its memory.
+        # New objects, since an emptied dict or list does not release all its memory.
         self._bitmaps, self._keys, self._count = {}, [], 0
         self._highest_ms, self._has_fixed_delay = 0, True
 
@@ -274,7 +274,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         return (now_ms + self._lead_ms + 1) << _LEDGER_BITS
 
     def _take_first(self, count_max: int) -> BitMap:
-        """Take the lowest entries of the first key, at most so many."""
+        """Take the lowest entries of the first key, at most `count_max`."""
         bitmap = self._bitmaps[self._keys[0]]
         if len(bitmap) <= count_max:
             return self._bitmaps.pop(heappop(self._keys))

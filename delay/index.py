@@ -43,7 +43,7 @@ class TopicDelayIndex(SharedDelayIndex):
     >>> view.scheduled_messages(10, now_ms=1_100)
     [Position(ledger_id=3, entry_id=7)]
 
-    Or one reader of the topic feeds it for all subscriptions, and no dispatcher has to add:
+    Or one reader of the topic feeds the index for all subscriptions, and no dispatcher has to add:
 
     >>> fed = TopicDelayIndex(tick_time_ms=100)
     >>> view = fed.open_view(is_acked=set().__contains__)
@@ -57,8 +57,7 @@ class TopicDelayIndex(SharedDelayIndex):
 
     Args:
         tick_time_ms: What due times are rounded up to a multiple of, at least 1.
-        due_log_bytes_max: How much memory, about, what has fallen due may take before subscriptions that lag behind
-            are cut off from it.
+        due_log_bytes_max: About how much memory the due log may take before subscriptions that lag are cut off from it.
 
     Raises:
         ValueError: The tick is below 1 ms, or the bound negative.
@@ -76,7 +75,7 @@ class TopicDelayIndex(SharedDelayIndex):
 
     @classmethod
     def from_config(cls, config: DelayConfig) -> TopicDelayIndex:
-        """Return an index with the tick of some settings; it is strict whatever they say, and pauses nobody."""
+        """Return an index with the tick of some settings; it is always strict, and never pauses deliveries."""
         return cls(tick_time_ms=config.tick_time_ms)
 
     @classmethod
@@ -120,7 +119,7 @@ class TopicDelayIndex(SharedDelayIndex):
         """Return a view for a subscription that is about to read the message log.
 
         Args:
-            is_acked: Whether the subscription has acked a position, at the moment it is asked.
+            is_acked: Returns whether the subscription has acked a position.
         """
         return SubscriptionDelayView(self, is_acked=is_acked)
 
@@ -141,9 +140,9 @@ class TopicDelayIndex(SharedDelayIndex):
     def add(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Hold a message until it is due and return True, or return False if it is due already.
 
-        A message that is held stays where it is, whatever time is given this time. One whose time has come but whose
-        tick has not is held too, else it would be delivered both now and then. But if even its tick is over, the index
-        is wrong about it, and it falls due at once, for all who have passed it; the answer is False then.
+        A held message keeps its time, whatever time is given now. A message whose time has come but whose tick has not
+        stays held, else it would be delivered twice. If even its tick is over, the index had a wrong time for it: it
+        falls due at once for all subscriptions that have passed it, and the answer is False.
 
         Raises:
             ValueError: An id or a time is out of range.
@@ -161,7 +160,7 @@ class TopicDelayIndex(SharedDelayIndex):
     def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Do as `add`, for all subscriptions: from now on none of them has to add.
 
-        A view whose dispatcher neither offers what it reads nor says how far it is gets everything that falls due.
+        A view whose dispatcher neither offers messages nor reports its position is handed everything that falls due.
 
         Raises:
             As `add`.
@@ -196,7 +195,7 @@ class TopicDelayIndex(SharedDelayIndex):
             self.move_due(now_ms)
             self.is_fed = True
             held_count = self._hold_many(ledger_id, entries, times)
-            self._let_go_overdue(ledger_id, entries[times <= self._now_ms - self._tick_time_ms_max])
+            self._release_overdue(ledger_id, entries[times <= self._now_ms - self._tick_time_ms_max])
             return held_count
 
     def advance(self, now_ms: int) -> None:
@@ -231,10 +230,10 @@ class TopicDelayIndex(SharedDelayIndex):
             return False
         if deliver_at_ms + self._tick_time_ms_max > self._now_ms:
             return True
-        # It falls due for those who have passed it. Who meets it only now is to deliver it now.
+        # It falls due for the views that have passed it. The one that meets it only now delivers it now.
         due = PositionSet()
         due.add(position)
-        self._let_go(due)
+        self._fall_due(due)
         return False
 
     def move_due(self, now_ms: int) -> None:
@@ -249,14 +248,14 @@ class TopicDelayIndex(SharedDelayIndex):
         self._calendar.take_into(due, now_ms)
         if len(self._calendar) + len(due) != len(self.held):
             due.intersection_update(self.held)
-        self._let_go(due)
+        self._fall_due(due)
 
     def drop_before(self, ledger_id: int) -> None:
         """See `SharedDelayIndex`."""
         self.held.remove_below(Position(ledger_id, 0))
         self._calendar.keep_only(self.held)
 
-    def _let_go(self, due: PositionSet) -> None:
+    def _fall_due(self, due: PositionSet) -> None:
         if len(due):
             self.held.difference_update(due)
             self.due_log.append(due)
@@ -278,13 +277,13 @@ class TopicDelayIndex(SharedDelayIndex):
         self._calendar.add_many(ledger_id, entry_ids, due_ms)
         return self.held.update_entries(ledger_id, fresh) if fresh else 0
 
-    def _let_go_overdue(self, ledger_id: int, entry_ids: NDArray[np.int64]) -> None:
-        """Let go of what is held of some entries, as `hold` does of one."""
+    def _release_overdue(self, ledger_id: int, entry_ids: NDArray[np.int64]) -> None:
+        """Release those of some entries that are held, as `hold` does with one."""
         held = self.held.entries_of(ledger_id)
         if held is not None and len(entry_ids):
             due = PositionSet()
             due.update_entries(ledger_id, held & bitmap_of(entry_ids))
-            self._let_go(due)
+            self._fall_due(due)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(messages)."""

@@ -1,4 +1,4 @@
-"""Which positions? A set of them, dense or sparse, that answers in position order."""
+"""A set of positions, dense or sparse, that answers in position order."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PositionSet:
         self._count += 1
 
     def include(self, ledger_id: int, entry_id: int) -> bool:
-        """Put in a position that may be in; tell whether it was not."""
+        """Put in a position that may be in; return whether it was not."""
         bitmap = self._bitmaps.get(ledger_id)
         if bitmap is None:
             self._bitmaps[ledger_id] = BitMap((entry_id,))

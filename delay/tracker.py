@@ -38,9 +38,11 @@ class AckedAndSent(Protocol):
 class DelayedDeliveryTracker(Protocol):
     """The delayed messages of one subscription, from when the dispatcher meets them until it takes them.
 
-    All times are milliseconds since the epoch, 0 to 2**63 - 1. A clock may jump back: a tracker either holds on to the
-    latest time seen, or takes each as it comes, and says so. What was handed out is forgotten; that it is sent and
-    acked, and that its own time has come, is the dispatcher's care.
+    Derive your own tracker from this class: the methods that only some trackers need have defaults.
+
+    All times are milliseconds since the epoch, 0 to 2**63 - 1. A clock may jump back: a tracker either keeps the latest
+    time seen, or takes each time as it is given, and documents which. A message that was handed out is forgotten. The
+    dispatcher checks that its own time has come, sends it, and follows it until it is acked.
 
     Source: ``DelayedDeliveryTracker`` of Apache Pulsar.
     """
@@ -48,15 +50,15 @@ class DelayedDeliveryTracker(Protocol):
     __slots__ = ()
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Say whether a message that the dispatcher has met must wait.
+        """Return whether a message that the dispatcher has met must wait.
 
         Args:
             position: The message.
-            deliver_at_ms: Not before this time, but for what the tracker says of its rounding; negative means no delay.
+            deliver_at_ms: The time at which to deliver it, which the tracker may round; negative means no delay.
             now_ms: The time now.
 
         Returns:
-            True: it must wait, skip it; `scheduled_messages` will hand it out. False: deliver it now.
+            True if it must wait: skip it, `scheduled_messages` will hand it out. False if it is to be delivered now.
 
         Raises:
             ValueError: An id or a time is out of range.
@@ -65,14 +67,14 @@ class DelayedDeliveryTracker(Protocol):
         ...
 
     def has_message_available(self, *, now_ms: int) -> bool:
-        """Say whether `scheduled_messages` would hand out anything now."""
+        """Return whether `scheduled_messages` would hand out anything now."""
         ...
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
-        """Hand out, and forget, positions that are due, at most so many, in position order.
+        """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
 
-        Which of them if there are more, whether acked ones are left out, and what a negative maximum means, is the
-        tracker's to say.
+        The tracker decides which ones if there are more, whether acked ones are left out, and what a negative maximum
+        means.
 
         Raises:
             ValueError: A number is out of range.
@@ -82,7 +84,7 @@ class DelayedDeliveryTracker(Protocol):
 
     @property
     def delayed_message_count(self) -> int:
-        """How many messages wait, due ones that were not yet handed out among them."""
+        """How many messages wait, including due ones that were not yet handed out."""
         ...
 
     @property
@@ -91,16 +93,16 @@ class DelayedDeliveryTracker(Protocol):
         ...
 
     def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
-        """Say whether reading on is in vain, since whatever comes next is due later than all that waits."""
+        """Return whether reading on is useless, since all later messages are due after those that wait."""
         ...
 
     @property
     def next_delivery_ms(self) -> int | None:
-        """When to ask again: no message that waits is due before; None if none waits."""
+        """When to poll again: no message that waits is due before; None if none waits."""
         ...
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Deliver by another tick: what that does to messages that wait is the tracker's to say.
+        """Deliver by another tick; the tracker decides whether that applies to messages that wait.
 
         Raises:
             ValueError: The tick is below the tracker's least.
@@ -109,11 +111,11 @@ class DelayedDeliveryTracker(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget every message; the dispatcher begins to read anew and will offer again what is not acked."""
+        """Forget every message; the dispatcher restarts and will offer the unacked messages again."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Any later call but `close` raises `ValueError`."""
+        """Release everything. Any later call but `close` raises `ValueError`."""
         ...
 
     # What follows has a default, which suits a tracker of one subscription that starts empty.
@@ -157,7 +159,7 @@ class DelayedDeliveryTracker(Protocol):
 
 
 def check_time(time_ms: int, *, name: str) -> int:
-    """Return a time as a plain integer; refuse what is none from 0 to 2**63 - 1.
+    """Return a time as a plain integer; refuse one outside 0 to 2**63 - 1.
 
     Raises:
         ValueError: The time is out of range.
@@ -178,7 +180,7 @@ def check_message(position: Position, deliver_at_ms: int, now_ms: int) -> tuple[
         TypeError: An id or a time is not an integer.
     """
     ledger_id, entry_id = position
-    # Made for each message that is read: it calls nothing if there is nothing to be said against it.
+    # Called for each message that is read: it calls no function for a valid message.
     if (
         type(position) is Position
         and type(ledger_id) is type(entry_id) is type(deliver_at_ms) is type(now_ms) is int

@@ -1,9 +1,9 @@
 """The delayed messages of one subscription, as a view of its topic's index.
 
-The index forgets a message when it falls due, whether or not this subscription's reader has met it. Of the due log a
-view therefore keeps what its reader has passed, since the reader skipped it; what lies ahead it drops, since the
-reader will meet it, and then as a message that is due. So a view remembers no message before it is due, only how far
-its reader is.
+The index forgets a message when it falls due, whether or not this subscription's reader has met it. A view takes the
+messages of the due log that its reader has passed, since the reader skipped them. It drops those ahead of the reader,
+since the reader will meet them as messages that are due. So a view stores no message before it is due, only how far its
+reader is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ackstate.delay.shared_index import SharedDelayIndex
     from ackstate.delay.tracker import AckedAndSent
 
-# Bounds of a window that holds nothing and that the first position fits into by `min` and `max`.
+# Bounds of an empty window, such that the first position extends it by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
 _BEFORE_ALL = Position(0, -1)
 _LOWEST = Position(0, 0)
@@ -40,17 +40,17 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     Each message that is not acked is handed out once between two calls of `clear`, or was answered with "deliver it
     now", if the dispatcher keeps to this:
 
-    - It offers by `add_message`, or names by `skip`, every message that it reads, delayed or not, in reading order. A
-      message may be offered again at any time: one that waits is answered True again and still handed out once, one
-      that was handed out or delivered False. Where the index is fed it may offer nothing, and then is handed out
-      whatever falls due, or whatever it has passed if it says by `passed` how far it is. Between two calls of `clear`
-      it does either the one or the other.
-    - It offers a message with the same `deliver_at_ms` always, and all subscriptions of the topic give the same.
-    - When it begins to read anew from further back it calls `clear` first.
+    - It offers by `add_message`, or names by `skip`, every message that it comes to, delayed or not, in reading order.
+      A message may be offered again at any time. The answer is True again for a message that waits, which is still
+      handed out once, and False for one that was handed out or delivered. If the index is fed, the dispatcher may
+      instead offer nothing. Then it is handed all messages that fall due, or only those that it has passed if it
+      reports its position by `passed`. Between two calls of `clear` it does either the one or the other.
+    - It always offers a message with the same `deliver_at_ms`, and so do all subscriptions of the topic.
+    - Before it restarts further back, it calls `clear`.
 
-    A view that lags far behind the due log is cut off from it. What fell due since is then either gathered in the
-    view's own memory or, if it is attached to its subscription, found out when it is asked: every message that the
-    reader has passed, that nobody has, and that is not in the index, is due.
+    A view that lags far behind the due log is cut off from it. Messages that fell due since are then collected in the
+    view's own memory. If the view is attached to its subscription they are derived instead, when the view is polled:
+    every message that the reader has passed, that no consumer has, and that is not in the index, is due.
 
     Use after `close` raises `ValueError`. One thread at a time, whatever the other views of the topic do.
     """
@@ -64,24 +64,24 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._open_index: SharedDelayIndex | None = index
         self._is_acked = is_acked
         self._subscription: AckedAndSent | None = None
-        self._due = PositionSet()  # read from the log; only the view's own thread comes by it
-        # What follows is guarded by the index's lock.
+        self._due = PositionSet()  # read from the log; for the view's own thread only
+        # The lock of the index guards all that follows.
         self._caught_up: PositionSet | None = None  # read from the log on behalf of the view
         self._is_cut_off = False
-        # What the reader has passed, both included; while nothing is known of the reader, nothing.
+        # The first and the last message that the reader has passed; at first an empty window.
         self._first, self._last = _ABOVE_ALL, _BEFORE_ALL
         self.mark_delete_ledger_id = 0
         with index.lock:
             self.unread: DueBatch = index.due_log.end
             index.due_log.readers.add(self)
-            index.drop_before(0)  # It may begin anywhere.
+            index.drop_before(0)  # The reader may start anywhere.
 
     def attach(self, subscription: AckedAndSent) -> None:
-        """Let the view ask its subscription for more than `is_acked`: faster, and O(1) memory however far it lags."""
+        """Register the subscription, which can report more than `is_acked`: faster, and O(1) memory for any lag."""
         self._subscription = subscription
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Say whether a message that the reader has met must wait; see `DelayedDeliveryTracker.add_message`.
+        """Return whether a message that the reader has met must wait; see `DelayedDeliveryTracker.add_message`.
 
         Complexity: O(1), and once for each batch of the due log what reading it costs.
         """
@@ -93,7 +93,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
                 index.move_due(now_ms)
                 if not self._is_cut_off:
                     is_held = index.hold(position, deliver_at_ms)
-                    # Before the window grows: what fell due ahead of the reader is dropped, and this may be among it.
+                    # Before the window grows: messages that fell due ahead of the reader are dropped, perhaps this one.
                     self._read_due_log()
                     self._pass(position)
                     return is_held or position in self._due
@@ -130,11 +130,11 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._derive()
 
     def advance_mark_delete(self, position: Position) -> None:
-        """Say that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
+        """Note that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
 
-        What all views have said so of the index drops, a ledger at a time, due or not, unless it is fed.
+        Unless it is fed, the index drops a ledger, due or not, once all views have reported it as acked.
 
-        Complexity: O(1), and O(views) where the lowest of them goes on to another ledger.
+        Complexity: O(1), and O(views) when the lowest of them moves to another ledger.
         """
         ledger_id = check_position(position).ledger_id
         with self._index.lock:
@@ -155,7 +155,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._first, self._last = _LOWEST, max(self._last, Position(ledger_id, max(entry_id, 0) - 1))
 
     def has_message_available(self, *, now_ms: int) -> bool:
-        """Say whether `scheduled_messages` would hand out anything now."""
+        """Return whether `scheduled_messages` would hand out anything now."""
         self._advance(now_ms)
         found = self._take_unacked(1)
         self._put_back(found)
@@ -180,7 +180,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     @property
     def delayed_message_count(self) -> int:
-        """How many messages the reader has passed that wait to be due or to be handed out, without those acked.
+        """How many unacked messages the reader has passed that wait to be due or to be handed out.
 
         Complexity: O(ledgers) if attached, else O(messages counted).
         """
@@ -205,7 +205,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     @property
     def own_memory_bytes(self) -> int:
-        """About how much memory what is due takes that was not yet handed out. Complexity: O(bitmaps)."""
+        """About how much memory the due messages take that were not yet handed out. Complexity: O(bitmaps)."""
         self._catch_up_now()
         return self._due.memory_bytes
 
@@ -220,9 +220,9 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     @property
     def next_delivery_ms(self) -> int | None:
-        """When to ask again; at once, by the latest time seen, if something is due already.
+        """When to poll again; at once, by the latest time seen, if a message is due already.
 
-        Nothing of this subscription is due before. What is due then may be another's: a spare wake-up.
+        No message of this subscription is due before. The one due then may be another's: a wake-up for nothing.
         """
         self._catch_up_now()
         with self._index.lock:
@@ -233,9 +233,9 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._index.reset_tick_time(tick_time_ms)
 
     def clear(self) -> None:
-        """Forget every message of this subscription; the reader begins anew, what is not acked comes again.
+        """Forget every message of this subscription: the reader restarts, and comes to the unacked messages again.
 
-        What is not yet due stays in the index, where it may stand for other subscriptions, until it is due.
+        Messages that are not yet due stay in the index, for other subscriptions.
         """
         with self._index.lock:
             self.unread = self._index.due_log.end
@@ -247,7 +247,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._due.clear()
 
     def close(self) -> None:
-        """Let go of the index, which waits for this view no longer; once closed, do nothing."""
+        """Leave the index, which waits for this view no longer; no-op if closed."""
         if self._open_index is not None:
             self.clear()
             with self._open_index.lock:
@@ -256,7 +256,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._open_index = None
 
     def catch_up(self) -> None:
-        """See `DueLogReader`; called by whoever holds the index's lock."""
+        """See `DueLogReader`; called with the index's lock held."""
         if self._subscription is None:
             self._caught_up = self._caught_up or PositionSet()
             self._read_into(self._caught_up)
@@ -283,9 +283,9 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._derive()
 
     def _drop_consumed(self, before_ledger_id: int) -> None:
-        """Drop what all have acked, if the lowest mark-delete position was in a ledger and may be above it now."""
+        """Drop ledgers that all have acked, if the lowest mark-delete position may have left a ledger."""
         if self._index.is_fed:
-            return  # Nobody would feed a message again to a subscription that begins anew.
+            return  # No one would feed a message again to a subscription that restarts.
         ledger_ids = [reader.mark_delete_ledger_id for reader in self._index.due_log.readers]
         lowest = min(ledger_ids, default=0)
         if lowest > before_ledger_id:
@@ -298,14 +298,14 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._last = position
 
     def _window(self) -> tuple[Position, Position]:
-        """Return what the view is to be told of: first included, end excluded."""
+        """Return which due messages concern the view: first included, end excluded."""
         if self._first is _ABOVE_ALL and self._index.is_fed:
             return _LOWEST, _ABOVE_ALL
         ledger_id, last = self._last
         return self._first, Position(ledger_id, last + 1)
 
     def _read_due_log(self) -> None:
-        """Take from the due log what the reader has passed."""
+        """Take the messages of the due log that the reader has passed."""
         if self._caught_up is not None:
             self._due.update(self._caught_up)
             self._caught_up = None
@@ -319,19 +319,19 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self.unread = self._index.due_log.end
 
     def _derive(self) -> None:
-        """Find out what has fallen due since the view was cut off: what nobody has and the index does not hold."""
+        """Derive what fell due since the view was cut off: messages that no one has and the index does not hold."""
         assert self._subscription is not None
-        # In this order: what falls due in between is then in both, the log and what is found, and not in neither.
+        # In this order: a message that falls due in between is then in both, the log and the result, not in neither.
         missed = self._subscription.not_sent_between(*self._window())
         with self._index.lock:
             self._is_cut_off = False
             missed.difference_update(self._index.held)
-            # Now, not after it may have been handed out.
+            # Now, before any of it may have been handed out.
             self._read_due_log()
         self._due.update(missed)
 
     def _take_unacked(self, count: int) -> list[tuple[int, BitMap]]:
-        """Remove the lowest that are due, up to so many that are not acked, and return those."""
+        """Remove the lowest due messages, up to `count` unacked ones, and return those."""
         taken: list[tuple[int, BitMap]] = []
         try:
             while count and self._due:

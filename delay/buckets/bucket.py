@@ -1,4 +1,4 @@
-"""What is a sealed bucket? The delayed messages of a range of message ledgers, stored by time in segments.
+"""A sealed bucket: the delayed messages of a range of message ledgers, stored by time in segments.
 
 The snapshot of a bucket is one ledger: entry 0 says what each segment holds, entries 1 to N are the segments. Which
 snapshot a bucket has stands in the registry, under Pulsar's key for it.

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class BucketedDelayIndex(DelayedDeliveryTracker):
     """The messages of one topic or one subscription that are not yet due; most of them are on disk.
 
-    What is added in order of ledgers fills the mutable bucket. When the log goes on to another ledger and the bucket is
-    full it is sealed: stored as a snapshot, in segments by time, of which only the first stays in memory. The next one
-    is loaded when the last message of the one before is handed out. What comes later for a ledger that a sealed bucket
-    covers stays in memory. Which messages wait is held exactly, one bitmap a ledger.
+    Messages that are added in order of ledgers fill the mutable bucket. When the log moves to another ledger and the
+    bucket is full, it is sealed: stored as a snapshot, in segments by time. Only the first segment stays in memory; the
+    next one is loaded when the last message of the one before is handed out. Messages that come later for a ledger of a
+    sealed bucket stay in memory. The set of waiting messages is exact, one bitmap a ledger.
 
     >>> index = BucketedDelayIndex(DelayConfig(is_deliver_at_time_strict=True))
     >>> index.add_message(Position(3, 7), deliver_at_ms=1_050, now_ms=1_000)
@@ -40,25 +40,26 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     >>> index.scheduled_messages(10, now_ms=1_049), index.scheduled_messages(10, now_ms=1_050)
     ([], [Position(ledger_id=3, entry_id=7)])
 
-    A message whose time has come, or is at most a tick away unless delivery is strict, is not held; the others are
-    handed out at their time, or up to a tick before it. Nothing is rounded.
+    A message whose time has come, or is at most a tick away unless delivery is strict, is not held. The others are
+    handed out at their time, or up to a tick before it unless delivery is strict. Views hand out at the message's time,
+    never before. Nothing is rounded.
 
-    Every call is synchronous: when one returns, what it began on the storage has happened or has failed. No failure of
-    the storage reaches the caller except where that is said. A snapshot that cannot be written leaves its messages in
-    memory. A merge that fails changes nothing. A segment that cannot be loaded, and with it what is due later, waits
-    for the next poll. One that is damaged or gone is rebuilt by asking the log when each message is due; without
-    a log to ask, they are late by less than the time step of a segment. `stats` reports it.
+    Every call is synchronous: when it returns, its work on the storage has happened or has failed. Failures of the
+    storage do not reach the caller unless stated. A snapshot that cannot be written leaves its messages in memory. A
+    merge that fails changes nothing. A segment that cannot be loaded waits for the next poll, and with it the messages
+    that are due later. A segment that is damaged or gone is rebuilt from the times in the message log; without a log,
+    its messages are late by less than the time step of a segment. `stats` reports it.
 
-    As in Pulsar, a poll hands out by time and returns by position, and what was offered twice with different times has
-    the first one. Not as in Pulsar 5.0.1: buckets may overlap and both deliver, what the mark-delete has passed counts
-    no longer, and a snapshot is unregistered before it is deleted.
+    As in Pulsar, a poll selects by time and returns by position, and a message offered twice with different times keeps
+    the first. Unlike in Pulsar 5.0.1, buckets may overlap and both deliver, messages at or below the mark-delete
+    position no longer count, and a snapshot is unregistered before it is deleted.
 
     Not safe for concurrent use; use after `close` raises `ValueError`.
 
     Args:
         config: The settings.
-        storage: Where to seal buckets; None seals none and keeps all in memory. What is stored there already is not
-            looked at: that is what `recover` does.
+        storage: Where to seal buckets; None seals none and keeps all in memory. Only `recover` reads buckets that are
+            stored there already.
     """
 
     def __init__(self, config: DelayConfig, *, storage: SnapshotStorage | None = None) -> None:
@@ -81,20 +82,20 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     def recover(
         cls, config: DelayConfig, *, storage: SnapshotStorage, now_ms: int, is_late: Callable[[], bool] = lambda: False
     ) -> tuple[BucketedDelayIndex, BucketRecoveryReport]:
-        """Return an index with what was sealed before, and what was found.
+        """Return an index with the buckets that were sealed before, and a report.
 
-        What is due, what was not sealed and what cannot be read is not in the index: the dispatcher reads the log from
-        the mark-delete position and offers it again. What was acked since is in it until it is due or passed by the
-        mark-delete position.
+        Messages that are due, were not sealed or cannot be read are not in the index: the dispatcher reads the log from
+        the mark-delete position and offers them again. Messages that were acked since are in it until they are due or
+        the mark-delete position reaches their ledger.
 
         A recovery that takes too long or finds the storage failing falls back to an index in memory: nothing is
-        recovered, sealed or deleted, and what is stored waits for the next one.
+        recovered, sealed or deleted, and the stored buckets wait for the next recovery.
 
         Args:
             config: The settings.
             storage: Where the buckets are.
             now_ms: The time now.
-            is_late: Asked before each bucket is read, whether to fall back.
+            is_late: Called before each bucket is read; returns whether to fall back.
 
         Raises:
             ValueError: The time is out of range.
@@ -118,9 +119,9 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Say whether a message must wait; see `DelayedDeliveryTracker.add_message`.
+        """Return whether a message must wait; see `DelayedDeliveryTracker.add_message`.
 
-        One that waits and is offered when its time has come is delivered now and waits no longer.
+        A waiting message that is offered when its time has come is delivered now and waits no longer.
 
         Complexity: O(log messages in memory); every so often a bucket is sealed, and some are merged.
         """
@@ -155,7 +156,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
 
     @property
     def delayed_message_count(self) -> int:
-        """How many messages wait, due ones that were not yet handed out among them. Complexity: O(1)."""
+        """How many messages wait, including due ones that were not yet handed out. Complexity: O(1)."""
         self._messages.check_open()
         return len(self.held)
 
@@ -173,15 +174,15 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
 
     @property
     def next_delivery_ms(self) -> int | None:
-        """When to ask again: at the first message's time, or a tick before it unless delivery is strict.
+        """When to poll again: at the first message's time, or a tick before it unless delivery is strict.
 
-        While a segment cannot be loaded it is a second after the last time that this was tried; a poll tries at once.
+        While a segment cannot be loaded it is a second after the last attempt; a poll tries at once.
         """
         self._messages.check_open()
         return self._messages.next_take_ms(early_ms=self._early_ms)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """From now on take another tick; see `DelayedDeliveryTracker.reset_tick_time`."""
+        """Use another tick from now on; see `DelayedDeliveryTracker.reset_tick_time`."""
         self._messages.check_open()
         check_within("tick_time_ms", tick_time_ms, least=1, most=TIME_MS_MAX)
         if not self._config.is_deliver_at_time_strict:
@@ -198,16 +199,16 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
             self._messages.clear()
 
     def close(self) -> None:
-        """Let go of everything in memory; what is sealed stays on disk for `recover`. Once closed, do nothing."""
+        """Release everything in memory; sealed buckets stay on disk for `recover`. No-op if closed."""
         with self.lock:
             self._messages.close()
 
     def advance_mark_delete(self, position: Position) -> None:
-        """Say that everything up to a position, included, is acked.
+        """Note that everything up to a position, included, is acked.
 
-        What waits in the ledgers before that of the position is dropped, and the snapshots of buckets that end there
-        are deleted. What is acked in the ledger itself waits until it is due, as in Pulsar. A position in a ledger
-        before an earlier one changes nothing.
+        Messages in the ledgers before that of the position are dropped, and the snapshots of buckets that end there are
+        deleted. Acked messages in the ledger itself wait until they are due, as in Pulsar. A position in a lower ledger
+        than before changes nothing.
         """
         self._messages.check_open()
         ledger_id = check_position(position).ledger_id
@@ -217,12 +218,12 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
         """Return a view for one of several subscriptions that share the index.
 
-        Views may be used by different threads. What the index does on the storage, such as sealing a bucket, is done by
-        whoever's call brings it about, while the others wait. From the first view on, poll the index through views
-        only, and tell them the mark-delete positions: what all have passed is dropped.
+        Views may be used by different threads. Work on the storage, such as sealing a bucket, is done within the call
+        that causes it, while other threads wait. From the first view on, poll the index through views only, and report
+        the mark-delete positions to them: messages that all have passed are dropped.
 
         Args:
-            is_acked: Whether the subscription has acked a position, at the moment it is asked.
+            is_acked: Returns whether the subscription has acked a position.
         """
         self._messages.check_open()
         return SubscriptionDelayView(self._shared, is_acked=is_acked)

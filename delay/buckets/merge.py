@@ -1,4 +1,4 @@
-"""How are a bucket's messages cut into segments, and which buckets become one?
+"""Cuts the messages of a bucket into segments, and chooses the buckets to merge.
 
 Source: ``MutableBucket`` and ``BucketDelayedDeliveryTracker`` of Apache Pulsar.
 """

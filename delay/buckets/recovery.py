@@ -1,4 +1,4 @@
-"""What was sealed before: which stored buckets are good, what is in them, and what became of the rest?
+"""Recovery of stored buckets: which ones are good, which messages they have, and why others are dropped.
 
 Only the metadata of each snapshot is read, and one segment of each bucket.
 """

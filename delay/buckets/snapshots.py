@@ -1,4 +1,4 @@
-"""Where do sealed buckets live? Their snapshots in ledgers, which snapshot is whose in a registry of text.
+"""Storage of sealed buckets: their snapshots in ledgers, and the owner of each in a registry of text.
 
 Every call of the storage is tried up to four times, as Pulsar does. A snapshot is written first and registered then,
 unregistered first and deleted then: whatever a crash leaves is a snapshot that no key names, and a recovery or `clear`
