@@ -101,7 +101,7 @@ def test_clear_backlog_and_skip_ack_what_they_say():
     assert cursor.clear_backlog(now_ms=0).newly_acked == 13
     assert cursor.backlog == 0
     assert cursor.skip(5, now_ms=0).newly_acked == cursor.clear_backlog(now_ms=0).newly_acked == 0
-    with pytest.raises(ValueError, match="skip"):
+    with pytest.raises(ValueError, match="count must be at least 0"):
         cursor.skip(-1, now_ms=0)
 
 

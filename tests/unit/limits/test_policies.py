@@ -29,8 +29,12 @@ TOPIC, NAMESPACE, OF_BROKER = Level.TOPIC, Level.NAMESPACE, Level.BROKER
     [
         ({"active": 1}, TypeError, "active must be true or false, got 1"),
         ({"active": "true"}, TypeError, "active must be true or false, got 'true'"),
-        ({"tick_time_ms": True}, TypeError, r"tick_time_ms \(tickTime\) is a whole number of milliseconds, found True"),
-        ({"tick_time_ms": 0}, ValueError, r"tick_time_ms \(tickTime\) must be in 1\.\.9223372036854775807, found 0"),
+        (
+            {"tick_time_ms": True},
+            TypeError,
+            r"tick_time_ms \(tickTime\) must be a whole number of milliseconds, got True",
+        ),
+        ({"tick_time_ms": 0}, ValueError, r"tick_time_ms \(tickTime\) must be in 1\.\.9223372036854775807, got 0"),
         ({"tick_time_ms": 1.0}, TypeError, "tickTime"),
         ({"max_delivery_delay_ms": -1}, ValueError, r"\(maxDeliveryDelayInMillis\) must be in 0\.\..*, got -1"),
         ({"max_delivery_delay_ms": 2**63}, ValueError, "maxDeliveryDelayInMillis.*got 9223372036854775808"),
@@ -89,9 +93,9 @@ def test_json_is_read_and_null_is_unset(document, policies):
             "unknown field 'maxDeliveryDelay' .*did you mean 'maxDeliveryDelayInMillis'",
         ),
         ({7: 5}, ValueError, "unknown field 7 of delayed delivery policies; known are active, tickTime, "),
-        ({"tickTime": "1s"}, TypeError, "tickTime.*found '1s'"),
+        ({"tickTime": "1s"}, TypeError, "tickTime.*got '1s'"),
         ({"active": 0}, TypeError, "active must be true or false, got 0"),
-        ({"fixedDeliveryDelayInMillis": -1}, ValueError, "fixedDeliveryDelayInMillis.*found -1"),
+        ({"fixedDeliveryDelayInMillis": -1}, ValueError, "fixedDeliveryDelayInMillis.*got -1"),
     ],
 )
 def test_json_that_is_wrong_is_refused_by_name(document, error, saying):
