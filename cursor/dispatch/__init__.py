@@ -1,1 +1,1 @@
-"""The parts of a `Subscription`: who has what, what waits to be sent again, and who gets it."""
+"""The parts of a `Subscription`: messages in flight, queued and delayed, and the choice of what to send next."""

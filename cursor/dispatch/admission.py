@@ -1,4 +1,4 @@
-"""May this message go out, and may this ack come in? Numbers of the cursor put to the gate."""
+"""Decides, with the gate, whether a message may be sent and whether an ack may be accepted."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 ACK_STATE_RULES = frozenset({Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES})
-"""The limits on the ack state: acks that fill holes bring it down."""
+"""The limits on the ack state: acks that fill holes reduce it."""
 
 _PROMOTION_RETRY_MS = 1_000
 
 
 class AckRefusedError(AckStateError):
-    """An ack would pass a limit, and too little was reserved for it.
+    """An ack would exceed a limit, and too little was reserved for it. Nothing was changed.
 
     Nothing was reserved if the message had been given back before: it will be sent again, and then its ack has room.
-    Nothing, too, if it was sent to join ranges at a full limit and these became durable meanwhile: its consumer may
-    ack it later or give it back. Nothing was changed.
+    The same happens if it was sent to join ranges at a full limit and these became durable meanwhile: its consumer may
+    ack it later or give it back.
     """
 
 
 class Reservations(Protocol):
-    """Which messages are on their way, and what is reserved for their acks: what `Deliveries` says of that."""
+    """The messages in flight and the reservations for their acks; `Deliveries` is one."""
 
     reserved_bytes: int
     reserved_ranges: int
     unacked_messages: int
 
     def get(self, position: Position) -> Sent | None:
-        """Return how a message was sent; None if it is not on its way."""
+        """Return how a message was sent; None if it is not in flight."""
         ...
 
     def unacked_of(self, consumer: str) -> int:
@@ -50,11 +50,11 @@ class Reservations(Protocol):
         ...
 
     def add(self, position: Position, sent: Sent) -> None:
-        """Note a message that goes out now; it is not on its way yet."""
+        """Note a message that is sent now; it is not in flight yet."""
         ...
 
     def complete(self, position: Position) -> Sent | None:
-        """Forget a message and what was reserved for it; None if it was not on its way."""
+        """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
         ...
 
     def reduce(self, position: Position, message_count: int) -> int:
@@ -68,13 +68,13 @@ class Reservations(Protocol):
 
 @final
 class Admission:
-    """Lets messages out against what is reserved for their acks.
+    """Admits messages and acks within the limits, and reserves room for the acks of sent messages.
 
     Args:
         cursor: The ack state.
-        gate: Its limits; None where none applies.
+        gate: Its limits; None if none applies.
         promotes_young: Whether young acks are persisted early before they would close the gate.
-        sent: Where the messages on their way are noted instead of in `deliveries`.
+        sent: Where messages in flight are noted instead of in `deliveries`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Admission:
     ) -> None:
         self.deliveries = Deliveries()
         self.refused_by: Rule | None = None
-        """Which rule refused the last message that was refused."""
+        """The rule that refused the last refused message."""
         self.store_error: AckStateError | None = None
         """Why the last persist failed; None if it did not."""
         self._cursor = cursor
@@ -97,7 +97,7 @@ class Admission:
         self._sent: Reservations = self.deliveries if sent is None else sent
 
     def usage(self, consumer: str = "") -> Usage:
-        """Return what the subscription uses now."""
+        """Return the present usage of the subscription."""
         sent = self._sent
         return Usage(
             self._cursor.view.unpersisted_record_bytes,
@@ -109,7 +109,7 @@ class Admission:
         )
 
     def record_bytes_max(self) -> int | None:
-        """Return how much may be un-persisted beside what is reserved; None for anything."""
+        """Return how much may be un-persisted beside the reservations; None if there is no limit."""
         limit = self._bytes_limit
         return None if limit is None else limit - self._sent.reserved_bytes
 
@@ -127,12 +127,12 @@ class Admission:
         return rules
 
     def promote_young(self, *, now_ms: int) -> None:
-        """Persist young acks early if it is they that keep the next unread message back."""
+        """Persist young acks early if they keep the next unread message back."""
         if self._bytes_limit is not None and self._promotes_young:
             self._promote_for(self._next_cost, now_ms=now_ms)
 
     def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
-        """Note a message as sent for the first time, unless a rule holds new messages back; tell which it was."""
+        """Note a message as sent for the first time and return True, unless a rule holds new messages back."""
         gate = self._gate
         if gate is None:
             self._sent.add(position, sent)
@@ -140,7 +140,7 @@ class Admission:
         cost = isolated_range_bytes(*position)
         self._promote_for(cost, now_ms=now_ms)
         weights = None if sent.message_count == 1 else (sent.message_count,)
-        # With the cursor's lock, so that no persist takes the same room.
+        # With the cursor's lock, so that no persist uses the same room.
         with self._cursor.lock:
             verdict = gate.request(
                 (cost,), usage=self.usage(sent.consumer), consumer=sent.consumer, weights=weights, now_ms=now_ms
@@ -148,12 +148,12 @@ class Admission:
             return self._concluded(verdict, position, sent._replace(record_bytes=cost, range_count=1))
 
     def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
-        """Let the gate see that a message could be read now, so that it tells for how long it keeps it back."""
+        """Show the gate that a message could be read now, so that it reports how long it keeps the message back."""
         if self._gate is not None:
             self._gate.request((self._next_cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
 
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
-        """Note a message as sent that may go out while new ones may not, unless its ack could pass a limit."""
+        """Note a message as sent that may be sent while new ones may not, unless its ack could exceed a limit."""
         if self._gate is None:
             self._sent.add(position, sent)
             return True
@@ -173,16 +173,15 @@ class Admission:
             return self._concluded(verdict, position, reserved)
 
     def ack(self, position: Position, ack: Callable[[], Receipt], *, now_ms: int) -> Receipt:
-        """Let an ack come in, which passes no limit: neither it nor a persist in between takes what the other needs.
+        """Accept an ack if it exceeds no limit: neither it nor a persist in between takes what the other needs.
 
         Args:
             position: The message.
-            ack: Acks it.
+            ack: Acks it; its errors are passed on.
             now_ms: The present.
 
         Raises:
             AckRefusedError: As `make_room`.
-            What `ack` raises.
         """
         sent = self._sent.get(position)
         if self._gate is None or (sent is not None and sent.is_covered(position)):
@@ -193,10 +192,10 @@ class Admission:
             return ack()
 
     def make_room(self, position: Position, *, now_ms: int) -> None:
-        """See to it that the ack of a message passes no limit, for which too little may be reserved.
+        """Make sure that the ack of a message exceeds no limit, although too little may be reserved for it.
 
         Raises:
-            AckRefusedError: There is no room for it, and the store made none.
+            AckRefusedError: There is no room for it, and a persist made none.
             CursorFencedError: Another owner has the cursor.
         """
         sent = self._sent.get(position)
@@ -210,7 +209,7 @@ class Admission:
         self._check_room(position)
 
     def complete(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages that are no longer on their way, return those that were, with what was known of them."""
+        """Forget messages that are no longer in flight; return those that were, with how they were sent."""
         completed = []
         for position in positions:
             sent = self._sent.complete(position)
@@ -221,47 +220,47 @@ class Admission:
         return completed
 
     def reduce(self, position: Position, message_count: int) -> None:
-        """Note how many messages of a batch on its way are still unacked."""
+        """Note how many messages of a batch in flight are still unacked."""
         taken_off = self._sent.reduce(position, message_count)
         if taken_off and self._gate is not None:
             self._gate.count_unacked(-taken_off)
 
     def clear(self) -> None:
-        """Forget all messages on their way."""
+        """Forget all messages in flight."""
         unacked = self._sent.unacked_messages
         self._sent.clear()
         if self._gate is not None:
             self._gate.count_unacked(-unacked)
 
     def observe(self, *, now_ms: int) -> None:
-        """Let the gate see what is used, where nobody asked it for anything: after a restart, or under other limits."""
+        """Show the gate the present usage without a request: after a restart, or under other limits."""
         if self._gate is not None:
             self._gate.observe(self.usage(), next_record_bytes=self._next_cost, now_ms=now_ms)
             self.usage_decreased(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
-        """Let the gate open, and whoever waits for it know, if the use fell enough.
+        """Let the gate open, and wake its waiters, if the usage fell enough.
 
         Args:
-            of: The one consumer that has fewer messages now; empty if it may be any, None if it is nobody.
+            of: The one consumer that has fewer messages now; empty if it may be any, None if none has.
         """
         if self._gate is not None and self._gate.is_closed:
             self._gate.refresh(self.usage(), None if of is None else self._sent.unacked_of, of or "")
 
     @property
     def promote_again_ms(self) -> int | None:
-        """When to try again to persist young acks that keep the gate closed; None if that is not what is missing."""
+        """When to try again to persist young acks that keep the gate closed; None if they do not."""
         is_missing = self._gate is not None and self._gate.is_closed and self.store_error is not None
         return self._promote_again_ms or None if is_missing else None
 
     def usage_decreased(self, *, now_ms: int, of: str | None = "") -> None:
-        """Let the gate open, as `refresh` does; wake who waits for that also if a dispatch could open it now."""
+        """Let the gate open, as `refresh` does; wake its waiters also if a dispatch could open it now."""
         self.refresh(of=of)
         if self._gate is not None and self._gate.is_closed and self._could_promote(now_ms=now_ms):
             self._gate.wake()
 
     def persisted(self, error: AckStateError | None, *, now_ms: int) -> None:
-        """Note how a persist ended: with an error or without."""
+        """Note the outcome of a persist: an error or None."""
         if error is None:
             self._promote_again_ms = 0  # The store works.
         self.store_error = error
@@ -276,7 +275,7 @@ class Admission:
 
     @property
     def _bytes_limit(self) -> int | None:
-        """What `maxUnPersistAckRecordsBytes` is, if it is on and exact."""
+        """The value of `maxUnPersistAckRecordsBytes`, if it is on and exact."""
         if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
             return None
         limit = self._gate.limits.max_unpersisted_ack_record_bytes
@@ -284,7 +283,7 @@ class Admission:
 
     @property
     def _ranges_limit(self) -> int | None:
-        """How many ranges there may be, if that rule is on and exact."""
+        """The limit on ranges, if that rule is on and exact."""
         if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
             return None
         return self._gate.limits.max_unacked_ranges or None
@@ -323,7 +322,7 @@ class Admission:
             if not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
                 return
         elif reserved + cost > limit or not self._may_promote(now_ms=now_ms):
-            return  # To persist everything would not make room, or nothing young is there to persist.
+            return  # To persist everything would not make room, or there is no young ack.
         mark = int(limit * self._gate.limits.unpersisted_release_ratio)
         try:
             self._cursor.promote(max(0, mark - reserved - cost), now_ms=now_ms)
@@ -332,7 +331,7 @@ class Admission:
             self._promote_again_ms = now_ms + _PROMOTION_RETRY_MS
 
     def _could_promote(self, *, now_ms: int) -> bool:
-        """Tell whether the byte rule is closed and would open if everything young were durable."""
+        """Return whether the byte rule is closed and would open if all young acks were durable."""
         limit = self._bytes_limit
         if limit is None or not self._promotes_young:
             return False
@@ -356,7 +355,7 @@ class Admission:
             ) from self.store_error
 
     def _refused_by(self, position: Position) -> Rule | None:
-        """Return which limit of the ack state has no room for the ack of a message; None if all have."""
+        """Return the limit of the ack state that has no room for the ack of a message; None if all have."""
         if self._cursor.is_acked(position):
             return None
         sent = self._sent.get(position)
@@ -376,7 +375,7 @@ class Admission:
         return None
 
     def _range_count(self) -> int:
-        """Return how many ranges count: beyond the limit it is seen which of them only shared holes part."""
+        """Return how many ranges count: at the limit, ranges that only shared holes divide count as one."""
         range_count, limit = self._cursor.deleted.range_count, self._ranges_limit
         if limit is None or (range_count < limit and not self._cursor.view.counts_entries_to_persist):
             return range_count

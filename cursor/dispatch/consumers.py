@@ -22,7 +22,7 @@ _CLOSED_MAX = 1_000
 
 
 class SubscriptionType(Enum):
-    """How a subscription shares messages out, by Pulsar's name."""
+    """How a subscription distributes messages, by Pulsar's name."""
 
     EXCLUSIVE = "Exclusive"
     FAILOVER = "Failover"
@@ -31,7 +31,7 @@ class SubscriptionType(Enum):
 
     @property
     def is_single_active(self) -> bool:
-        """Whether one consumer at a time gets everything, in order; then no limit holds it back, as in Pulsar."""
+        """Whether one consumer at a time receives everything, in order; no limit holds it back, as in Pulsar."""
         return self is SubscriptionType.EXCLUSIVE or self is SubscriptionType.FAILOVER
 
 
@@ -69,22 +69,22 @@ class Consumers:
 
     @property
     def active(self) -> str | None:
-        """Who gets everything, of Exclusive and Failover: of the lowest priority number, then the first name."""
+        """The consumer that receives everything, with Exclusive and Failover: of the lowest priority, then by name."""
         if not self._kind.is_single_active:
             return None
         return min(self._names, key=lambda name: (self._names[name], name), default=None)
 
     @property
     def needs_keys(self) -> bool:
-        """Whether the key of a message decides who gets it."""
+        """Whether the key of a message decides which consumer receives it."""
         return self._kind is SubscriptionType.KEY_SHARED
 
     def open(self, name: str, *, priority: int) -> None:
-        """Let a consumer in.
+        """Open a consumer.
 
         Raises:
             ConsumerBusyError: It is open, or the subscription is exclusive and another has it.
-            TypeError: The name is no text, or the priority no integer.
+            TypeError: The name is not text, or the priority is not an integer.
             ValueError: The name is empty, or cannot be written as UTF-8.
         """
         _check_consumer(name, priority)
@@ -100,8 +100,8 @@ class Consumers:
         """Refuse one of the last 1,000 consumers that were closed, unless it was opened again.
 
         Raises:
-            ConsumerClosedError: It is one.
-            TypeError: The name is no text.
+            ConsumerClosedError: It is one of them.
+            TypeError: The name is not text.
             ValueError: The name is empty, or cannot be written as UTF-8.
         """
         _check_name(name)
@@ -109,7 +109,7 @@ class Consumers:
             raise ConsumerClosedError(f"consumer {name!r} was closed: open it again first (consumer_opened)")
 
     def close(self, name: str) -> None:
-        """Let a consumer go; one that is not open is left alone."""
+        """Close a consumer; no-op if it is not open."""
         if self._names.pop(name, None) is not None:
             self._closed[name] = None
             if len(self._closed) > _CLOSED_MAX:
@@ -117,13 +117,13 @@ class Consumers:
         self._slot_owners.clear()
 
     def sticky_key(self, position: Position, key: bytes | None) -> bytes | None:
-        """Return what decides who gets a message, in what order; None if anyone may, in any.
+        """Return the key that assigns a message to a consumer and orders it; None if any may have it, in any order.
 
-        That is its key, or its position if it has none. Where one consumer gets everything, all have one key.
+        That is its own key, or its position if it has none. If one consumer receives everything, all have one key.
         """
         if not self.needs_keys:
             return _EVERYTHING if self._kind.is_single_active else None
-        # No key begins with this many zeros by accident; and if one did, it would only share a consumer.
+        # No key begins with this many zeros by accident; if one did, it would only share a consumer.
         return bytes(8) + b"%d:%d" % position if key is None else key
 
     def hold_key(self, key: bytes, consumer: str) -> None:
@@ -147,10 +147,10 @@ class Consumers:
         self._holders.clear()
 
     def owner(self, key: bytes | None) -> str:
-        """Return who gets the messages of a key: who has some of them, else who wins its slot; `ANYONE` without one.
+        """Return the owner of a key: the consumer that has messages of it, else the winner of its slot; else `ANYONE`.
 
-        Each slot goes to the consumer that comes first in an order of the slot's own (rendezvous hashing), so that
-        one that comes or goes moves only its own slots.
+        Each slot goes to the consumer that comes first in an order of the slot's own (rendezvous hashing), so that a
+        consumer that comes or goes moves only its own slots.
         """
         if key is None or not self._names or not self.needs_keys:
             return ANYONE
@@ -168,7 +168,7 @@ class Consumers:
 
 
 def _check_consumer(name: str, priority: int) -> None:
-    """Refuse what could not be compared or hashed later, when it is a message that would find out."""
+    """Refuse names and priorities that could not be compared or hashed later."""
     _check_name(name)
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise TypeError(f"priority of consumer {name!r} must be an integer, got {priority!r}")

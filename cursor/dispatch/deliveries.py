@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A message on its way.
+    """A message in flight.
 
     Attributes:
-        consumer: Who has it.
-        key: What it sticks to a consumer by; None where that does not matter.
+        consumer: The consumer that has it.
+        key: The key that assigns it to a consumer; None if any may have it.
         delivery_count: How often it was sent, this time included.
         message_count: How many messages of the entry are not acked.
-        record_bytes: What is reserved for its ack of the limit on un-persisted ack records.
-        range_count: What is reserved of the limit on ranges: 1 or 0.
+        record_bytes: The bytes reserved for its ack, of the limit on un-persisted ack records.
+        range_count: The ranges reserved for its ack: 1 or 0.
     """
 
     consumer: str
@@ -33,7 +33,7 @@ class Sent(NamedTuple):
     range_count: int = 0
 
     def is_covered(self, position: Position) -> bool:
-        """Tell whether the worst that the ack of the message at a position can add is reserved."""
+        """Return whether the worst case of the ack of the message at a position is reserved."""
         return self.range_count == 1 and self.record_bytes == isolated_range_bytes(*position)
 
 
@@ -44,7 +44,7 @@ class Deliveries:
     def __init__(self) -> None:
         self._sent: dict[Position, Sent] = {}
         self._in_order = PositionSet()
-        # Invariant: what _sent says, by consumer; nobody has an empty set.
+        # Invariant: the same as _sent, by consumer; no consumer has an empty set.
         self._of: dict[str, dict[Position, None]] = {}
         self._unacked_of: dict[str, int] = {}
         # Invariant: sums over _sent.
@@ -57,11 +57,11 @@ class Deliveries:
         return position in self._sent
 
     def get(self, position: Position) -> Sent | None:
-        """Return how a message was sent; None if it is not on its way."""
+        """Return how a message was sent; None if it is not in flight."""
         return self._sent.get(position)
 
     def of(self, consumer: str) -> list[Position]:
-        """Return what a consumer has, in the order it was sent."""
+        """Return the messages of a consumer, in the order they were sent."""
         return list(self._of.get(consumer, ()))
 
     def unacked_of(self, consumer: str) -> int:
@@ -69,7 +69,7 @@ class Deliveries:
         return self._unacked_of.get(consumer, 0)
 
     def at_most(self, position: Position) -> list[Position]:
-        """Return what was sent up to a position, included, in order. Complexity: O(them)."""
+        """Return the messages up to a position, included, in order. Complexity: O(them)."""
         return list(takewhile(lambda each: each <= position, self._in_order))
 
     def in_order(self) -> PositionSet:
@@ -77,7 +77,7 @@ class Deliveries:
         return self._in_order
 
     def add(self, position: Position, sent: Sent) -> None:
-        """Note a message that goes out now; it is not on its way yet."""
+        """Note a message that is sent now; it is not in flight yet."""
         assert position not in self._sent
         self._sent[position] = sent
         self._in_order.add(position)
@@ -85,10 +85,10 @@ class Deliveries:
         self._count(sent, 1)
 
     def complete(self, position: Position) -> Sent | None:
-        """Forget a message and what was reserved for it; None if it was not on its way.
+        """Forget a message and its reservation; return how it was sent, None if it was not in flight.
 
         Raises:
-            TypeError: It was, but an id is no integer, such as 2.0, which is found where 2 is.
+            TypeError: An id is not an integer but equals one, such as 2.0.
         """
         sent = self._sent.get(position)
         if sent is None:

@@ -1,4 +1,4 @@
-"""What a consumer asks for and gets, and what becomes of messages that nobody acks."""
+"""The values of a dispatch: a delivery, a batch of them, and the policy for dead letters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Delivery(NamedTuple):
-    """One message on its way to a consumer.
+    """One message that is sent to a consumer.
 
     Attributes:
-        position: Where it is in the log.
-        message: What was published.
+        position: Its position in the log.
+        message: The published message.
         redelivery_count: How often it was sent before.
-        unacked_words: Of a batch that is partly acked, which messages are not, as `BatchIndexes` has them; else empty.
+        unacked_words: The unacked messages of a batch that is partly acked, as in `BatchIndexes`; else empty.
     """
 
     position: Position
@@ -32,16 +32,16 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPolicy:
-    """What to do with a message that is given back again and again.
+    """The policy for a message that is given back again and again.
 
     Attributes:
-        max_redelivery_count: So often it is sent again, 0 or more; the next time it is handed over instead.
-        hand_over: Takes it; when this returns the message is acked. What it raises passes through `dispatch`, and the
-            message waits for a second before it is tried again. So it does if its ack would pass a limit by then, and
-            will be handed over once more.
+        max_redelivery_count: How often it is sent again, 0 or more; the next time it is handed over instead.
+        hand_over: Receives it; the message is acked when this returns. Its errors pass through `dispatch`, and the
+            message waits for a second before the next attempt. The same happens if its ack would exceed a limit by
+            then: it will be handed over once more.
 
     Raises:
-        TypeError: The count is no integer, or what takes the message cannot be called.
+        TypeError: The count is not an integer, or `hand_over` cannot be called.
         ValueError: The count is negative.
     """
 
@@ -55,13 +55,13 @@ class DeadLetterPolicy:
 
 
 class Batch(NamedTuple):
-    """What one consumer asked for, and what it gets.
+    """The request of one consumer, and the messages that it receives.
 
     Attributes:
-        consumer: Who.
-        wanted: How many messages at most.
+        consumer: The consumer.
+        wanted: How many entries it wants at most.
         now_ms: The present.
-        deliveries: What it gets; grows.
+        deliveries: The messages that it receives; grows.
     """
 
     consumer: str
@@ -71,5 +71,5 @@ class Batch(NamedTuple):
 
     @property
     def room(self) -> int:
-        """How many more messages it wants."""
+        """How many more entries it wants."""
         return self.wanted - len(self.deliveries)

@@ -211,7 +211,7 @@ class Dispatcher:
                 self._send_into_hole(position, batch)
                 if not batch.room:
                     return
-            if not self._holes.is_told(owner):
+            if not self._holes.is_current(owner):
                 continue  # The receiver of dead letters may have divided a hole.
             highest = self._cursor.deleted.last_range()
             if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):

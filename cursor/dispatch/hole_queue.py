@@ -1,4 +1,4 @@
-"""While a limit of the ack state holds new messages back: which of those that wait free most if they are acked?"""
+"""Orders queued messages by how much of the ack state their acks free, while a limit holds new messages back."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.delay.position_set import PositionSet
 
-# A dispatch gives up after so many holes none of whose messages could go: the next one continues where it stopped.
+# A dispatch stops after this many holes of which no message could be sent; the next dispatch continues there.
 _PASSED_OVER_MAX = 256
-# Of so many messages at the lower end of a hole the first is taken that was not tried too often.
+# At most this many messages at the lower end of a hole are examined for one that was not tried too often.
 _LOOKED_AT_MAX = 16
-# Beyond so many changes at once, and a share of what is in, it is as well to begin anew.
+# Beyond this many changes at once, and a share of the holes in the queue, it is cheaper to rebuild.
 _CHANGED_COUNT_MIN = 1_000
-# To look up the hole of one message takes as long as to go through so many holes.
+# Looking up the hole of one message takes as long as iterating over this many holes.
 _HOLES_PER_PUT = 2
 
 
 @final
 class HoleQueue:
-    """Holes with waiting messages, first those that free the most bytes for each message, of equals the lowest.
+    """Holes with waiting messages, first those that free the most bytes for each message; ties go to the lowest.
 
-    They are bytes of the whole ack record or, where the limit is on what is not durable, of that part.
+    The bytes are those of the whole ack record or, if the limit is on un-persisted acks, of that part.
 
-    A hole is put in when the queue is told that one of its messages began to wait or that its bounds changed; what is
-    in and no longer true is noticed when its turn comes. A hole that was passed over comes again when all others had
-    their turn.
+    A hole is added when one of its messages begins to wait or its bounds change. An outdated entry is noticed when its
+    turn comes. A hole that was passed over comes again after all others.
 
     Args:
-        cursor: Whose holes they are.
+        cursor: The ack state with the holes.
         tries_max: How often a message is offered before others that were offered less often.
-        counts_unpersisted: Whether the bytes are those of what is not durable.
+        counts_unpersisted: Whether the bytes are those of un-persisted acks.
 
     Raises:
-        TypeError: `tries_max` is no integer.
+        TypeError: `tries_max` is not an integer.
         ValueError: `tries_max` is below 1.
     """
 
@@ -56,11 +55,11 @@ class HoleQueue:
         self._worth: dict[Position, float] = {}  # of each hole that is in, by its first entry
         self._tries: Counter[Position] = Counter()
         self._tries_now = tries_max
-        self._was_sent = False  # whether something of what is being offered
-        self._has_skipped = False  # whether the round that goes on left a message out that was tried too often
+        self._was_sent = False  # whether an offered message was sent
+        self._has_skipped = False  # whether this round left out a message that was tried too often
 
     def fill(self, ready: PositionSet) -> None:
-        """Begin anew, with every hole that has messages in a set; how often each was tried is not forgotten.
+        """Rebuild the queue from every hole that has messages in a set; the numbers of tries are kept.
 
         Complexity: O(holes), or O(messages) if those are far fewer.
         """
@@ -75,9 +74,9 @@ class HoleQueue:
             self._merge(ready)
 
     def note_all(self, changed: Sequence[Position], ready: PositionSet) -> None:
-        """Take note of entries that were acked, or began to be in a set, since the last time.
+        """Note entries that were acked, or were added to a set, since the last call.
 
-        It counts what they are now: they may have changed more than once, and come in any order.
+        Their present state counts: they may have changed more than once, and may come in any order.
 
         Complexity: O(entries), or O(set) if that is smaller; O(holes) now and then.
         """
@@ -85,7 +84,7 @@ class HoleQueue:
         for position in acked:
             self._tries.pop(position, None)
         count = min(len(changed), len(ready))
-        # What is no longer true is in until its turn comes, and that of the worst may never come.
+        # An outdated entry stays until its turn comes, and the turn of the worst may never come.
         has_leftovers = len(self._heap) + len(self._passed_over) > 2 * len(ready) + _CHANGED_COUNT_MIN
         if has_leftovers or count > max(_CHANGED_COUNT_MIN, len(self._worth) // 4):
             self.fill(ready)
@@ -107,7 +106,7 @@ class HoleQueue:
                 above = Position(ledger_id, end)
 
     def _merge(self, ready: PositionSet) -> None:
-        """Put in every hole that has messages in a set, going through both side by side; nothing is in."""
+        """Put in every hole that has messages in a set, iterating over both side by side; the queue is empty."""
         positions = iter(ready)
         position = next(positions, None)
         for hole in self._cursor.view.holes():
@@ -134,7 +133,7 @@ class HoleQueue:
         return hole
 
     def acked(self, position: Position, ready: PositionSet) -> None:
-        """Note that an entry was acked: the holes to its sides are other ones now."""
+        """Note that an entry was acked: the holes beside it have changed."""
         ledger_id, entry_id = position
         for neighbour in (
             Position(ledger_id, max(entry_id - 1, 0)),
@@ -146,11 +145,11 @@ class HoleQueue:
                 self.put(neighbour)
 
     def offered(self, ready: PositionSet) -> Iterator[Position]:
-        """Yield messages of a set, the best first; one that is still in it when the next is asked for is passed over.
+        """Yield messages of a set, the best first; one that is still in the set at the next step is passed over.
 
-        Nothing but what was yielded last may leave the set meanwhile.
+        Only the message that was yielded last may leave the set meanwhile.
         """
-        # What an earlier call passed over comes after the rest.
+        # Holes that an earlier call passed over come last.
         round_count = 2 if self._heap and self._passed_over else 1
         self._was_sent = False
         while round_count:
@@ -159,7 +158,7 @@ class HoleQueue:
                 yield from self._one_round(ready)
                 if self._was_sent:
                     return
-            # Nothing can go but what was tried too often: better that than to be stuck.
+            # Only messages that were tried too often can be sent: better than to be stuck.
             round_count = int(self._has_skipped)
             self._tries_now += self._has_skipped * self._tries_max
 
@@ -168,11 +167,11 @@ class HoleQueue:
             self._heap, self._passed_over = self._passed_over, []
             heapq.heapify(self._heap)
         refused = 0
-        # To give up before anything was sent would be to be stuck, if nothing changed before the next call.
+        # To stop before anything was sent could mean to be stuck, if nothing changes before the next call.
         while self._heap and (refused < _PASSED_OVER_MAX or not self._was_sent):
             key, first = heapq.heappop(self._heap)
             if self._worth.get(first) != -key:
-                continue  # It was put in again, with what it is worth now.
+                continue  # It was put in again, with its present worth.
             hole, worth = self._hole(first)
             if worth != -key or hole[1] != first.entry_id or not ready.lowest_in(*hole):
                 del self._worth[first]
@@ -187,7 +186,7 @@ class HoleQueue:
                     yield position
                     if position not in ready:
                         break
-            finally:  # Whoever has enough asks for no more.
+            finally:  # The caller stops when it has enough.
                 was_sent = position is not None and position not in ready
                 if position is not None and was_sent:
                     self._was_sent = True
@@ -198,7 +197,7 @@ class HoleQueue:
             refused += position is not None and not was_sent
 
     def _candidates(self, ready: PositionSet, hole: tuple[int, int, int]) -> Iterator[Position]:
-        """Yield the ends of a hole that wait and may be tried: what lies between them would divide it."""
+        """Yield the ends of a hole that wait and may be tried: a message between them would divide it."""
         ledger_id, first, end = hole
         lowest = ready.lowest_in(ledger_id, first, end)
         for _ in range(_LOOKED_AT_MAX):
@@ -220,7 +219,7 @@ class HoleQueue:
         return is_fresh
 
     def _hole(self, position: Position) -> tuple[tuple[int, int, int], float]:
-        """Return the hole of an unacked entry and what each of its messages is worth; above the last ack, the entry."""
+        """Return the hole of an unacked entry and the worth of each of its messages; above the last ack, the entry."""
         cursor = self._cursor
         hole = cursor.view.hole_at(position)
         if hole is None:
@@ -239,12 +238,12 @@ class HoleQueue:
 
 @final
 class HoleQueues:
-    """A queue of holes for each owner of messages, told of what changes when it is asked next.
+    """A queue of holes for each owner of messages; changes reach it when it is used next.
 
     Args:
-        cursor: Whose holes they are.
+        cursor: The ack state with the holes.
         tries_max: As for `HoleQueue`.
-        waiting_count: How many messages wait now: beyond a part of that it is as well to look at the holes anew.
+        waiting_count: Returns how many messages wait now: beyond a part of that it is cheaper to rebuild the queues.
     """
 
     def __init__(self, cursor: ManagedCursor, *, tries_max: int, waiting_count: Callable[[], int]) -> None:
@@ -252,7 +251,7 @@ class HoleQueues:
         self._tries_max = tries_max
         self._waiting_count = waiting_count
         self._queues: dict[str, HoleQueue] = {}
-        # What was acked, or began to wait, and some queue has not been told of; and how far each has been told.
+        # Entries that were acked, or began to wait, and how many of them each queue has received.
         self._changed: list[Position] = []
         self._told: dict[str, int] = {}
 
@@ -265,16 +264,16 @@ class HoleQueues:
             self._trim()
 
     def expect(self, count: int) -> None:
-        """Make ready for so many changes at once."""
+        """Prepare for `count` changes at once."""
         if count > _CHANGED_COUNT_MIN:
             self.clear()
 
     def of(self, owner: str, ready: PositionSet, *, counts_unpersisted: bool) -> HoleQueue:
-        """Return the queue of an owner, told of everything.
+        """Return the up-to-date queue of an owner.
 
         Args:
-            owner: Whose messages wait in it.
-            ready: Those of them that may go.
+            owner: The owner of its messages.
+            ready: Those of them that may be sent.
             counts_unpersisted: As for `HoleQueue`.
         """
         queue = self._queues.get(owner)
@@ -289,8 +288,8 @@ class HoleQueues:
         self._told[owner] = len(self._changed)
         return queue
 
-    def is_told(self, owner: str) -> bool:
-        """Tell whether nothing has changed since the queue of an owner was last asked for."""
+    def is_current(self, owner: str) -> bool:
+        """Return whether nothing has changed since the queue of an owner was last requested."""
         return self._told.get(owner) == len(self._changed)
 
     def forget(self, owner: str) -> None:
@@ -299,13 +298,13 @@ class HoleQueues:
         self._told.pop(owner, None)
 
     def clear(self) -> None:
-        """Forget all queues: they begin anew."""
+        """Forget all queues: they are rebuilt when they are used next."""
         self._queues.clear()
         self._told.clear()
         self._changed.clear()
 
     def _trim(self) -> None:
-        """Forget the older half of what is remembered, and the queues that were not told of it."""
+        """Forget the older half of the changes, and the queues that have not received them."""
         gone = len(self._changed) // 2
         del self._changed[:gone]
         for owner, told in list(self._told.items()):

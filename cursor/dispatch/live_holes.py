@@ -1,4 +1,4 @@
-"""Which ack holes does a running subscription have, and who has them?"""
+"""Explains the ack holes of a running subscription, and where their messages are."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class HoleContext(NamedTuple):
-    """Where the messages of a subscription may be.
+    """The places where the messages of a subscription may be.
 
     Attributes:
         log: The topic's messages.
         cursor: The ack state.
-        deliveries: What is on its way.
-        waiting: What waits to be sent.
+        deliveries: The messages in flight.
+        waiting: The messages that wait to be sent.
         has_delays: Whether messages are delayed at all.
     """
 
@@ -42,7 +42,7 @@ class HoleContext(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What is known of one message."""
+    """The state of one message."""
 
     reason: HoleReason
     consumer: str = ""
@@ -54,7 +54,7 @@ def explain_holes(where: HoleContext, *, top: int, now_ms: int) -> list[HoleRepo
     """Explain the hole that holds back the mark-delete position, then those that cost the most bytes of the ack record.
 
     Args:
-        where: Where the messages may be; nothing is changed.
+        where: The places where the messages may be; nothing is changed.
         top: How many holes at most; 0 or more.
         now_ms: The present.
 
@@ -70,13 +70,13 @@ def explain_holes(where: HoleContext, *, top: int, now_ms: int) -> list[HoleRepo
 def releasing_holes(
     where: HoleContext, frees: Callable[[AckHole], int], *, top: int, now_ms: int
 ) -> list[tuple[HoleReport, int]]:
-    """Explain the holes whose filling frees most of what a rule counts, and say how much; of those that free some.
+    """Explain the holes whose filling frees most of what a rule counts, and return how much each of them frees.
 
     Args:
-        where: As for `explain_holes`, and so the last two.
-        frees: How much of that a hole frees.
-        top: See there.
-        now_ms: See there.
+        where: As for `explain_holes`.
+        frees: Returns how much a hole frees.
+        top: As for `explain_holes`.
+        now_ms: As for `explain_holes`.
 
     Complexity: O(holes).
     """
@@ -109,7 +109,7 @@ def _report(hole: AckHole, where: HoleContext, *, now_ms: int) -> HoleReport:
 
 
 def _look(position: Position, where: HoleContext, *, now_ms: int) -> _Look:
-    """Tell where an unacked message is."""
+    """Return where an unacked message is."""
     sent = where.deliveries.get(position)
     if sent is not None:
         return _Look(HoleReason.IN_FLIGHT, sent.consumer, None, sent.delivery_count)
@@ -118,7 +118,7 @@ def _look(position: Position, where: HoleContext, *, now_ms: int) -> _Look:
         (message,) = where.log.read([position])
     except (LedgerNotFoundError, CorruptStateError):
         return _Look(HoleReason.DATA_LOST)
-    except StoreError:  # That the store fails now does not mean that it has lost anything.
+    except StoreError:  # A store that fails now has not necessarily lost anything.
         reason = HoleReason.UNKNOWN if waiting is None else waiting.reason
         return _Look(reason, delivery_count=0 if waiting is None else waiting.delivery_count)
     if waiting is not None:
@@ -140,7 +140,7 @@ def _age_ms(hole: AckHole, log: MessageLog, *, now_ms: int) -> int | None:
 
 
 def _detail(why: HoleReason, looks: Sequence[_Look], hole: AckHole) -> str:
-    """Say who has it or what it waits for, and of how many messages that is true if not of all."""
+    """Return who has the messages or what they wait for, and how many of them if not all."""
     alike = [look for look in looks if look.reason is why]
     names = ", ".join(sorted({repr(look.consumer) for look in alike if look.consumer}))
     until = max((look.until_ms for look in alike if look.until_ms is not None), default=None)

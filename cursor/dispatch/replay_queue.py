@@ -1,4 +1,4 @@
-"""Which messages wait to be sent, although the reader has passed them?"""
+"""The messages that wait to be sent although the reader has passed them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 
-_JITTER_MS_MAX = 1_000  # Callers in several threads may be so far apart.
+_JITTER_MS_MAX = 1_000  # The clocks of callers in several threads may differ by this.
 
 
 class Waiting(NamedTuple):
-    """Why a message waits.
+    """The state of a waiting message.
 
     Attributes:
-        reason: NACKED, OWNER_GONE, DELAYED (it is due now), or NEVER_DELIVERED (read ahead of its turn).
+        reason: NACKED, OWNER_GONE, DELAYED (it is due now), NEVER_DELIVERED (read ahead of its turn), or DATA_LOST.
         delivery_count: How often it was sent.
-        key: What it sticks to a consumer by; None where that does not matter.
-        consumer: Who had it last.
-        until_ms: Not before this time; 0 for at once.
+        key: The key that assigns it to a consumer; None if any may have it.
+        consumer: The consumer that had it last.
+        until_ms: It is not sent before this time; 0 for at once.
     """
 
     reason: HoleReason
@@ -38,11 +38,11 @@ class Waiting(NamedTuple):
 
 @final
 class ReplayQueue:
-    """Messages to be sent as soon as somebody may have them, the lowest first, those of a key in order.
+    """Messages to be sent as soon as their owner may have them, the lowest first, those of a key in order.
 
     Args:
-        owner: Who is to have the messages of a key; `ANYONE` for whoever asks.
-        became_ready: Called with each message that may go now, or may be had by another owner than before.
+        owner: Returns the consumer that receives the messages of a key; `ANYONE` if any may.
+        became_ready: Called with each message that may be sent now, or that has another owner than before.
     """
 
     def __init__(self, owner: Callable[[bytes | None], str], *, became_ready: Callable[[Position], None]) -> None:
@@ -50,13 +50,13 @@ class ReplayQueue:
         self._became_ready = became_ready
         self._all: dict[Position, Waiting] = {}
         self._in_order = PositionSet()  # the same positions
-        # What of them may go now, by owner, and the owner of each. Invariant: both say the same.
+        # The messages that may be sent now, by owner, and the owner of each. Invariant: both agree.
         self._ready: dict[str, PositionSet] = {}
         self._owners: dict[Position, str] = {}
-        self._not_before: list[tuple[int, Position]] = []  # a heap; may hold what was taken or put back since
-        self._latest_ms: int | None = None  # seen of the clock since it was last set back
+        self._not_before: list[tuple[int, Position]] = []  # a heap; may have messages that were taken or put back since
+        self._latest_ms: int | None = None  # the latest time since the clock was last set back
         self._of_key: dict[bytes, PositionSet] = {}
-        # What of a key waits for a time. Invariant: of a key, all below the lowest of these may go and no other.
+        # The messages of a key that wait for a time. Invariant: exactly those below the lowest of them may be sent.
         self._timed_of_key: dict[bytes, PositionSet] = {}
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class ReplayQueue:
 
     @property
     def next_until_ms(self) -> int | None:
-        """When the next message that was given back with a delay may be sent; None if none waits for a time."""
+        """When the next message that waits for a time may be sent; None if none does."""
         while self._not_before:
             until_ms, position = self._not_before[0]
             waiting = self._all.get(position)
@@ -77,7 +77,7 @@ class ReplayQueue:
         return None
 
     def get(self, position: Position) -> Waiting | None:
-        """Return why a message waits; None if it does not."""
+        """Return the state of a waiting message; None if it does not wait."""
         return self._all.get(position)
 
     def in_order(self) -> PositionSet:
@@ -85,17 +85,17 @@ class ReplayQueue:
         return self._in_order
 
     def ready_for(self, owner: str) -> PositionSet:
-        """Return what an owner may have now: to be read, not changed.
+        """Return the messages that an owner may have now: to be read, not changed.
 
-        One with something in it follows what is put and taken, until consumers come or go; ask again after that.
+        A set that is not empty follows each put and take until consumers are opened or closed; call again after that.
         """
         return self._ready.get(owner, _NONE)
 
     def put(self, position: Position, waiting: Waiting) -> None:
-        """Let a message wait; it does not yet.
+        """Add a message; it does not wait yet.
 
         Raises:
-            TypeError: The time that it waits for is no integer.
+            TypeError: The time that it waits for is not an integer.
         """
         assert position not in self._all
         if not isinstance(waiting.until_ms, int):
@@ -128,7 +128,7 @@ class ReplayQueue:
     def follow_clock(self, *, now_ms: int) -> None:
         """Note the time. If the clock was set back, so are the times that messages wait for: no wait becomes longer.
 
-        A step back of at most a second is none: it may be the difference between two callers.
+        A step back of at most a second is ignored: it may be the difference between two callers.
 
         Complexity: O(1); O(messages that wait for a time) after a step back.
         """
@@ -146,7 +146,7 @@ class ReplayQueue:
         self._not_before = timed
 
     def release(self, *, now_ms: int) -> None:
-        """Make ready what waited for a time that has come."""
+        """Make the messages ready whose time has come."""
         self.follow_clock(now_ms=now_ms)
         while (until_ms := self.next_until_ms) is not None and until_ms <= now_ms:
             _, position = heapq.heappop(self._not_before)
@@ -157,12 +157,12 @@ class ReplayQueue:
                 self._time_over(position, waiting.key)
 
     def is_next_of_key(self, position: Position) -> bool:
-        """Tell whether no earlier message of its key waits."""
+        """Return whether no earlier message of its key waits."""
         key = self._all[position].key
         return key is None or next(iter(self._of_key[key])) == position
 
     def key_moved(self, key: bytes) -> None:
-        """Give what waits of a key to its owner of now. Complexity: O(1) if that is who it was."""
+        """Give the waiting messages of a key to its present owner. Complexity: O(1) if it is the same as before."""
         of_key = self._of_key.get(key)
         if of_key is None:
             return
@@ -174,14 +174,14 @@ class ReplayQueue:
                     self._arrange(position, key)
 
     def owners_changed(self) -> None:
-        """Give everything that waits for its turn to its owner of now. Complexity: O(keys + owners + what moves)."""
+        """Give all waiting messages to their present owners. Complexity: O(keys + owners + moved messages)."""
         for key in self._of_key:
             self.key_moved(key)
-        # Here, not as soon as one is empty: what `ready_for` returned stays what is ready until consumers come or go.
+        # Here, not as soon as one is empty: the set that `ready_for` returned stays valid until consumers come or go.
         self._ready = {owner: ready for owner, ready in self._ready.items() if ready}
 
     def up_to(self, position: Position) -> list[Position]:
-        """Return what waits up to a position, included. Complexity: O(them)."""
+        """Return the messages up to a position, included. Complexity: O(them)."""
         return list(takewhile(lambda each: each <= position, self._in_order))
 
     def clear(self) -> None:
@@ -195,7 +195,7 @@ class ReplayQueue:
         self._of_key.clear()
 
     def _arrange(self, position: Position, key: bytes | None) -> None:
-        """Let a message go that waits for no time, unless an earlier one of its key does: they go out in order."""
+        """Make a message ready that waits for no time, unless an earlier one of its key waits for one."""
         lowest_timed = None if key is None else self._lowest_timed(key)
         if lowest_timed is None or position < lowest_timed:
             owner = self._owners[position] = self._owner(key)
@@ -203,7 +203,7 @@ class ReplayQueue:
             self._became_ready(position)
 
     def _hold_back(self, position: Position, key: bytes) -> None:
-        """Keep a message of a key for its time, and those after it with it."""
+        """Hold a message of a key back until its time, and those after it with it."""
         lowest_timed = self._lowest_timed(key)
         self._timed_of_key.setdefault(key, PositionSet()).add(position)
         if lowest_timed is None or position < lowest_timed:
@@ -213,7 +213,7 @@ class ReplayQueue:
                 self._unready(later)
 
     def _time_over(self, position: Position, key: bytes) -> None:
-        """Let a message of a key go that waited for a time, and those after it, up to the next that does."""
+        """Make a message of a key ready that waited for a time, and those after it, up to the next that does."""
         timed = self._timed_of_key[key]
         was_lowest = next(iter(timed)) == position
         timed.discard(position)

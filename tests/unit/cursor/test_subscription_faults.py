@@ -106,7 +106,7 @@ def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
 def test_a_setting_that_makes_no_sense_is_refused(refused):
     with pytest.raises(ValueError, match="must be at least"):
         refused()
-    with pytest.raises(TypeError, match="found 'nobody'"):
+    with pytest.raises(TypeError, match="got 'nobody'"):
         DeadLetterPolicy(1, "nobody")
 
 
