@@ -1,4 +1,4 @@
-"""The limits of a subscription, what it uses, and the answer of its gate: plain values."""
+"""The values of the dispatch gate: limits, usage and verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# Below this the reservations of a handful of messages fill the limit, and the dispatcher would crawl.
+# Below this, the reservations of a few messages would fill the limit.
 RECORD_BYTES_LIMIT_MIN = 1024
 
 _PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
@@ -21,7 +21,7 @@ _RANGES_DEFAULT = 10_000
 
 
 class Rule(Enum):
-    """A limit of the gate, by the Pulsar setting it stands for."""
+    """A limit of the gate, by its Pulsar setting."""
 
     UNPERSISTED_ACK_RECORD_BYTES = "maxUnPersistAckRecordsBytes"
     UNACKED_RANGES = "managedLedgerMaxUnackedRangesToPersist"
@@ -32,17 +32,17 @@ class Rule(Enum):
 
 BLOCKED_SHARE_KEY = "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"
 GATE_KEYS = (*(rule.value for rule in Rule), BLOCKED_SHARE_KEY, _PAUSE)
-"""What `GateLimits` and `BrokerLimit` read of a broker's properties."""
+"""The properties of a broker that `GateLimits` and `BrokerLimit` read."""
 
 
 class Accounting(Enum):
-    """What is held against the limits of the ack state.
+    """What counts against the limits of the ack state.
 
-    EXACT counts what is there and the worst that the acks of all sent messages can add to it.
+    EXACT counts the present state and the worst case that the acks of all sent messages can add to it.
 
-    ESTIMATE_AT_PERSIST is the rule of PIP-262, there to be compared with: "we just mark the value when ack data is
-    persisting". Nothing is reserved, the byte rule looks at the value last marked, and the range rule closes, as
-    that of PIP-299, once there are more ranges than its limit. So both limits can be passed.
+    ESTIMATE_AT_PERSIST is the rule of PIP-262, for comparison: "we just mark the value when ack data is persisting".
+    Nothing is reserved, the byte rule uses the value marked last, and the range rule closes, as that of PIP-299, once
+    there are more ranges than its limit. So both limits can be exceeded.
     """
 
     EXACT = "exact"
@@ -51,25 +51,23 @@ class Accounting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """The limits of one subscription and how far its use must fall before a limit that was hit lets go.
+    """The limits of one subscription, and how far its usage must fall before a closed rule opens.
 
     Attributes:
-        max_unpersisted_ack_record_bytes: Most bytes of ack records in memory and not durable, with what is
-            reserved for them. Below 1 the rule is off; 1 to 1023 is refused. This and the other whole numbers fit 64
-            bits.
+        max_unpersisted_ack_record_bytes: Most bytes of ack records in memory and not durable, with reservations.
+            Below 1 the rule is off; 1 to 1023 is refused. This and the other whole numbers fit 64 bits.
         max_unacked_messages: Most messages sent and not acked; 0 is off.
-        unpersisted_release_ratio: The byte and the range rule let go at or below this part of their limit;
+        unpersisted_release_ratio: The byte and the range rule open at or below this part of their limit;
             0 < ratio <= 1.
-        unacked_release_ratio: The message rule lets go below this part of its limit; 0 < ratio <= 1.
-        max_unacked_ranges: Most ranges of acked entries above the mark-delete position, with what is reserved
-            for them; 0 is off.
+        unacked_release_ratio: The message rule opens below this part of its limit; 0 < ratio <= 1.
+        max_unacked_ranges: Most ranges of acked entries above the mark-delete position, with reservations; 0 is off.
         max_unacked_messages_per_consumer: Most messages that one consumer was sent and has not acked; 0 is off.
-            The rule lets go at or below half.
-        accounting: What is held against the first and the fifth.
+            The rule opens at or below half.
+        accounting: What counts against the first and the fifth.
 
     Raises:
         ValueError: A field is out of its bounds.
-        TypeError: A field is of another type; True and False are no numbers.
+        TypeError: A field is of another type; True and False are not numbers.
 
     Source: ``maxUnPersistAckRecordsBytes``; a dispatcher of Apache Pulsar blocked on unacked messages resumes
     below half the maximum, in whole numbers, a consumer at half. With a maximum of 1 the dispatcher never would;
@@ -103,7 +101,7 @@ class GateLimits:
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> GateLimits:
-        """Return what a broker's properties say; a key that is missing or blank keeps Pulsar's default.
+        """Return the limits in a broker's properties; a key that is missing or blank keeps Pulsar's default.
 
         Reads ``maxUnPersistAckRecordsBytes``, ``maxUnackedMessagesPerSubscription`` and
         ``maxUnackedMessagesPerConsumer``, of which 0 and below are off, and
@@ -156,10 +154,10 @@ _WHOLE_NUMBERS = {
 
 
 def check_whole(name: str, value: object) -> None:
-    """Refuse what is no whole number of 64 bits.
+    """Refuse a value that is not a whole number of 64 bits.
 
     Raises:
-        TypeError: It is no int.
+        TypeError: It is not an int.
         ValueError: It does not fit.
     """
     if isinstance(value, bool) or not isinstance(value, int):
@@ -180,7 +178,7 @@ def check_not_negative(name: str, limit: int) -> None:
 
 
 def check_ratio(name: str, value: object) -> None:
-    """Refuse what is no part of a whole, 0 excluded.
+    """Refuse a value outside 0 < ratio <= 1.
 
     Raises:
         TypeError: It is neither an int nor a float.
@@ -194,14 +192,14 @@ def check_ratio(name: str, value: object) -> None:
 
 
 class Usage(NamedTuple):
-    """What a subscription uses now, and the consumer that is asked for.
+    """The present usage of a subscription, and of the consumer of a request.
 
     Attributes:
         unpersisted_record_bytes: Size of the ranges acked in memory and not durable.
-        reserved_bytes: Worst case of what is sent and not yet acked.
+        reserved_bytes: Worst case of the messages that are sent and not yet acked.
         unacked_messages: How many messages are sent and not yet acked.
         range_count: How many ranges of acked entries there are above the mark-delete position.
-        reserved_ranges: How many more there are at worst when all that is sent is acked.
+        reserved_ranges: How many more there are at worst when all sent messages are acked.
         consumer_unacked_messages: How many messages the consumer was sent and has not yet acked.
     """
 
@@ -218,11 +216,11 @@ class Verdict(NamedTuple):
 
     Attributes:
         granted: The length of the prefix that may be sent.
-        rule: The rule that keeps the rest back, the first in the order of `Rule` if several do; None if everything
+        rule: The rule that keeps the others back, the first in the order of `Rule` if several do; None if everything
             was granted.
-        used: What that rule counts, this grant included. 0 if no rule binds, as are the next two.
-        limit: What `used` may not pass.
-        released_at: The highest use at which the rule, once closed, lets go again.
+        used: The usage that the rule counts, this grant included. 0 if no rule binds, as are the next two.
+        limit: The most that `used` may be.
+        released_at: The highest usage at which the rule, once closed, opens again.
         since_ms: When the rule closed; None while it is open.
     """
 

@@ -1,1 +1,1 @@
-"""What belongs to a topic: its message log, publisher, policies and delay buckets."""
+"""The parts of a topic: its message log, publisher, policies and delay buckets."""

@@ -1,7 +1,7 @@
-"""Which snapshot belongs to which bucket of delayed messages? Two places to keep that, as `delay.BucketRegistry`.
+"""Two registries of the snapshots of delay buckets, as `delay.BucketRegistry`.
 
-What one subscription delays stands in its cursor's properties, as in Pulsar. What all subscriptions of a topic share
-stands in the metadata store, a value for each bucket.
+The buckets of one subscription are in its cursor's properties, as in Pulsar. Buckets that all subscriptions of a topic
+share are in the metadata store, a value for each bucket.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CursorBucketRegistry:
         self._cursor = cursor
 
     def get_all(self) -> Mapping[str, str]:
-        """Return the internal properties; those of other things are among them."""
+        """Return the internal properties, including those that are not of buckets."""
         properties = self._cursor.cursor_properties
         return {name: text for name, text in properties.items() if name.startswith(INTERNAL_PREFIX)}
 
@@ -47,8 +47,8 @@ class CursorBucketRegistry:
 class MetadataBucketRegistry:
     """The buckets of one topic: a value for each below a path that nothing else uses.
 
-    Every call reads what is there, so that a bucket of another owner is not overwritten unseen: who comes second gets
-    `VersionMismatchError`, a `StoreError`.
+    Every call reads the present value, so that a bucket of another owner is not overwritten unseen: the second owner
+    gets `VersionMismatchError`, a `StoreError`.
 
     Args:
         metadata: The store.
@@ -64,7 +64,7 @@ class MetadataBucketRegistry:
         self._path = path
 
     def get_all(self) -> Mapping[str, str]:
-        """Return every name with its text; bytes that are no UTF-8 are escaped, so that it is none of a bucket.
+        """Return every name with its text; bytes that are not UTF-8 are escaped, so that no bucket has such a text.
 
         Raises:
             StoreError: The store failed.

@@ -1,4 +1,4 @@
-"""A topic's messages in ledgers of a store: what cursors acknowledge and a restart reads again.
+"""The message log of a topic, in ledgers of a store.
 
 One owner at a time writes a log: `MessageLog.open` fences every earlier one (`ackstate.cursor.topic.log_ownership`).
 """
@@ -39,11 +39,11 @@ _SHOWN_LENGTH = 60
 
 
 class Message(NamedTuple):
-    """What a producer published: one entry of the log, which may be a batch of messages.
+    """One entry of the log, as a producer published it; it may be a batch of messages.
 
     Attributes:
-        publish_time_ms: When; 0 or more.
-        deliver_at_ms: Not to be delivered before; `NO_DELAY` for at once.
+        publish_time_ms: When it was published; 0 or more.
+        deliver_at_ms: The earliest time of delivery; `NO_DELAY` for at once.
         payload: Opaque bytes.
         key: Messages of one key go to one consumer of a Key_Shared subscription, in order; None for no key.
         message_count: How many messages the entry holds.
@@ -63,8 +63,8 @@ class MessageLog:
     Created by `open`. After an open the first batch begins a new ledger, as in Pulsar. One writer at a time.
 
     Attributes:
-        topic: Whose messages.
-        ledgers: How many entries each ledger holds; what the topic's cursors are opened with.
+        topic: The name of the topic.
+        ledgers: How many entries each ledger holds; the topic's cursors are opened with it.
     """
 
     def __init__(self, store: Store, topic: str, counts: dict[int, int], ownership: LogOwnership | None) -> None:
@@ -73,7 +73,7 @@ class MessageLog:
         self._store = store
         self._ownership = ownership  # None for a log that is only read
         self._entries_per_ledger_max = 0
-        self._room = 0  # entries that the open ledger may still take; none after a recovery
+        self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
         # Weak, since an index lives as long as its views.
         self._fed: WeakSet[SharedDelayIndex] = WeakSet()
 
@@ -81,11 +81,11 @@ class MessageLog:
     def open(cls, store: Store, *, topic: str, entries_per_ledger_max: int = 50_000) -> MessageLog:
         """Open a topic's log and take it over from its owner, or create it if the store has none.
 
-        From then on no earlier owner can append, and what any of them has published is in this log.
+        From then on no earlier owner can append, and all messages that any of them has published are in this log.
 
         Args:
             store: Where the ledgers live; stays open.
-            topic: Any text but the empty one.
+            topic: Any text but an empty one.
             entries_per_ledger_max: A ledger that has this many is closed and a new one begun; Pulsar's
                 ``managedLedgerMaxEntriesPerLedger``.
 
@@ -198,7 +198,7 @@ class MessageLog:
         Raises:
             TypeError: `positions` is a single position.
             LedgerNotFoundError: A position is not in the log.
-            CorruptStateError: What is stored there is no message.
+            CorruptStateError: The entry there is not a message.
         """
         if isinstance(positions, Position):
             raise TypeError(f"positions must be a list of Position, got a single one, {positions}")

@@ -1,4 +1,4 @@
-"""What namespaces and topics say of delays and of ack records, kept in the metadata store with versions.
+"""The policies of namespaces and topics, on delays and ack records, in the metadata store with versions.
 
 One value holds all policies of one namespace or topic, as a JSON document (`docs/wire-format.md`). It is changed by
 compare-and-set: of two writers that read the same version one is refused, and neither overwrites the other unseen.

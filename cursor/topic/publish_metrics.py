@@ -1,4 +1,4 @@
-"""What the delivery-delay policies did to published messages, for Prometheus. Needs the extra ``ackstate[metrics]``."""
+"""Exports the counters of the delivery-delay policies to Prometheus. Needs the extra ``ackstate[metrics]``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEANINGS = {
 class PublishCollector(Collector):
     """Exports `PublishCounters`, to be registered with a `CollectorRegistry`.
 
-    Names and labels are those that the OpenTelemetry exporter for Prometheus makes of Pulsar's.
+    Names and labels are those that the OpenTelemetry exporter for Prometheus derives from Pulsar's.
 
     Complexity: O(topics) for a scrape.
     """

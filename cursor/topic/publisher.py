@@ -1,4 +1,4 @@
-"""Publishing to a topic under its delivery-delay policies, alone or in a transaction, and what they did, counted."""
+"""Publishes to a topic under its delivery-delay policies, alone or in a transaction, and counts their effects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PublishCounters:
     """How many messages the policies rejected or overrode, for each topic of a broker. Safe for any number of threads.
 
     Args:
-        cluster: Where the broker runs.
+        cluster: The name of the cluster that the broker is in.
 
     Source: PIP-437.
     """
@@ -51,7 +51,7 @@ class PublishCounters:
         self._values: dict[tuple[str, str], int] = {}
 
     def add_topic(self, topic: str) -> None:
-        """Count a topic from 0, unless it is counted already.
+        """Count a topic from 0; no-op if it is counted already.
 
         Args:
             topic: As Pulsar names it, like ``persistent://public/default/orders``; of any other text, the namespace is
@@ -62,13 +62,13 @@ class PublishCounters:
                 self._values.setdefault((name, topic), 0)
 
     def remove_topic(self, topic: str) -> None:
-        """Forget a topic, such as one that another broker has now; one that is not counted is no error."""
+        """Forget a topic, such as one that another broker has now; no-op if it is not counted."""
         with self._lock:
             for name in (REJECTED, OVERRIDDEN):
                 self._values.pop((name, topic), None)
 
     def count(self, name: str, *, topic: str, message_count: int) -> None:
-        """Count messages of a topic; nothing if it was not added, or was removed."""
+        """Count messages of a topic; no-op if it was not added, or was removed."""
         with self._lock:
             if (name, topic) in self._values:
                 self._values[name, topic] += message_count
@@ -96,13 +96,14 @@ class _Decided(NamedTuple):
 class TopicPublisher:
     """Appends messages to a topic's log at the delivery times that its policies give them.
 
-    The policies are asked for at each publish, so a change counts from the next one on. One writer at a time.
+    The policies are read at each publish, so a change applies from the next one on. One writer at a time. The log
+    reports delayed messages to the delay indexes of the topic's subscriptions.
 
     Args:
         log: The topic's messages.
-        topic: What the counters call it; see `PublishCounters.add_topic`.
-        policies: Returns what is in force now.
-        counters: Where what the policies do is counted.
+        topic: Its name in the counters; see `PublishCounters.add_topic`.
+        policies: Returns the policies in force now.
+        counters: Counts the effects of the policies.
     """
 
     def __init__(
@@ -123,8 +124,8 @@ class TopicPublisher:
         """Append messages with one sync, all or nothing, and return their positions in order.
 
         Raises:
-            DeliveryDelayExceededError: One of them asks for more than the maximum delay. None is stored; all that ask
-                for too much are counted.
+            DeliveryDelayExceededError: One of them has more than the maximum delay. None is stored; all that exceed the
+                maximum are counted.
             TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
         return self._append(self._decide(messages))
@@ -163,10 +164,10 @@ class TopicPublisher:
 
 @final
 class PublishTransaction:
-    """Messages that are stored together or not at all; made by `TopicPublisher.begin_transaction`.
+    """Messages that are stored together or not at all; created by `TopicPublisher.begin_transaction`.
 
-    The policies are applied when a message comes in, and what they overrode is counted when it is stored. Its messages
-    are in nobody's sight before `commit`: one whose delay is over by then is delivered at once. After `commit` or
+    The policies are applied when a message is added, and overridden messages are counted when they are stored. No
+    subscription sees a message before `commit`: one whose delay is over by then is delivered at once. After `commit` or
     `abort` every call raises `ValueError`.
     """
 
@@ -182,10 +183,10 @@ class PublishTransaction:
         self._ended_by: str | None = None
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """Take messages in, all or none; the transaction goes on if they are refused.
+        """Add messages, all or none; the transaction continues if they are refused.
 
         Raises:
-            DeliveryDelayExceededError: One of them asks for more than the maximum delay; all that do are counted.
+            DeliveryDelayExceededError: One of them has more than the maximum delay; all that do are counted.
             TypeError, ValueError: As `MessageLog.publish`.
         """
         self._check_open()
