@@ -28,13 +28,13 @@ _SHARE_DEFAULT = 0.16
 
 @final
 class BrokerLimit:
-    """The unacked messages of all subscriptions of a broker, and who is to wait when they are too many.
+    """The unacked messages of all subscriptions of a broker, and the subscriptions that wait when there are too many.
 
-    Give it to the `DispatchGate` of each subscription. When there is no room for a subscription's next message the
-    broker is *blocked*, until its total is below half the maximum. Meanwhile each subscription may have its share
-    of the maximum; one that asks for more is closed until it is below half its share, or the broker is not
-    blocked. The total never passes the maximum for a subscription above its share. A subscription with nothing
-    unacked always gets one message, whatever it weighs.
+    Pass it to the `DispatchGate` of each subscription. When there is no room for a subscription's next message, the
+    broker is *blocked* until its total is below half the maximum. Meanwhile each subscription may have its share of the
+    maximum. A subscription that requests more is closed until it is below half its share, or the broker is no longer
+    blocked. The total never exceeds the maximum for a subscription above its share. A subscription with no unacked
+    messages is always granted one entry, whatever its weight.
 
     Args:
         max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.
@@ -42,18 +42,18 @@ class BrokerLimit:
 
     Raises:
         ValueError: A number is out of range.
-        TypeError: One is of another type; True and False are no numbers.
+        TypeError: One is of another type; True and False are not numbers.
 
     Safe for concurrent use.
 
-    Source: ``BrokerService.checkUnAckMessageDispatching`` and ``addUnAckedMessages`` of Apache Pulsar, which look
-    after a batch was sent and so pass the maximum.
+    Source: ``BrokerService.checkUnAckMessageDispatching`` and ``addUnAckedMessages`` of Apache Pulsar, which check
+    after a batch was sent and so exceed the maximum.
     """
 
     def __init__(self, max_unacked_messages: int = 0, blocked_share: float = _SHARE_DEFAULT) -> None:
         self._lock = Lock()
-        # Invariants: the sum over all parts of what they count and what they were promised; the closed ones among
-        # them; the highest total at which one of those opens, -1 if none is closed.
+        # Invariants: the sum over all parts of their counted and promised messages; the closed parts; the highest
+        # total at which one of those opens, -1 if none is closed.
         self._total = 0
         self._closed: dict[BrokerPart, None] = {}
         self._opens_at = -1
@@ -85,21 +85,21 @@ class BrokerLimit:
 
     @property
     def blocked_share(self) -> float:
-        """The part of the maximum that each subscription may have while the broker is blocked."""
+        """The share of the maximum that each subscription may have while the broker is blocked."""
         return self._blocked_share
 
     @property
     def unacked_messages(self) -> int:
-        """Unacked messages of all subscriptions, with those granted and not yet sent."""
+        """Unacked messages of all subscriptions, including those granted and not yet sent."""
         return self._total
 
     @property
     def is_blocked(self) -> bool:
-        """Must subscriptions keep to their share?"""
+        """Whether subscriptions are limited to their share."""
         return self._is_blocked
 
     def change_limit(self, max_unacked_messages: int, blocked_share: float | None = None) -> None:
-        """Put another maximum in force from the next call on; what is above it stays.
+        """Put another maximum in force from the next call on; messages above it stay unacked.
 
         Args:
             max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.
@@ -110,14 +110,14 @@ class BrokerLimit:
         """
         with self._lock:
             self._set_limit(max_unacked_messages, self._blocked_share if blocked_share is None else blocked_share)
-            # Each closed subscription asks again, and closes again by the new numbers.
+            # Each closed subscription requests again, and closes again by the new numbers.
             self._is_blocked = self._is_blocked and self._total > self._mark
             opened = list(self._closed)
             self._open(opened)
         wake_all(opened)
 
     def part(self, wake: Callable[[], object]) -> BrokerPart:
-        """Return the part of one more subscription; what is given is called when the limit lets it go on."""
+        """Return the part of one more subscription; `wake` is called when the limit admits its messages again."""
         return BrokerPart(self, wake)
 
     def _set_limit(self, max_unacked_messages: int, blocked_share: float) -> None:
@@ -139,7 +139,7 @@ class BrokerLimit:
         self._opens_at = max((closed.released_at for closed in self._closed), default=-1)
 
     def _lower(self, count: int) -> list[BrokerPart]:
-        """Take so much off the total, and return whom that opens."""
+        """Subtract from the total, and return the parts that this opens."""
         self._total -= count
         self._is_blocked = self._is_blocked and self._total > self._mark
         if self._total > self._opens_at:
@@ -150,7 +150,7 @@ class BrokerLimit:
 
 
 def wake_all(parts: Iterable[BrokerPart]) -> None:
-    """Tell subscriptions that they may go on; not under the lock, they have locks of their own."""
+    """Wake subscriptions; not under the lock, since they have locks of their own."""
     call_all(part.wake for part in parts)
 
 
@@ -161,8 +161,8 @@ NOBODY: tuple[BrokerPart, ...] = ()
 class BrokerPart:
     """One subscription's unacked messages within the limit of its broker.
 
-    What is granted is promised to the subscription until it counts it as sent. What it has not counted when it
-    asks again was not sent, and lapses.
+    Granted messages are promised to the subscription until it counts them as sent. Messages that it has not counted at
+    its next request were not sent, and their promise lapses.
     """
 
     __slots__ = (
@@ -185,7 +185,7 @@ class BrokerPart:
         self._promised = 0
         self._has_left = False
         self.is_closed = False
-        # While closed: at this total of the broker it opens, and at this count of its own.
+        # While closed: it opens at this total of the broker, and at this count of its own.
         self.released_at = NO_LIMIT
         self._share_released_at = NO_LIMIT
         self.since_ms: int | None = None
@@ -193,14 +193,14 @@ class BrokerPart:
 
     @property
     def refuses(self) -> bool:
-        """Is it closed, and nothing to lapse?"""
+        """Whether it is closed and no promise can lapse."""
         return self.is_closed and not self._promised and not self._has_left
 
     def grant_one(self) -> bool:
-        """Grant a single message where that is plain; False says nothing, ask `grant` then."""
+        """Grant a single message in the simple case; if False, call `grant`."""
         broker = self._broker
         with broker._lock:
-            # Who is closed while the broker is not blocked waits for room for a large batch.
+            # A part that is closed while the broker is not blocked waits for room for a large batch.
             if broker._total >= broker._limit or self._promised or broker._is_blocked or self.is_closed:
                 return False
             broker._total += 1
@@ -211,7 +211,7 @@ class BrokerPart:
         """Grant the longest prefix of new messages that fits, and close if none does.
 
         Returns:
-            How many, and which others it lets go on; they are to be told (`wake_all`) without a lock.
+            How many, and the parts that this opens, to be woken (`wake_all`) without a lock.
         """
         with self._broker._lock:
             opened = self._lapse()
@@ -219,7 +219,7 @@ class BrokerPart:
         return granted, opened
 
     def grant_redelivery(self, weights: Sequence[int] | None, count: int) -> tuple[int, Sequence[BrokerPart]]:
-        """Grant the longest prefix that the limit, closed or not, has room for; returns as `grant`."""
+        """Grant the longest prefix that the limit, closed or not, has room for; return as `grant`."""
         broker = self._broker
         with broker._lock:
             opened = self._lapse()
@@ -228,7 +228,7 @@ class BrokerPart:
         return granted, opened
 
     def observe(self, *, now_ms: int) -> None:
-        """Close if there is no room for one more message; promises nothing."""
+        """Close if there is no room for one more message; promise nothing."""
         broker = self._broker
         with broker._lock:
             if self.is_closed or (not broker._is_blocked and broker._total < broker._limit):
@@ -238,14 +238,14 @@ class BrokerPart:
                 self._close(1, now_ms)
 
     def count(self, delta: int) -> None:
-        """Count messages sent, or taken off by acks and returns; nothing after `close`.
+        """Count messages that were sent or, below 0, acked or given back; no-op after `close`.
 
         Raises:
-            ValueError: More are taken off than were counted; nothing is changed.
+            ValueError: More are subtracted than were counted; nothing is changed.
         """
         with self._broker._lock:
             if delta == self._promised:
-                # As a rule what was granted is sent: the total knows of it.
+                # Usually all granted messages are sent: the total has them already.
                 self._promised = 0
                 self._counted += delta
                 return
@@ -260,18 +260,18 @@ class BrokerPart:
         wake_all(opened)
 
     def close(self) -> None:
-        """Take what is counted here out of the total, for good."""
+        """Subtract the messages of this part from the total, for good."""
         with self._broker._lock:
             gone = self._counted + self._promised
             self._counted = self._promised = 0
             opened = self._lower(gone)
             self._broker._open([self])
-            # Another thread may hold it yet. Not open, it grants nothing more that nobody would take off again.
+            # Another thread may still have it. Closed, it grants no message that no one would subtract again.
             self.is_closed = self._has_left = True
         wake_all(part for part in opened if part is not self)
 
     def verdict(self, *, granted: int = 0) -> Verdict:
-        """Answer that the broker's limit keeps the rest back."""
+        """Return the verdict that the broker's limit keeps the other messages back."""
         broker = self._broker
         released_at = self.released_at if self.is_closed else broker._mark
         rule = Rule.BROKER_UNACKED_MESSAGES
