@@ -22,6 +22,7 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription
@@ -333,7 +334,7 @@ def test_at_the_end_of_a_ledger_young_acks_make_room_for_the_first_message_of_th
 
 
 def test_it_catches_room_made_for_the_message_that_would_follow_in_the_ledger(monkeypatch):
-    monkeypatch.setattr(ManagedCursor, "next_unread", ManagedCursor.read_position)
+    monkeypatch.setattr(EntryReader, "next_unread", EntryReader.position)
     with pytest.raises(AssertionError):
         assert_agreement(*the_end_of_a_ledger(), [])
 

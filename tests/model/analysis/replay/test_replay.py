@@ -24,6 +24,7 @@ from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.view import CursorView
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from chunks import chunk_of
@@ -348,7 +349,7 @@ def assert_same_ruler(chance, age, *, ack_share, count=658):
             else:
                 real.ack(position, now_ms=each_ms)
         real.tick(now_ms=each_ms)
-    young, other = real.young_age, replay.cursor._persister.young_age
+    young, other = real._persister.young_age, replay.cursor._persister.young_age
     assert young.ruler.marks() == other.ruler.marks()
     ages = [young.ruler.frontier(young.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
     assert ages == [other.ruler.frontier(other.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
@@ -372,9 +373,9 @@ def test_it_catches_a_ruler_that_nobody_asks_before_it_is_thinned(monkeypatch):
 
 def test_where_nothing_is_acked_the_ruler_is_hardly_asked(monkeypatch):
     asked = []
-    is_due = ManagedCursor.is_persist_due
+    is_due = CursorView.is_persist_due
     monkeypatch.setattr(
-        ManagedCursor, "is_persist_due", lambda self, *, now_ms: asked.append(now_ms) or is_due(self, now_ms=now_ms)
+        CursorView, "is_persist_due", lambda self, *, now_ms: asked.append(now_ms) or is_due(self, now_ms=now_ms)
     )
     policy = Policy.from_mapping({"flush_interval_ms": 20, "become_old_ack_record_seconds": 1})
     chunk = chunk_of([each for entry in range(4_000) for each in deliveries(1_000 + entry, [entry])])
