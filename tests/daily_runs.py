@@ -130,7 +130,7 @@ def again_from_state(replay, policies):
     assert encoded(state) == text
     for cursor, again in zip(cursors_of(replay), cursors_of(state.replay), strict=True):
         assert again.stats().redelivery_if_crashed == cursor.stats().redelivery_if_crashed
-        assert again.unpersisted_record_bytes == cursor.view.unpersisted_record_bytes
+        assert again.view.unpersisted_record_bytes == cursor.view.unpersisted_record_bytes
         assert again.persisted_mark_delete_position == cursor.persisted_mark_delete_position
     return state.replay
 
