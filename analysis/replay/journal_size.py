@@ -34,7 +34,7 @@ _BASE_BYTES = len(encode(Record(RecordKind.SNAPSHOT, 0, 0, 0, Position(0, -1), D
 _CONTAINER = 2**16
 _ARRAY_MAX = 4096
 _BITSET_BYTES = 8192
-_COMPACTION_RATIO = 4  # As in `ackstate.cursor.persist.persister`.
+_COMPACTION_RATIO = 4  # As in `ackstate.cursor.persist.planner`.
 
 
 @final
