@@ -1,1 +1,1 @@
-"""What the range store costs, in nanoseconds and bytes, beside the naive ways to keep the same ranges."""
+"""Time and memory of the range store, compared with naive implementations."""

@@ -1,4 +1,4 @@
-"""Many acks in one call: what does an entry cost, by the order of the entries and by what they come in?"""
+"""The time per entry of many acks in one call, by the order of the entries and the type of the argument."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def measure_inputs(report: BenchmarkReport, pattern: str, entry_ids: EntryIds) -
 
 
 def check_added(held: DeletedRanges, given: Any, entry_ids: EntryIds) -> None:
-    """See that all are new and that the counters are what a count from nothing gives."""
+    """Check that all entries are new and that the counters equal a full recount."""
     ranges = held.copy()
     assert ranges.add_entries(LEDGER, given) == len(entry_ids)
     merged = DeletedRanges()
@@ -85,7 +85,7 @@ def check_added(held: DeletedRanges, given: Any, entry_ids: EntryIds) -> None:
 
 
 def measure_ranges(report: BenchmarkReport) -> None:
-    """Measure what needs no list of entries: a run and a `range`."""
+    """Measure the calls without a list of entries: a run and a `range`."""
     spread = timed(lambda ranges: ranges.add_run(LEDGER, 0, COUNT), DeletedRanges, each=COUNT)
     report.time("in order, empty, add_run", UNIT, spread, LIMIT)
     for pattern, given in {"in order": range(COUNT), "alternating": range(0, 2 * COUNT, 2)}.items():
@@ -94,7 +94,7 @@ def measure_ranges(report: BenchmarkReport) -> None:
 
 
 def add_range(given: range, ranges: DeletedRanges) -> None:
-    """What is timed."""
+    """The timed function."""
     ranges.add_entries(LEDGER, given)
 
 

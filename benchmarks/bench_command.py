@@ -1,6 +1,6 @@
-"""How long does a user wait for `ackstate redelivery`, beside a Spark session that counts ten rows, and for what?
+"""The time of `ackstate redelivery` and of its parts, compared with a Spark session that counts ten rows.
 
-``--events N`` takes another large trace, ``--rounds N`` another number of rounds; what is printed then is not kept.
+``--events N`` takes another large trace, ``--rounds N`` another number of rounds; those results are not stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def made(directory: Path, events: int) -> Path:
 
 
 def commands(traces: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Return what is run, by name."""
+    """Return the commands by name."""
     found = {BARE_NAME: [sys.executable, "-c", BARE]}
     for name, trace in traces.items():
         estimate = [*_ACKSTATE, "redelivery", str(trace), "--verbose"]

@@ -1,4 +1,4 @@
-"""A cursor on SQLite: what does an ack cost in memory, and what do many cursors cost together?"""
+"""A cursor on SQLite: the time of an ack in memory, and of persisting many cursors together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLUSH_RUNS = 7
 
 
 class CountingStore:
-    """A store that counts what is asked of its ledgers; each append is one sync."""
+    """A store that counts the calls of its ledgers; each append is one sync."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -99,7 +99,7 @@ def positions_of(batches: Iterator[list[int]]) -> list[Position]:
 
 
 def ack_each(cursor: ManagedCursor, positions: list[Position]) -> None:
-    """Ack one by one: what is timed."""
+    """Ack one by one: the timed function."""
     for position in positions:
         cursor.ack(position, now_ms=1)
 
@@ -123,7 +123,7 @@ def measure_bulk(report: BenchmarkReport) -> None:
 
 
 def ack_parts(parts: list[np.ndarray], cursor: ManagedCursor) -> None:
-    """Ack entries by so many at a time: what is timed."""
+    """Ack entries in batches: the timed function."""
     for part in parts:
         cursor.ack_entries(LEDGER, part, now_ms=1)
 

@@ -57,7 +57,7 @@ def opened(store: MemoryStore, log: LedgerMap, config: CursorConfig) -> ManagedC
 
 
 def measure_loss(report: BenchmarkReport) -> None:
-    """Lose what each configuration loses of each pattern."""
+    """Measure the lost acks of each configuration for each pattern."""
     for pattern, acked in PATTERNS.items():
         for name, config in CONFIGURATIONS.items():
             lost = loss(acked, config)

@@ -1,6 +1,6 @@
-"""What does an idle cursor weigh, with a hundred thousand of them open in one process?
+"""The memory of an idle cursor, with a hundred thousand of them open in one process.
 
-Each figure comes from a process of its own, by what the process grew.
+Each figure is the growth of a separate process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one more ack costs to persist, in bytes and in CPU, by how many holes live already."""
+"""The bytes and CPU time to persist one more ack, by the number of existing holes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LIMIT_CPU = 25
 
 
 class Cycles(NamedTuple):
-    """Two whole cycles of compaction: the acks in them, and what was written for them."""
+    """Two whole cycles of compaction: the number of their acks, and the bytes written for them."""
 
     acks: int
     delta_bytes: int
@@ -53,7 +53,7 @@ class Cycles(NamedTuple):
 
 
 def opened(store: Store, holes: int, config: CursorConfig | None = None) -> ManagedCursor:
-    """Return a cursor with every other entry acked and durable, so many."""
+    """Return a cursor with `holes` alternating entries acked and durable."""
     log = LedgerMap.from_counts({LEDGER: 2 * holes + 1_000_000})
     cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
     cursor.ack_entries(LEDGER, np.arange(1, 2 * holes, 2, dtype=np.uint32), now_ms=0)
@@ -62,7 +62,7 @@ def opened(store: Store, holes: int, config: CursorConfig | None = None) -> Mana
 
 
 def acks_above(holes: int) -> Iterator[Position]:
-    """Return what is acked one by one: each stands alone."""
+    """Return isolated positions to ack one by one."""
     entry = 2 * holes + 2
     while True:
         yield Position(LEDGER, entry)
@@ -87,7 +87,7 @@ def two_cycles(cursor: ManagedCursor, positions: Iterator[Position]) -> Cycles:
 
 
 def measure_bytes(report: BenchmarkReport) -> None:
-    """Persist after each ack, and tell where the bytes go."""
+    """Persist after each ack, and report the target of the bytes."""
     for holes, name in ((10_000, "10 k"), (1_000_000, "1 M")):
         with closing(MemoryStore()) as store:
             acks, delta_bytes, snapshot_bytes = two_cycles(opened(store, holes), acks_above(holes))

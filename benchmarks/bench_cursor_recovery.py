@@ -70,7 +70,7 @@ def measure_opening(report: BenchmarkReport) -> None:
 
 
 def time_opening(store: Store, log: LedgerMap) -> Spread:
-    """Time `ManagedCursor.open` on what the store holds."""
+    """Time `ManagedCursor.open` on a filled store."""
     return timed(lambda _: opened(store, log), lambda: None, each=1e6)
 
 

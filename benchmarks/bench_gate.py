@@ -1,4 +1,4 @@
-"""What does it cost to ask the gate for one message, and does it grow with what is outstanding?"""
+"""The time of one request to the gate, by the number of outstanding messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMITS = GateLimits(FAR, FAR, max_unacked_ranges=FAR, max_unacked_messages_per_c
 
 
 class PulsarLikeDispatcher:
-    """What is asked before a read: a flag that was set after an earlier ack or send, and the permits."""
+    """The checks before a read: a flag that was set after an earlier ack or send, and the permits."""
 
     def __init__(self, unacked: int) -> None:
         self.is_blocked = False
@@ -39,13 +39,13 @@ class PulsarLikeDispatcher:
 
 
 def usage_of(outstanding: int) -> Usage:
-    """Return the use of so many messages, half of them acked and not persisted."""
+    """Return the usage of outstanding messages, half of them acked and not persisted."""
     half = outstanding // 2
     return Usage(17 * half, 17 * (outstanding - half), outstanding - half, half, outstanding - half, outstanding - half)
 
 
 def ask(usage: Usage, gate: DispatchGate) -> None:
-    """Ask again and again without sending: what is timed."""
+    """Ask repeatedly without sending: the timed function."""
     request = gate.request
     for _ in range(CALLS):
         request(COST, usage=usage, consumer="consumer", now_ms=1)
@@ -77,14 +77,14 @@ def closed_gate(usage: Usage) -> DispatchGate:
 
 
 def shared_gate(outstanding: int) -> DispatchGate:
-    """Return a gate under a broker's limit with so many messages counted already."""
+    """Return a gate under a broker's limit with a number of messages already counted."""
     gate = DispatchGate(LIMITS, broker=BrokerLimit(FAR))
     gate.count_unacked(outstanding)
     return gate
 
 
 def timings(outstanding: int) -> dict[str, Timing]:
-    """Return what is asked at one number of outstanding messages."""
+    """Return the timed requests for one number of outstanding messages."""
     usage = usage_of(outstanding)
     gates: dict[str, tuple[Callable[[DispatchGate], None], Callable[[], DispatchGate]]] = {
         "granted": (partial(ask, usage), lambda: DispatchGate(LIMITS)),

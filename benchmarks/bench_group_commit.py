@@ -28,7 +28,7 @@ ENTRY = bytes(100)
 
 
 def append(store: SqliteStore, ledger_ids: list[int], turn: AbstractContextManager[object]) -> None:
-    """Append with a thread for each ledger, each when it is its turn: what is timed."""
+    """Append with one thread per ledger, in turns: the timed function."""
 
     def append_some(ledger_id: int) -> None:
         for _ in range(APPENDS // len(ledger_ids)):
@@ -51,7 +51,7 @@ def commits_of(store: SqliteStore, call: Callable[[], object]) -> int:
 
 
 def measure(report: BenchmarkReport, store: SqliteStore) -> None:
-    """Append with so and so many threads, in groups and each call by itself."""
+    """Append with different numbers of threads, in groups and each call by itself."""
     ledger_ids = [store.ledgers.create("benchmark") for _ in range(max(THREADS))]
     together, apart = nullcontext(), threading.Lock()
     for count in THREADS:

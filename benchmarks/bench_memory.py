@@ -1,6 +1,6 @@
-"""What does it weigh: bytes an acked entry, and bytes a ledger beyond its bitmap?
+"""The memory of the range store: bytes per acked entry, and bytes per ledger in addition to its bitmap.
 
-Each figure comes from a process of its own, by what the process grew.
+Each figure is the growth of a separate process.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def one_entry_runs(ledger_count: int) -> list[Run]:
     return [Run(ledger_id, 5, 6) for ledger_id in range(ledger_count)]
 
 
-# What is built, by how many things its bytes are divided.
+# The objects to build, and the number by which their bytes are divided.
 CASES: dict[str, tuple[Callable[[], object], int]] = {
     "in_bulk": (in_bulk, SPAN // 2),
     "one_by_one": (one_by_one, SPAN // 2),
@@ -169,7 +169,7 @@ def report_ledgers(report: BenchmarkReport) -> None:
 
 
 def check_peers() -> None:
-    """See that peers made from these ranges hold and count what ours does; at a size that is quick."""
+    """Check that peers made from these ranges have the same content and counts, at a small size."""
     alternate = DeletedRanges()
     alternate.add_entries(LEDGER, alternating(10_000))
     for peer_type in (RangeList, SortedRanges, IntervalTrees):

@@ -1,4 +1,4 @@
-"""The native record: what does a snapshot of a million holes cost to write and to read, and how long is it?"""
+"""The native record: time to encode and decode a snapshot of a million holes, and its length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By how much is a limit on the ack state passed, exact and as an estimate, and what does it cost to keep it?"""
+"""The overshoot of a limit on the ack state, exact and as an estimate, and the cost of keeping the limit."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ KIB, MIB = 2**10, 2**20
 
 @dataclass(frozen=True, slots=True)
 class ConsumerWorkload:
-    """Who is there.
+    """The number and kinds of consumers.
 
     Attributes:
         name: In the table.
         working: How many consumers ack everything, beside the one that is stuck.
-        stuck_acks_one_in: That one acks of so many messages the last one; 0 for none.
+        stuck_acks_one_in: The stuck consumer acks one of this many messages, the last one; 0 for none.
         delays_even: Whether the entries of even id are delayed beyond the end of the run.
         batch: How many messages a consumer gets before the next has its turn.
         kind: How messages are shared out.
@@ -76,7 +76,7 @@ class LimitSetting:
 
 
 class LimitRunResult(NamedTuple):
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         highest: The highest use, after any ack.
@@ -135,7 +135,7 @@ class Backlog:
         self._names = count()
 
     def keep_ahead(self, sent: int) -> None:
-        """Publish so much that there is more to send than a step can."""
+        """Publish more messages than a step can send."""
         while self._published < sent + 50_000:
             keys = self._random.integers(0, KEYS, 10_000).tolist()
             self.log.publish(
@@ -235,7 +235,7 @@ class LimitRun:
 
 
 def measure_overshoot(report: BenchmarkReport) -> list[LimitPanel]:
-    """Run everything with both kinds of accounting; return what is to be drawn of it."""
+    """Run everything with both kinds of accounting; return the curves of the picture."""
     backlogs = {delays_even: Backlog(delays_even=delays_even) for delays_even in (False, True)}
     panels = []
     for setting, workload, interval_s in RUNS:
@@ -266,7 +266,7 @@ def _report_costs(
 
 
 if __name__ == "__main__":
-    logging.disable(logging.WARNING)  # It says of each persist that ranges were left out.
+    logging.disable(logging.WARNING)  # Each persist logs that ranges were left out.
     report = BenchmarkReport("overshoot", ABOUT)
     panels = measure_overshoot(report)
     (RESULTS / "overshoot.svg").write_text(drawn(panels))

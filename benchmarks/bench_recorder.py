@@ -1,4 +1,4 @@
-"""What does it cost a cursor to be recorded?"""
+"""The overhead of recording a cursor."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def measure_calls(report: BenchmarkReport, directory: Path) -> None:
 
 
 def measure_bytes(report: BenchmarkReport, directory: Path) -> None:
-    """What an event takes."""
+    """The size of an event."""
     with Recording(directory / "weighed") as recording:
         ack_out_of_order(opened(recording))
     events = write_trace(read_recording(directory / "weighed"), directory / "trace")

@@ -1,4 +1,4 @@
-"""Which ranges fit a limit: what does it cost to choose ten thousand of a million?"""
+"""The time to choose the ten thousand of a million ranges that fit a limit."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def picked(entry_ids: EntryIds, count: int) -> list[Position]:
 
 
 def add_all(positions: Iterable[Position], ranges: Peer | DeletedRanges) -> None:
-    """Ack them one by one: what is timed."""
+    """Ack them one by one: the timed function."""
     add = ranges.add
     for position in positions:
         add(position)
@@ -139,7 +139,7 @@ def measure_peers(report: BenchmarkReport, size: int, ours: dict[str, Spread]) -
 
 
 def measure_peer(peer_type: type[Peer], held: DeletedRanges, runs_held: list[Run], entry_ids: EntryIds) -> Spread:
-    """Time batches of a hundredth of what is held, each of new entries; the first one is compared, not timed."""
+    """Time batches of new entries, each a hundredth of the existing ones; the first one is compared, not timed."""
     runs, batch = 5, min(1_000, held.range_count // 100)
     positions = picked(entry_ids, (runs + 2) * batch)
     peer, ours = peer_type.from_runs(runs_held), held.copy()
@@ -151,7 +151,7 @@ def measure_peer(peer_type: type[Peer], held: DeletedRanges, runs_held: list[Run
 
 
 def measure_record_bytes(report: BenchmarkReport) -> None:
-    """Measure what the accounting is for: to know the size at any moment."""
+    """Measure the purpose of the accounting: the size at any moment."""
     held, _ = isolated(1_000_000)
     ours = timed(read_record_bytes, held.copy, each=BATCH)
     report.time("1 M holes, record_bytes", "ns a read", ours)
@@ -162,13 +162,13 @@ def measure_record_bytes(report: BenchmarkReport) -> None:
 
 
 def read_record_bytes(ranges: DeletedRanges) -> None:
-    """Ask for the size again and again: once is less than a clock can tell."""
+    """Ask for the size repeatedly: one call is too short for the clock."""
     for _ in range(BATCH):
         ranges.record_bytes  # noqa: B018
 
 
 class DoesNothing:
-    """What the loop costs without the add."""
+    """The time of the loop without the add."""
 
     def add(self, _: Position) -> int:
         return 1

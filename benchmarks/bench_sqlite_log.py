@@ -1,4 +1,4 @@
-"""What does a flipped bit in SQLite's write-ahead log cost with our check of the log, and without?"""
+"""The commits lost by a flipped bit in SQLite's write-ahead log, with the check of the log and without."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ABOUT = (
 
 
 class OpenResult(NamedTuple):
-    """What opening a damaged database led to.
+    """The result of opening a damaged database.
 
     Attributes:
         lost: Commits that SQLite dropped.
-        is_whole: Whether its `integrity_check` found nothing.
+        is_whole: Whether its `integrity_check` reported no error.
         is_refused: Whether `check_log` refused the log.
     """
 

@@ -1,4 +1,4 @@
-"""What does an append cost in each embedded store, beside a bare file that is synced after each write?"""
+"""The time of an append in each embedded store, compared with a plain file that is synced after each write."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ KINDS = (FileStore, SqliteStore)
 
 
 class Target(Protocol):
-    """What is appended to: by ledger."""
+    """A target of appends, by ledger."""
 
     def append(self, ledger_id: int, entry: bytes) -> object: ...
 
 
 class BareFile:
-    """One write and one sync an append; what nothing that is durable can beat, alone."""
+    """One write and one sync per append: the lower bound for one durable append."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -56,7 +56,7 @@ class BareFile:
 
 
 def append(target: Target, ledger_ids: list[int], entry: bytes, count: int) -> None:
-    """Append with a thread for each ledger: what is timed."""
+    """Append with one thread per ledger: the timed function."""
 
     def append_some(ledger_id: int) -> None:
         for _ in range(count // len(ledger_ids)):
@@ -102,7 +102,7 @@ def measure_appends(report: BenchmarkReport, directory: Path) -> None:
 
 
 def fill(store: Store, at_once: int) -> list[int]:
-    """Append many entries, so many with each call, to ten ledgers by turns, and return these."""
+    """Append many entries in batches to ten ledgers in turn, and return the ledgers."""
     ids = [store.ledgers.create("benchmark") for _ in range(10)]
     for first in range(0, ENTRIES, at_once):
         numbers = range(first, first + at_once)
@@ -140,7 +140,7 @@ def measure_reads(report: BenchmarkReport, directory: Path) -> None:
 
 
 def report_both(report: BenchmarkReport, what: str, spreads: Mapping[str, Spread]) -> None:
-    """Report what the file store took, and SQLite against it."""
+    """Report the time of the file store, and SQLite compared with it."""
     ours = report.time(f"{what}: FileStore", "ms", spreads["FileStore"])
     report.time(f"{what}: SqliteStore", "ms", spreads["SqliteStore"], Against("ours", ours.median))
 

@@ -1,4 +1,4 @@
-"""What does it cost to send a message through a `Subscription` and take its ack, and does that grow with anything?"""
+"""The time to send a message through a `Subscription` and process its ack, in different states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_LIMITS = GateLimits(
 )  # fmt: skip
 # Closed while there are as many holes as in `with_holes_in_flight`.
 FULL = replace(NO_LIMITS, max_unacked_ranges=MANY)
-# Large enough never to close here, and asked all the same.
+# Large enough never to close here, but checked each time.
 OPEN_LIMITS = GateLimits(
     max_unpersisted_ack_record_bytes=2**40, max_unacked_messages=2**40, max_unacked_messages_per_consumer=2**40,
     max_unacked_ranges=2**40,
@@ -86,13 +86,13 @@ def above_holes(holes: int, *, backlog: int) -> Subscribed:
     opened = subscribed(SameMessageLog(2 * holes + 1 + backlog))
     if holes:
         opened.cursor.ack_entries(LEDGER, np.arange(1, 2 * holes, 2, dtype=np.uint32), now_ms=0)
-    # The first is left unacked, so that what is acked stays there.
+    # The first is left unacked, so that the acked ranges stay.
     opened.cursor.reader.rewind(Position(LEDGER, 2 * holes + 1))
     return opened
 
 
 def send(subscription: Subscription, number: int = SENT, *, consumer: str = "c") -> list[Position]:
-    """Dispatch so many messages, a hundred a call."""
+    """Dispatch messages, a hundred per call."""
     positions: list[Position] = []
     while len(positions) < number:
         sent = subscription.dispatch(consumer, BATCH, now_ms=1)
@@ -102,14 +102,14 @@ def send(subscription: Subscription, number: int = SENT, *, consumer: str = "c")
 
 
 def send_and_ack(subscription: Subscription) -> None:
-    """Dispatch and ack, in order: what is timed."""
+    """Dispatch and ack, in order: the timed function."""
     for _ in range(SENT // BATCH):
         for delivery in subscription.dispatch("c", BATCH, now_ms=1):
             subscription.ack(delivery.position, now_ms=1)
 
 
 def ack_each(acks: Callable[..., object], positions: Sequence[Position]) -> None:
-    """Ack one by one, through a subscription or a bare cursor: what is timed."""
+    """Ack one by one, through a subscription or a bare cursor: the timed function."""
     for position in positions:
         acks(position, now_ms=1)
 
@@ -133,7 +133,7 @@ def measure_messages(report: BenchmarkReport) -> None:
 
 
 def message_timings(name: str, *, holes: int, backlog: int) -> dict[str, Timing]:
-    """Return what is to be timed in one state; each has a subscription of its own."""
+    """Return the timed functions for one state; each has its own subscription."""
     there_and_back, dispatched, acked, shuffled, bare = (above_holes(holes, backlog=backlog) for _ in range(5))
     unacked: list[Position] = []
 
@@ -167,7 +167,7 @@ def with_holes_in_flight(*, limits: GateLimits = NO_LIMITS) -> Subscribed:
 
 
 def measure_many(report: BenchmarkReport) -> None:
-    """What is done to all holes at once, or to everything in flight."""
+    """An operation on all holes at once, or on everything in flight."""
     lives = [timed_life() for _ in range(MANY_RUNS)]
     for what, (_, unit) in lives[0].items():
         taken = [life[what][0] for life in lives]
@@ -175,7 +175,7 @@ def measure_many(report: BenchmarkReport) -> None:
 
 
 def timed_life() -> dict[str, tuple[float, str]]:
-    """Time, one after the other, what happens to a subscription with a stuck consumer until its holes are filled."""
+    """Time, one after the other, the operations on a subscription with a stuck consumer until its holes are filled."""
     closed = with_holes_in_flight(limits=FULL).subscription
     opened = with_holes_in_flight().subscription
     holes, waiting = f"{MANY:,} holes in flight", f"{MANY:,} holes to be filled"
@@ -191,13 +191,13 @@ def timed_life() -> dict[str, tuple[float, str]]:
 
 
 def dispatch_nothing(subscription: Subscription) -> None:
-    """Be refused, again and again: what is timed."""
+    """Ask a closed gate repeatedly: the timed function."""
     for _ in range(SENT):
         assert not subscription.dispatch("c", 1, now_ms=1)
 
 
 def dispatch_first(subscription: Subscription) -> None:
-    """Close the gate and get a message that fills a hole: what is timed."""
+    """Close the gate and get a message that fills a hole: the timed function."""
     subscription.change_limits(FULL)
     assert len(subscription.dispatch("c", 1, now_ms=1)) == 1
 

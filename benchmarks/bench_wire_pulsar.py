@@ -1,4 +1,4 @@
-"""Pulsar's own bytes: what does a cursor's entry cost to write and to read, in both forms?"""
+"""Pulsar's own format: the time to encode and decode a cursor's entry, in both forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEDGER = 7
 
 
 class Shape(NamedTuple):
-    """Entries of about so many ranges, and how many bytes of words Pulsar wrote for 10 thousand of them."""
+    """The approximate numbers of ranges of the entries, and the bytes that Pulsar wrote for 10 thousand of them."""
 
     entries_of: Callable[[int], EntryIds]
     pulsar_words_bytes: float

@@ -1,4 +1,4 @@
-"""Runs a thing several times, and keeps, shows and writes what it took.
+"""Runs a function several times, and stores, shows and writes the measurements.
 
 A time is never asserted: it is the machine's. A count of bytes is, against its limit.
 """
@@ -37,7 +37,7 @@ _LIBRARIES = (
 
 
 class Spread(NamedTuple):
-    """What several runs of one thing took."""
+    """The measurements of several runs of a function."""
 
     median: float
     low: float
@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
 
 class Against(NamedTuple):
-    """What a figure is held against: a limit, or what the same work took otherwise, maybe from `figure` to `high`."""
+    """The reference of a figure: a limit, or another measurement of that work, maybe from `figure` to `high`."""
 
     name: str
     figure: float
@@ -73,7 +73,7 @@ class BenchmarkReport:
         self._figures: list[Figure] = []
 
     def time(self, what: str, unit: str, spread: Spread, against: Against | None = None) -> Spread:
-        """Keep what something took and return it."""
+        """Store a measurement and return it."""
         self._figures.append(Figure(what, unit, spread, against, is_count=False))
         return spread
 
@@ -117,7 +117,7 @@ class Screen(BenchmarkReport):
 
 
 class Timing(NamedTuple):
-    """What is to be timed: `thing` on what `fresh` makes anew for each run, outside the time."""
+    """A timed function: `thing`, called with a new result of `fresh` for each run; `fresh` is not timed."""
 
     thing: Callable[[Any], object]
     fresh: Callable[[], Any]
@@ -135,7 +135,7 @@ def timed_in_turn(timings: Mapping[str, Timing], *, runs: int = 7) -> dict[str, 
     taken: dict[str, list[float]] = {name: [] for name in timings}
     for timing in timings.values():
         timing.thing(timing.fresh())
-    # Not once a run: a collection leaves the caches cold, and what is timed may take a microsecond.
+    # Not once per run: a collection leaves the caches cold, and a timed call may take a microsecond.
     gc.collect()
     gc.disable()
     for _ in range(runs):
@@ -155,7 +155,7 @@ def check_equal(peer: Peer, ranges: DeletedRanges) -> None:
 
 
 def environment() -> dict[str, object]:
-    """Say what the figures depend on, and nothing that names the machine."""
+    """Return the environment of the figures, without the identity of the machine."""
     return {
         "cores": len(sched_getaffinity(0)),
         "libraries": {library: version(library) for library in _LIBRARIES},

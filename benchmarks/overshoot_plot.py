@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Pixels: a panel's plot, and what is around it.
+# Pixels: a panel's plot and its margins.
 _WIDTH, _HEIGHT = 290, 130
 _LEFT, _ABOVE, _BELOW = 20, 40, 34
 _COLUMNS = 3

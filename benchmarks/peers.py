@@ -1,6 +1,6 @@
-"""The naive ways to keep the same ranges: what one would write first, with what one would reach for.
+"""Naive implementations of the same ranges, with the usual libraries.
 
-None keeps the size of the record: each walks over everything when it is asked, as Pulsar's range set does. So `add`
+None maintains the size of the record: each iterates over everything on request, as Pulsar's range set does. So `add`
 has less to do here than in `DeletedRanges`.
 """
 
@@ -24,7 +24,7 @@ _ENTRY_ID_END = 2**32
 
 
 class Peer(Protocol):
-    """What all of them can do."""
+    """The interface of all peers."""
 
     @classmethod
     def from_runs(cls, runs: Iterable[Run]) -> Self:

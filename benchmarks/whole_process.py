@@ -1,4 +1,4 @@
-"""Runs commands as processes, and says how long each takes and how many CPU seconds, all that it starts included."""
+"""Runs commands as processes, and measures their time and CPU seconds, including their child processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Cost(NamedTuple):
-    """What a command took.
+    """The measurements of a command.
 
     Attributes:
-        wall_s: Until its process ended, which is what a user waits for.
-        cpu_s: Of it and of all that it started, until the last of them ended.
-        out: What it wrote to standard output.
+        wall_s: The time until its process ended, as a user experiences it.
+        cpu_s: The CPU time of it and its children, until the last of them ended.
+        out: Its standard output.
         err: The same for standard error.
     """
 

@@ -1,1 +1,1 @@
-"""Are the estimates true? Real cursors on real stores, really killed, beside what the trace alone predicts."""
+"""The check of the estimates: real cursors on real stores are killed and compared with the estimates."""

@@ -1,4 +1,4 @@
-"""Kills real cursors, and compares what is redelivered with what the estimate predicts.
+"""Kills real cursors, and compares the redelivered entries with the prediction of the estimate.
 
 python -m benchmarks.calibration [OPTIONS]
 """

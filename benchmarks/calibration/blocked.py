@@ -1,4 +1,4 @@
-"""A workload that a limit on bytes holds up: what is sent, and so what is acked, follows from what was persisted."""
+"""A workload that is blocked by a limit on bytes: the sent and acked messages depend on the persisted state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SLOW_MS = 1_500
 
 
 def blocked(policy: Policy, seed: int) -> CalibrationWorkload:
-    """Return what happens under a policy that blocks: found by doing it once, on a store in memory.
+    """Return the events under a policy that blocks, determined by executing it once on a store in memory.
 
     Four consumers ask for a message every millisecond, or every ten after they were refused one, and ack it after
     some milliseconds; one message in eight takes a second and a half.

@@ -1,4 +1,4 @@
-"""Would the check see it? The kills that there were, beside estimates that were told a wrong setting."""
+"""A test of the check itself: the observed kills, compared with estimates for a wrong setting."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def mistakes(
 
     Args:
         points: The grid.
-        results: What came of each.
-        progress: Is told what is under way, and the share of it that is done.
+        results: The result of each point.
+        progress: Called with the current step and its completed share.
     """
     found = []
     for number, settings in enumerate(MISTAKES, start=1):
@@ -51,7 +51,7 @@ def mistakes(
 
 
 def _compared(point: Point, result: PointResult, policy: Policy) -> list[tuple[int, int]]:
-    """Return what was observed and what is predicted under a policy that is not the point's."""
+    """Return the observation, and the prediction under a policy other than the point's."""
     if policy == point.policy:
         return []
     workload = point.workload

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from benchmarks.calibration.results import Calibration, Death, Mean
 
-# Pixels: a panel's plot, and what is around it.
+# Pixels: a panel's plot and its margins.
 _SIDE, _LEFT, _ABOVE, _BELOW = 320, 64, 52, 56
 _TOP = 44
 _DECADES = ("0", "1", "10", "100", "1,000", "10,000")

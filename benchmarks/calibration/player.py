@@ -1,4 +1,4 @@
-"""A small broker that does what a workload says, by the workload's clock, with the real cursor on a real store."""
+"""A small broker that executes a workload, by the workload's clock, with the real cursor on a real store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def over_store(store: Store, policy: Policy) -> Store:
 
 
 class Dispatch(Protocol):
-    """What is between the workload and the cursor."""
+    """The interface between the workload and the cursor."""
 
     cursor: ManagedCursor
 
@@ -73,7 +73,7 @@ class Player:
     """Plays a workload once, up to an instant.
 
     Args:
-        workload: What happens.
+        workload: The workload.
         policy: How the cursor persists, and when the broker ticks.
         store: Where.
     """
@@ -108,7 +108,7 @@ class Player:
         try:
             result = self._dispatch.cursor.tick(now_ms=now_ms)
         except StoreError:
-            # What the metadata store refuses as too large the next tick tries again.
+            # A state that the metadata store refuses as too large is retried at the next tick.
             return False
         if result is not None:
             self.persisted_ms.append(now_ms)
@@ -129,11 +129,11 @@ class Player:
 
 
 class RecoveryResult(NamedTuple):
-    """What a recovery found.
+    """The result of a recovery.
 
     Attributes:
-        lost: Acked entries that it does not know.
-        invented: Entries that nobody acked and that it holds for acked.
+        lost: Acked entries that are not acked after the recovery.
+        invented: Entries that are acked after the recovery and were never acked.
     """
 
     lost: int
@@ -141,7 +141,7 @@ class RecoveryResult(NamedTuple):
 
 
 def recover(workload: CalibrationWorkload, policy: Policy, store: Store, instant: Instant) -> RecoveryResult:
-    """Open the cursor that a dead process left, and count against what had been acked."""
+    """Open the cursor of a killed process, and compare it with the acked entries."""
     log = workload.log_at(instant)
     cursor = ManagedCursor.open(
         store, topic=workload.topic, subscription=SUBSCRIPTION, ledgers=LedgerMap.from_counts(log),
@@ -155,7 +155,7 @@ def recover(workload: CalibrationWorkload, policy: Policy, store: Store, instant
 
 @final
 class _OverCursor:
-    """The cursor alone: who embeds it has a dispatcher of its own."""
+    """The cursor alone, as for applications with their own dispatcher."""
 
     cursor: ManagedCursor
 

@@ -70,13 +70,13 @@ POINT_COUNT_MAX = 10_000
 
 @dataclass(frozen=True)
 class Point:
-    """One of them.
+    """A point of the grid.
 
     Attributes:
-        shape: Of the traffic: a name of `WORKLOADS`, or `BLOCKED`.
-        seed: Of the traffic.
-        policy: How the cursor persists.
-        store: Where.
+        shape: The shape of the traffic: a name of `WORKLOADS`, or `BLOCKED`.
+        seed: The seed of the traffic.
+        policy: The policy of the cursor.
+        store: The kind of its store.
     """
 
     shape: str
@@ -86,7 +86,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What tells it from others."""
+        """The key of the point."""
         return f"{self.shape} {self.policy.label} {self.store.value}"
 
     @cached_property
@@ -95,15 +95,15 @@ class Point:
         return _blocked(self.policy, self.seed) if self.shape == BLOCKED else _made(self.shape, self.seed)
 
 
-# Whoever asks for the same grid again gets the same traffic.
+# The same grid has the same traffic in every run.
 _made, _blocked = cache(made), cache(blocked)
 
 
 def grid(point_count: int, seed: int) -> list[Point]:
-    """Return so many points: each setting on one shape, then on another, and so on, then the same with other traffic.
+    """Return points: each setting on one shape, then on the next one, and then the same with other traffic.
 
     Raises:
-        ValueError: There are to be none, or more than 10,000.
+        ValueError: The number is below 1 or above 10,000.
     """
     if not 1 <= point_count <= POINT_COUNT_MAX:
         raise ValueError(f"{point_count} points: expected 1 to {POINT_COUNT_MAX:,}")
@@ -124,7 +124,7 @@ def _turn(turn: int) -> Iterator[tuple[str, Mapping[str, object]]]:
     kinds = ((_ANYWHERE, _SHAPES), (_WHERE_HOLES_ARE, _WITH_HOLES), (_WHERE_BYTES_BLOCK, (BLOCKED,)))
     for number in range(max(len(settings) for settings, _ in kinds)):
         for settings, shapes in kinds:
-            # What blocks has traffic of its own, which the first turns have shown.
+            # Blocking points have their own traffic, which the first rounds include.
             if number < len(settings) and (shapes[0] != BLOCKED or turn % len(_WITH_HOLES) == 0):
                 # 5 has no factor in common with either number of shapes.
                 yield shapes[(number + 5 * turn) % len(shapes)], settings[number]

@@ -1,4 +1,4 @@
-"""What the estimate says under a policy, from a trace alone: at an instant, and in the mean over time."""
+"""The prediction of the estimate under a policy, from a trace alone: at an instant, and as a mean over time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class TracePrediction:
     """One replay of one trace.
 
     Args:
-        workload: Of which only the trace is looked at.
+        workload: The workload; only its trace is used.
         policy: Under which it is replayed.
-        instants: What will be asked for.
+        instants: The instants of the predictions.
     """
 
     def __init__(self, workload: CalibrationWorkload, policy: Policy, instants: Iterable[Instant]) -> None:
@@ -45,7 +45,7 @@ class TracePrediction:
         whole = EventChunk(*events.T)
         self._ts_ms = whole.ts_ms
         replay = SubscriptionReplay([estimated(policy)], workload.log)
-        # What holds right after an event is the end of a chunk that ends there.
+        # The state right after an event is the end of a chunk that ends there.
         counts = sorted({workload.own_count(instant) for instant in instants} - {0} | {len(events)})
         self._after: dict[int, int] = {0: 0}
         times, values, begin = [], [], 0

@@ -29,10 +29,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @final
 class WorkerProcess:
-    """A process that does some work, says how far it is, byte by byte, and then stands still until it is killed.
+    """A process that does some work, reports its progress as bytes, and then waits until it is killed.
 
     Args:
-        work: Is given what says a byte; ``!`` is kept for its failure.
+        work: Called with a function that sends a byte; ``!`` is reserved for a failure.
 
     Raises:
         OSError: There is no room for another process.
@@ -49,7 +49,7 @@ class WorkerProcess:
         self._is_dead = False
 
     def wait_for(self, word: bytes) -> None:
-        """Wait until it says a byte.
+        """Wait until it sends a byte.
 
         Raises:
             CalibrationError: It failed, ended, or was silent for a minute.
@@ -66,13 +66,13 @@ class WorkerProcess:
                 raise CalibrationError(f"a process ended before it was killed: {why.decode(errors='replace')}")
 
     def said(self) -> bytes:
-        """Return what it has said until now, without waiting."""
+        """Return the bytes sent so far, without waiting."""
         while select.select([self._answers], [], [], 0)[0] and (chunk := os.read(self._answers, _CHUNK_BYTES)):
             self._said += chunk
         return self._said
 
     def kill(self) -> bytes:
-        """Kill it with SIGKILL, wait until it is dead, and return all that it had said. Twice does nothing more."""
+        """Kill it with SIGKILL, wait for its end, and return all its bytes. Idempotent."""
         if not self._is_dead:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -112,7 +112,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def apart(find: Callable[[], _T]) -> _T:
-    """Return what a function finds in a process of its own, which ends with that.
+    """Return the result of a function that runs in a separate process.
 
     Raises:
         CalibrationError: It failed there.
@@ -140,7 +140,7 @@ def apart(find: Callable[[], _T]) -> _T:
 
 
 def _live(work: Callable[[Callable[[bytes], None]], None], said: int, *, parent_pid: int) -> None:
-    """Be the process. Never returns: what the parent cleans up is not cleaned up twice."""
+    """Run the process. Never returns, so that the parent's cleanup does not run twice."""
     try:
         _begin(parent_pid)
         work(lambda word: _write(said, word))

@@ -1,4 +1,4 @@
-"""What came of a calibration, as values and as JSON, and whether the estimate holds."""
+"""The results of a calibration, as values and as JSON, and the verdict on the estimate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Death(NamedTuple):
         at_ms: Since the workload's begin.
         predicted: How many acked messages come back; while a persist is under way it may be over or not: two numbers.
         observed: How many did.
-        invented: How many the recovery holds for acked that nobody acked.
+        invented: The number of entries that are acked after the recovery and were never acked.
     """
 
     when: str
@@ -57,12 +57,12 @@ class Death(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """What came back in the mean over random moments, beside the estimate.
+    """The mean number of redelivered entries over random moments, compared with the estimate.
 
     Attributes:
         expected: The estimate's mean over time.
-        observed: The mean of what was observed.
-        half_width: Of its 95 % confidence interval.
+        observed: The observed mean.
+        half_width: Half the width of its 95 % confidence interval.
         deviation: How many standard errors are between the two, as rare as that is for a normal distribution; None
             where all observations are the same.
     """
@@ -88,16 +88,16 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """What came of one point.
+    """The result of one point.
 
     Attributes:
-        shape: Of its traffic.
+        shape: The shape of its traffic.
         store: Where the cursor was kept.
         policy: Its settings, as `Policy.from_mapping` takes them.
         kills: Processes that were killed.
         power_cuts: Processes under which the power was cut.
         expected: The estimate's mean over time.
-        expected_by_spark: The same from the Spark job; None if it was not asked.
+        expected_by_spark: The same from the Spark job; None without Spark.
     """
 
     shape: str
@@ -132,12 +132,12 @@ class PointResult:
 
     @property
     def label(self) -> str:
-        """What tells it from others."""
+        """The key of the point."""
         policy = " ".join(f"{key}={value}" for key, value in self.policy.items()) or "default"
         return f"{self.shape} on {self.store}: {policy}"
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Return for each kind of death, if there were any, the means of what was predicted and observed."""
+        """Return the means of the predictions and observations for each kind of death that occurred."""
         found = []
         worst = [death.observed + death.slack for death in self.power_cuts]
         nearest = [death.observed - death.error for death in self.kills]
@@ -155,7 +155,7 @@ class PointResult:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PointResult:
-        """Read what `to_json` returned."""
+        """Parse the result of `to_json`."""
         lists = {
             name: tuple(Death(each[0], each[1], tuple(each[2]), *each[3:]) for each in value[name])
             for name in ("kills", "power_cuts")
@@ -169,7 +169,7 @@ class Mistake(NamedTuple):
     Attributes:
         setting: Which, instead of the points' own.
         kills: At random moments, at the points whose policy it changes.
-        equal: How many brought back what it predicts.
+        equal: The number of kills with exactly the predicted redelivery.
         error: How many messages it is off in the mean, in either direction.
     """
 
@@ -181,14 +181,14 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What came of all points.
+    """The results of all points.
 
     Attributes:
-        seed: Of the traffic and of the moments of death.
+        seed: The seed of the traffic and of the moments of death.
         assumed: Settings that the estimate was given instead of the real ones; wrong on purpose.
         points: One by one.
         skipped: Why there are no power cuts; empty if there are.
-        mistakes: What wrong settings would have come to, for comparison.
+        mistakes: The results of wrong settings, for comparison.
     """
 
     seed: int
@@ -214,7 +214,7 @@ class Calibration:
 
     @property
     def deviation(self) -> float:
-        """How far the means are from what was expected, all together, in standard errors."""
+        """The deviation of all means from the expected ones, in standard errors."""
         each = [mean.deviation for mean in self.means if mean.deviation is not None]
         return sum(each) / sqrt(len(each)) if each else 0.0
 
@@ -239,7 +239,7 @@ class Calibration:
         return f"{said}; the expected number is inside the 95 % interval at {held} of {len(means)} points"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values: the numbers that it comes to, what a report shows of each point, and everything."""
+        """Return it as JSON values: the totals, the reported values of each point, and all details."""
         kills, cuts = self.kills, self.power_cuts
         persists = [death for death in kills if death.when == PERSIST]
         undecided = [death for death in persists if len(set(death.predicted)) > 1]
@@ -274,7 +274,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Calibration:
-        """Read what `to_json` returned."""
+        """Parse the result of `to_json`."""
         points = tuple(map(PointResult.from_json, value["grid"]))
         mistakes = tuple(Mistake(**each) for each in value["mistakes"])
         return cls(value["seed"], value["estimate_with"], points, value["power_cuts_skipped"], mistakes)
@@ -289,7 +289,7 @@ def errors(deaths: Iterable[Death]) -> dict[int, int]:
 
 
 def json_text(calibration: Calibration) -> str:
-    """Return what `Calibration.to_json` returns as text, a line a point."""
+    """Return the result of `Calibration.to_json` as text, one line per point."""
     head = calibration.to_json()
     lists = {name: ",\n".join(map(json.dumps, head.pop(name))) for name in ("points", "grid")}
     parts = [json.dumps(head, indent=2)[:-2], *(f'  "{name}": [\n{lines}\n  ]' for name, lines in lists.items())]

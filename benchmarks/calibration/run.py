@@ -43,11 +43,11 @@ class CalibrationPlan:
     """How much is done.
 
     Attributes:
-        points: Of the grid.
+        points: The number of points of the grid.
         kills: A point, at random moments; half as many again after random events and while persists are under way.
         power_cuts: A point.
         seed: Decides the traffic and the moments.
-        assumed: Settings that the estimate is given instead of a point's own, to see that it is found wrong.
+        assumed: Settings for the estimate instead of a point's own, to check that the mistake is detected.
 
     Raises:
         ValueError: A number is out of range.
@@ -67,7 +67,7 @@ class CalibrationPlan:
         Policy.from_mapping(self.assumed or {})
 
     def policy_for_estimate(self, point: Point) -> Policy:
-        """Return under what the estimate replays a point's trace.
+        """Return the policy under which the estimate replays a point's trace.
 
         Raises:
             PolicyError: A setting is unknown or malformed.
@@ -79,7 +79,7 @@ class CalibrationPlan:
         return grid(self.points, self.seed)
 
     def replayed(self) -> list[tuple[CalibrationWorkload, Policy]]:
-        """Return what the estimate replays of each point, and under what."""
+        """Return the workload and the policy of each point's replay."""
         return [(point.workload, self.policy_for_estimate(point)) for point in self.grid()]
 
 
@@ -91,11 +91,11 @@ class _KillMoment(NamedTuple):
 
 
 def kill_points(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> Iterator[PointResult]:
-    """Yield what comes of each point, without its power cuts.
+    """Yield the result of each point, without its power cuts.
 
     Args:
-        plan: What to do.
-        progress: Is told what is under way, and the share of it that is done.
+        plan: The plan of the run.
+        progress: Called with the current step and its completed share.
 
     Raises:
         CalibrationError: A process did not get as far as its death.
@@ -110,7 +110,7 @@ def kill_points(plan: CalibrationPlan, progress: Callable[[str, float], None]) -
 
 
 def kill_point(point: Point, plan: CalibrationPlan, directory: Path) -> PointResult:
-    """Return what comes of one point, without its power cuts.
+    """Return the result of one point, without its power cuts.
 
     Args:
         point: The point, which need not be of the plan's grid.
@@ -131,10 +131,10 @@ def kill_point(point: Point, plan: CalibrationPlan, directory: Path) -> PointRes
 
 
 def cut_points(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> list[tuple[Death, ...]]:
-    """Return for each point what power cuts brought back.
+    """Return the observed power cuts of each point.
 
     Raises:
-        LayerSkippedError: There is no disk whose power can be cut; the text says why.
+        LayerSkippedError: There is no disk whose power can be cut; the message gives the reason.
         CalibrationError, PolicyError, OSError: As `kill_points`.
     """
     found: list[tuple[Death, ...]] = []
@@ -159,7 +159,7 @@ def _cut(point: Point, plan: CalibrationPlan, disk: LoopDisk) -> tuple[Death, ..
     prediction = _prediction(point, plan, moments)
 
     def cut(life: WorkerProcess) -> bytes:
-        # It lives while the power goes, and what it says after that does not count.
+        # It still runs during the power cut, and its later output does not count.
         said = life.said()
         disk.cut_power()
         life.kill()
@@ -175,7 +175,7 @@ def _prediction(point: Point, plan: CalibrationPlan, moments: Sequence[_KillMome
 
 
 def _moments(point: Point, chance: Random, counts: tuple[int, int, int]) -> list[_KillMoment]:
-    """Return when to die: so often at moments, after events, and while persisting if it ever persists."""
+    """Return the moments of death: random ones, after events, and during persists if there are any."""
     workload, (at_moments, after_events, in_persists) = point.workload, counts
     moments = [_KillMoment(MOMENT, workload.some_moment(chance)) for _ in range(at_moments)]
     moments += [_KillMoment(EVENT, workload.some_event(chance)) for _ in range(after_events)]
@@ -186,14 +186,14 @@ def _moments(point: Point, chance: Random, counts: tuple[int, int, int]) -> list
 
 
 def _persist_times(point: Point) -> list[int]:
-    """Return the ticks at which the cursor persists, found by playing once in memory."""
+    """Return the ticks at which the cursor persists, determined by playing it once in memory."""
     player = Player(point.workload, point.policy, over_store(MemoryStore(), point.policy))
     player.play(point.workload.end_of(point.workload.end_ms))
     return player.persisted_ms
 
 
 @uninterrupted()
-def _die(  # noqa: PLR0913, PLR0917 - what a death takes
+def _die(  # noqa: PLR0913, PLR0917 - parameters of a death
     point: Point,
     moment: _KillMoment,
     prediction: TracePrediction,
@@ -203,7 +203,7 @@ def _die(  # noqa: PLR0913, PLR0917 - what a death takes
 ) -> Death:
     """Live until a moment in a process, die, recover in another, and count.
 
-    `die` makes the process die, and returns what it had said until then and counts.
+    `die` ends the process, and returns its output that counts.
     """
     directory = Path(tempfile.mkdtemp(prefix="life-", dir=parent))
     try:
@@ -218,7 +218,7 @@ def _die(  # noqa: PLR0913, PLR0917 - what a death takes
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     instants = _undecided(point.workload, moment)
-    # It says so after the sync: then the persist is over, and nothing is left open.
+    # It reports this after the sync, when the persist is complete.
     instants = instants[-1:] if _PERSISTED in said else instants
     predicted = tuple(prediction.at(each) for each in instants)
     at_ms = moment.instant.until_ms - point.workload.begin_ms
@@ -252,7 +252,7 @@ def calibrate(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> 
 
     Args:
         plan: How much is done.
-        progress: Is told what is under way, and the share of it that is done.
+        progress: Called with the current step and its completed share.
 
     Raises:
         CalibrationError, PolicyError, OSError: As `kill_points`.

@@ -1,4 +1,4 @@
-"""What is played: events of one topic and its one subscription, and where in them a process may die."""
+"""The workload: events of one topic and its one subscription, and the moments at which a process may die."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLAYED = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK)
 
 
 class CalibrationError(AckStateError):
-    """A process that was to be killed ended by itself, or did something else than it was told."""
+    """A process that was to be killed ended by itself, or did not follow its instructions."""
 
 
 class Instant(NamedTuple):
@@ -48,7 +48,7 @@ class Instant(NamedTuple):
 
 @final
 class CalibrationWorkload:
-    """Events in their order, what the topic publishes before what its subscription does with it.
+    """Events in order, with each message published before the subscription uses it.
 
     Args:
         topic: Its name.
@@ -65,7 +65,7 @@ class CalibrationWorkload:
 
     @cached_property
     def own(self) -> tuple[Event, ...]:
-        """What the trace holds of the subscription."""
+        """The subscription's part of the trace."""
         return tuple(event for event in self.events if _is_own(event))
 
     @cached_property
@@ -91,7 +91,7 @@ class CalibrationWorkload:
         return log
 
     def acked_at(self, instant: Instant) -> set[tuple[int, int]]:
-        """Return what was acked until then."""
+        """Return the entries acked until then."""
         return {
             (event.ledger_id, entry)
             for event in self.events[: instant.played]

@@ -1,1 +1,1 @@
-"""What delayed messages cost: ``make bench-delay``."""
+"""Time and memory of delayed messages: ``make bench-delay``."""

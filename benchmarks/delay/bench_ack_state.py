@@ -1,4 +1,4 @@
-"""What the ack states of a topic's subscriptions take when all of them have the same holes: messages not yet due."""
+"""The size of the ack states of a topic's subscriptions that all have the same holes: messages not yet due."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ OWNER = "delay buckets"
 
 
 class AckStateSize(NamedTuple):
-    """What the subscriptions of a topic take.
+    """The size and time of the subscriptions of a topic.
 
     Attributes:
         subscriptions: How many there are.
-        at_rest_bytes: What the store holds of them, each with a whole state and nothing after it.
-        snapshot_bytes: Of that the whole states.
-        written_bytes: What was written for them, from the first ack on.
-        bucket_bytes: What the delay buckets take, whether they are referred to or not; for the topic, once.
-        journal_bytes: What their journals took before that, deltas included.
-        persist_ms: What each took to write its whole state.
-        open_ms: What each took to be opened.
+        at_rest_bytes: Their bytes in the store, each with a complete state and nothing after it.
+        snapshot_bytes: The part of the complete states.
+        written_bytes: The bytes written for them since the first ack.
+        bucket_bytes: The bytes of the delay buckets, referenced or not; once per topic.
+        journal_bytes: The bytes of their journals before that, deltas included.
+        persist_ms: The time of each to write its complete state.
+        open_ms: The time of each to be opened.
     """
 
     subscriptions: int
@@ -69,7 +69,7 @@ class AckStateSize(NamedTuple):
 
 
 class WeighingStore:
-    """A store in memory that adds up what is written to it."""
+    """A store in memory that counts the written bytes."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
@@ -127,7 +127,7 @@ def seal_buckets(store: Store, numbers: npt.NDArray[np.int64]) -> list[LiveBucke
 def segments_of(
     numbers: npt.NDArray[np.int64], due_ms: npt.NDArray[np.int64]
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield messages in order of their times, 5 minutes and so many at most at once."""
+    """Yield messages in order of their times, in batches of at most 5 minutes and a maximum number."""
     order = np.argsort(due_ms, kind="stable")
     numbers, due_ms = numbers[order], due_ms[order]
     begin = 0
@@ -138,7 +138,7 @@ def segments_of(
 
 
 def acked_chunks(numbers: npt.NDArray[np.int64], subscription: int) -> list[tuple[int, npt.NDArray[np.uint32]]]:
-    """Return what a subscription acks, by ledger, in the order of the log."""
+    """Return the entries that a subscription acks, by ledger, in the order of the log."""
     held = np.random.default_rng(SEED + 2 + subscription).choice(LEDGERS * ENTRIES, IN_FLIGHT, replace=False)
     is_acked = np.ones(LEDGERS * ENTRIES, np.bool_)
     is_acked[numbers] = is_acked[held] = False
@@ -152,12 +152,12 @@ def acked_chunks(numbers: npt.NDArray[np.int64], subscription: int) -> list[tupl
 def measure(
     *, shares: bool, subscriptions: Sequence[int] = SUBSCRIPTIONS, tell: Callable[[str], None] = print
 ) -> list[AckStateSize]:
-    """Return what so many subscriptions take, each number counted as they come one after the other.
+    """Return the size for each number of subscriptions, which are added one after the other.
 
     Args:
         shares: Whether their snapshots may refer to the buckets.
         subscriptions: Rising numbers.
-        tell: Takes a line of progress.
+        tell: Called with a line of progress.
     """
     store = WeighingStore()
     numbers = delayed_numbers()

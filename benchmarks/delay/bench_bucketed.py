@@ -1,4 +1,4 @@
-"""What does it cost to keep delayed messages on disk in buckets, and how long does it take to find them again?"""
+"""The cost of delayed messages in buckets on disk, and the time to recover them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def storage() -> Iterator[SnapshotStorage]:
 
 
 def fill(index: BucketedDelayIndex, count: int) -> Filled:
-    """Add so many, one by one."""
+    """Add messages one by one."""
     filled = Filled([], [])
     for ledger in mixed_delays(count):
         first, *others = ledger.one_by_one()
@@ -83,7 +83,7 @@ def snapshot_bytes(storage: SnapshotStorage) -> int:
 
 
 def drain(index: BucketedDelayIndex) -> None:
-    """Take out all, a minute at a time: what is timed."""
+    """Take out all, one minute at a time: the timed function."""
     for now_ms in range(60_000, HOUR_MS + 60_000, 60_000):
         index.scheduled_messages(HOUR_MS, now_ms=now_ms)
     assert len(index) == 0
@@ -107,7 +107,7 @@ def measure(report: BenchmarkReport, count: int, *, runs: int = 5) -> None:
         against = LIMIT_RECOVERY if count == max(SIZES) else PULSAR_RECOVERY
         spread = timed(lambda _: recovered(stored), lambda: None, runs=runs, each=1e6)
         report.time(f"{what}: recovery from {buckets} buckets", "ms", spread, against)
-        # Once: what is drained is deleted.
+        # Only once, because drained messages are deleted.
         begin = perf_counter_ns()
         drain(index)
         spread = _spread([(perf_counter_ns() - begin) / sealed])

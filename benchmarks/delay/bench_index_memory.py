@@ -1,4 +1,4 @@
-"""How many bytes a message does one index take, and is what it says of itself true?"""
+"""The bytes per message of an index, measured and as the index reports them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ WAYS: dict[str, Callable[[int], TopicDelayIndex]] = {"one by one": one_by_one, "
 
 
 def bytes_a_message(way: str, count: int, ruler: Ruler) -> tuple[float, float]:
-    """Return what this process grew by for a message, and what the index says."""
+    """Return the growth of this process per message, and the index's own figure."""
     fill = WAYS[way]
-    fill(min(count, 100_000))  # Once for nothing: what the first one loads and makes is not the messages'.
+    fill(min(count, 100_000))  # A warm-up: the allocations of the first use do not belong to the messages.
     built: list[TopicDelayIndex] = []
     copies = max(1, ENOUGH // count) if ruler is Ruler.RESIDENT else 1
 

@@ -39,7 +39,7 @@ TRACKERS, PROPOSED = f"tracker a subscription, {WITH}", f"PIP-448, {WITH}"
 
 
 class IsolationResult(NamedTuple):
-    """What one run showed of both topics.
+    """The measurements of both topics in one run.
 
     Attributes:
         lags_ms: By topic and name of a quantile.
@@ -58,7 +58,7 @@ def run(traffic: DelayedTraffic, *, healthy: int) -> IsolationResult:
     }
     lags: dict[str, list[int]] = {name: [] for name in topics}
     memory: dict[str, list[tuple[float, float]]] = {name: [] for name in topics}
-    # Not within a round: a collection would look as if somebody had held up the others.
+    # Not within a round: a garbage collection would look like a delay by another subscription.
     gc.collect()
     gc.disable()
     for tick in range(traffic.ticks):

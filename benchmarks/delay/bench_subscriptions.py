@@ -91,11 +91,11 @@ DESIGNS: dict[str, Callable[[Messages, int, ExitStack], object]] = {
 
 
 def grown(design: str, count: int, ruler: Ruler, *, messages: int = MESSAGES) -> float:
-    """Return by how many bytes this process grows for a topic of so many subscriptions, all with the same messages."""
+    """Return the growth of this process in bytes for a topic with subscriptions that all have the same messages."""
     made = [message for ledger in mixed_delays(messages) for message in ledger.one_by_one()]
     copies = TOPICS if ruler is Ruler.RESIDENT and design != PER_SUBSCRIPTION else 1
     with ExitStack() as stores:
-        # Once for nothing: what the first one loads and makes is not the messages'.
+        # A warm-up: the allocations of the first use do not belong to the messages.
         DESIGNS[design](made[:100], 1, stores)
         return growth(lambda: [DESIGNS[design](made, count, stores) for _ in range(copies)], ruler) / copies
 

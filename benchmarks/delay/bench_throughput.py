@@ -102,7 +102,7 @@ def more(size: int) -> Iterator[LedgerOfMessages]:
 
 
 def add_timings(held: int, size: int) -> dict[str, Timing]:
-    """Return what is to be timed of adding one by one to so many."""
+    """Return the timed functions for adding one by one to `held` messages."""
     timings = {}
     for name, fill in FILLED.items():
         if held > HELD_BY_PEER_MAX and fill is filled_tracker:
@@ -118,7 +118,7 @@ def add_timings(held: int, size: int) -> dict[str, Timing]:
 
 
 def bulk_timings(held: int, size: int) -> dict[str, Timing]:
-    """Return what is to be timed of adding in bulk to so many."""
+    """Return the timed functions for adding in bulk to `held` messages."""
     timings = {}
     for call in CALLS:
         messages = more(size)
@@ -136,7 +136,7 @@ def bulk_timings(held: int, size: int) -> dict[str, Timing]:
 
 
 def drain_timings(held: int) -> dict[str, Timing]:
-    """Return what is to be timed of getting back so many."""
+    """Return the timed functions for getting `held` messages back."""
     timings = {}
     for step, step_ms in STEPS.items():
         for method in ("scheduled_entries", "scheduled_messages"):
@@ -151,7 +151,7 @@ def drain_timings(held: int) -> dict[str, Timing]:
 
 
 def _made_anew_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[], object]:
-    """Return what makes a thing that holds so many: the same one again and again where a run adds little to it."""
+    """Return a factory of filled objects: it reuses one object if a run adds little to it."""
     if held < HELD_BY_PEER_MAX:
         return partial(fill, held)
     kept = fill(held)
@@ -177,7 +177,7 @@ def _add_in_bulk(adding: tuple[TopicDelayIndex, list[LedgerOfMessages]]) -> None
 
 
 def _drain(tracker: DelayedDeliveryTracker, *, method: str, step_ms: int) -> None:
-    """Poll until the hour is over, and a little longer for what was rounded up."""
+    """Poll until the hour is over, and a little longer for times that were rounded up."""
     poll = getattr(tracker, method)
     for now_ms in range(step_ms, HOUR_MS + step_ms + 1, step_ms):
         poll(HOUR_MS * TICK_MS, now_ms=now_ms)

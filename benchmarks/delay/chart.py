@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Pixels: a panel's plot, and what is around it. Names stand to its right.
+# Pixels: a panel's plot and its margins. Names stand to its right.
 _WIDTH, _HEIGHT = 400, 230
 _LEFT, _RIGHT, _ABOVE, _BELOW = 76, 284, 44, 54
 _TOP = 34
@@ -36,7 +36,7 @@ polyline { fill: none; stroke-width: 1.8; }
 
 
 class Axis(NamedTuple):
-    """What is plotted along a side, from the first tick to the last.
+    """The scale of a side, from the first tick to the last.
 
     Attributes:
         name: Below or above it.
@@ -58,12 +58,12 @@ class Axis(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line through points, and what is said at its end.
+    """A line through points, and the text at its end.
 
     Attributes:
         name: The text.
         points: From left to right.
-        spreads: Of each point the lowest and highest, if it has them.
+        spreads: The lowest and highest value of each point, if it has them.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Line(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A figure of somebody else's, or a limit, maybe from `low` to `high`; it is to the left of what is said."""
+    """A figure of another system, or a limit, optionally from `low` to `high`; it is left of its text."""
 
     name: str
     x: float

@@ -1,4 +1,4 @@
-"""What a picture needs beyond the figures of a benchmark: curves, kept beside them in ``results/<name>.json``."""
+"""The curves of a picture in addition to the figures of a benchmark, stored next to them in ``results/<name>.json``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How much memory does a thing take? Measured in a process of its own, by two rulers.
 
-*Resident* is by how many bytes of pages the process grew. *Traced* is what Python handed out for it (`tracemalloc`) and
-what its bitmaps hold, which are allocated past Python: each container's bytes by `BitMap.get_statistics`, and the
-structures of CRoaring around them. Resident has what the C library wastes, traced has not.
+*Resident* is the growth of the process in bytes of pages. *Traced* is the memory from Python (`tracemalloc`) and that
+of its bitmaps, which are allocated outside Python: the bytes of each container by `BitMap.get_statistics`, and the
+structures of CRoaring around them. Resident includes the waste of the C library, traced does not.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 _BITMAP_BYTES = 40
 _CONTAINER_BYTES = 16 + 8 + 2 + 1
 _BITMAP_OBJECT_BYTES = object.__sizeof__(BitMap())
-# What leads from a thing to the program around it.
+# Types of references from an object to the program around it.
 _NOT_OWNED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 class Ruler(Enum):
-    """What is measured."""
+    """The kind of measurement."""
 
     RESIDENT = "resident"
     TRACED = "traced"
 
 
 def growth(build: Callable[[], object], ruler: Ruler) -> int:
-    """Return how many bytes what `build` returns takes; once a process, else it may reuse what was freed."""
+    """Return the bytes of the object that `build` returns; only once per process, because freed memory is reused."""
     if ruler is Ruler.RESIDENT:
         before = _resident_bytes()
         built = build()
@@ -56,11 +56,11 @@ def growth(build: Callable[[], object], ruler: Ruler) -> int:
 
 
 def owned_bytes(roots: Iterable[object], *, outside: tuple[type, ...] = ()) -> int:
-    """Return what things take with all that they own, as Python and CRoaring have it now: without a new process.
+    """Return the bytes of objects with everything that they own, according to Python and CRoaring, in this process.
 
     Args:
         roots: The things.
-        outside: Types of what they lead to and do not own.
+        outside: Types of objects that they reference and do not own.
     """
     seen: set[int] = set()
     to_visit = list(roots)
@@ -76,7 +76,7 @@ def owned_bytes(roots: Iterable[object], *, outside: tuple[type, ...] = ()) -> i
 
 
 def bitmap_bytes(bitmap: BitMap) -> int:
-    """Return what a bitmap holds outside of Python's memory."""
+    """Return the bytes of a bitmap outside of Python's memory."""
     sizes = bitmap.get_statistics()
     contents = sum(sizes[f"n_bytes_{kind}_containers"] for kind in ("array", "run", "bitset"))
     return _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"] + contents

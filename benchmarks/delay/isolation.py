@@ -27,13 +27,13 @@ _REOPENED_EVERY_TICKS, _SEEKS_EVERY_TICKS = 10, 30
 
 
 class DelayedTraffic(NamedTuple):
-    """Messages at a fixed rate, each delayed by up to so many ticks; tick 0 is the first with messages.
+    """Messages at a fixed rate, each delayed by up to a number of ticks; tick 0 is the first with messages.
 
     Attributes:
         rate: Messages published in a tick.
         publish_ticks: For how many ticks.
         delay_ticks: The longest delay.
-        ledger_size: After how many messages the log goes on to another ledger; a multiple of the rate.
+        ledger_size: The number of messages per ledger of the log; a multiple of the rate.
     """
 
     rate: int = 1_000
@@ -47,7 +47,7 @@ class DelayedTraffic(NamedTuple):
         return self.publish_ticks + self.delay_ticks + 10
 
     def published(self) -> list[LedgerOfMessages]:
-        """Return what is published in each tick."""
+        """Return the messages published in each tick."""
         random = np.random.default_rng(SEED)
         messages = []
         for tick in range(self.publish_ticks):
@@ -58,7 +58,7 @@ class DelayedTraffic(NamedTuple):
         return messages
 
     def end(self, tick: int) -> Position:
-        """Return the position behind what has been published at the end of a tick."""
+        """Return the position after the messages published until the end of a tick."""
         count = self.rate * min(tick + 1, self.publish_ticks)
         return end_of(count, first_ledger_id=_FIRST_LEDGER_ID, ledger_size=self.ledger_size)
 
@@ -74,7 +74,7 @@ def now_ms(tick: int) -> int:
 
 
 class SubscriberKind(Enum):
-    """What a subscription does at each tick."""
+    """The actions of a subscription at each tick."""
 
     HEALTHY = "polls, and acks all it gets"
     STUCK = "never polls"
@@ -109,20 +109,20 @@ class Subscriber:
         self._open()
 
     def begin_tick(self, tick: int) -> None:
-        """Do what is neither reading nor polling."""
+        """Do the actions other than reading and polling."""
         if self.kind is SubscriberKind.CHURN and reopens(tick):
             if tick % _SEEKS_EVERY_TICKS == _SEEKS_EVERY_TICKS - 1:
                 self._acked.clear()
             self._read_anew(tick)
 
     def poll(self, tick: int) -> list[tuple[int, BitMap]]:
-        """Return what is handed out, nothing where this subscription does not poll."""
+        """Return the messages handed out, none if this subscription does not poll."""
         if self.kind is SubscriberKind.STUCK or (self.kind is SubscriberKind.SLOW and not is_slow_poll(tick)):
             return []
         return self.view.scheduled_entries(_SLOW_MAX if self.kind is SubscriberKind.SLOW else _ALL, now_ms=now_ms(tick))
 
     def ack(self, found: list[tuple[int, BitMap]]) -> None:
-        """Ack what was handed out, but for a hole."""
+        """Ack the messages handed out, except a hole."""
         for ledger_id, entries in found:
             if self.kind is SubscriberKind.HOLE and not self._in_flight:
                 self._in_flight.add(Position(ledger_id, entries.min()))
@@ -172,7 +172,7 @@ class Topic:
         self.subscribers = [Subscriber(self.index, self._log, kind) for kind in kinds]
 
     def publish(self, tick: int) -> None:
-        """Publish what belongs to a tick, have all readers read it, and do what else comes before the polls."""
+        """Publish the messages of a tick, let all readers read them, and do the other actions before the polls."""
         if tick < self._traffic.publish_ticks:
             messages = self._published[tick]
             self.index.feed_many(*messages, now_ms=now_ms(tick))
@@ -189,7 +189,7 @@ class Topic:
         self.lags_ns(tick)
 
     def lags_ns(self, tick: int) -> list[int]:
-        """Let all poll in turn; return, of the healthy ones, after how long each has what is due in this tick.
+        """Let all poll in turn; return the time until each healthy one has the messages due in this tick.
 
         Each gets exactly that: none is a tick late.
         """
@@ -205,7 +205,7 @@ class Topic:
         return [lag for each, _, lag in taken if each.kind is SubscriberKind.HEALTHY]
 
     def owned(self) -> Iterator[object]:
-        """Yield what the memory of delayed delivery is made of."""
+        """Yield the objects whose memory belongs to delayed delivery."""
         yield self.index
         for each in self.subscribers:
             yield each.view

@@ -1,4 +1,4 @@
-"""The same topic and the same burdens with other designs: what their memory does over time."""
+"""The same topic and load with other designs: their memory over time."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class PeerTopic(Protocol):
     """A topic whose memory is looked at."""
 
     def step(self, tick: int) -> None:
-        """Publish what belongs to a tick and let all poll."""
+        """Publish the messages of a tick and let all poll."""
         ...
 
     def owned(self) -> Iterator[object]:
-        """Yield what the memory of delayed delivery is made of."""
+        """Yield the objects whose memory belongs to delayed delivery."""
         ...
 
 
 @final
 class TrackersTopic:
-    """A tracker for each subscription, which holds what the subscription has read and not polled."""
+    """A tracker for each subscription, which holds the messages that were read and not polled."""
 
     def __init__(self, traffic: DelayedTraffic, *, healthy: int) -> None:
         self._traffic = traffic
@@ -47,7 +47,7 @@ class TrackersTopic:
         """See `PeerTopic`."""
         for kind, tracker in zip(self._kinds, self._trackers, strict=True):
             if kind is SubscriberKind.CHURN and reopens(tick):
-                # What it has not acked it meets again.
+                # It reads unacked messages again.
                 tracker.clear()
                 self._read(tracker, max(0, tick - self._traffic.delay_ticks), tick)
             self._read(tracker, tick, tick)
@@ -68,7 +68,7 @@ class TrackersTopic:
 
 @final
 class ProposedTopic:
-    """PIP-448's: what is due stays until every mark-delete has passed it.
+    """The design of PIP-448: due messages stay until every mark-delete has passed them.
 
     Each subscription reads one message at a tick, which is what makes it prune: that more come again and again, because
     reads do not consume, takes time and is not looked at here. Its mark-delete is where it would be.

@@ -1,4 +1,4 @@
-"""What is drawn of each benchmark: from the text of ``results/<name>.json``, nothing else, to an SVG file."""
+"""The pictures of the benchmarks: from the text of ``results/<name>.json`` only, to an SVG file."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _rows(written: Written) -> dict[str, dict[str, float]]:
 
 
 def _by_held(rows: dict[str, dict[str, float]], name: str, what: Callable[[int], str]) -> Line:
-    """Return a line of what was measured, with its last figure."""
+    """Return a line of the measurements, with its last figure."""
     points = [(held, rows[what(held)]["median"]) for held, _ in _HELD.ticks if what(held) in rows]
     return Line(f"{name}: {number(points[-1][1])}", points)
 

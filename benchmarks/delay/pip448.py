@@ -6,7 +6,7 @@ counts and memory of the whole topic for each subscription, ``clear`` without ef
 what the timer looks at, and the factory's cache.
 
 Ours are: the time comes in with each call, locks are left out, and messages are refused as `DelayedDeliveryTracker`
-has it. `bucket_probe_count` counts the buckets that were looked at, by whatever call.
+has it. `bucket_probe_count` counts the buckets that were examined, by any call.
 
 Source: PIP-448 and apache/pulsar PR #24927, both open in August 2026.
 """
@@ -36,7 +36,7 @@ class TopicDelayManager:
     """The delayed messages of a topic, and the mark-delete of each of its subscriptions.
 
     Args:
-        tick_time_ms: What times are rounded down to a multiple of, at least 1.
+        tick_time_ms: Times are rounded down to a multiple of this, at least 1.
         is_deliver_at_time_strict: Whether a message may not be delivered before its time; that it is, is fault (e).
         fixed_delay_detection_lookahead: How many messages of one fixed delay must wait for deliveries to pause.
         prune_eligible_ratio: Which part of the subscriptions must have something due for the timer to prune.
@@ -113,12 +113,12 @@ class TopicDelayManager:
         return True
 
     def has_message_available(self, now_ms: int) -> bool:
-        """Say whether the first bucket is due, whoever has acked what is in it."""
+        """Return whether the first bucket is due, even if its messages were acked."""
         first_ms = self.next_delivery_ms
         return first_ms is not None and first_ms <= self._cutoff(now_ms)
 
     def scheduled_messages(self, subscription: str, max_messages: int, now_ms: int) -> list[Position]:
-        """Return what is due above the mark-delete, bucket by bucket, and keep it: faults (a) and (b)."""
+        """Return the messages due above the mark-delete, bucket by bucket, and keep them: faults (a) and (b)."""
         mark_delete = self._mark_deletes[subscription] or _BEFORE_ALL
         found: list[Position] = []
         for due_ms in self._due(now_ms):
@@ -165,7 +165,7 @@ class TopicDelayManager:
             self._prune()
 
     def _prune(self) -> None:
-        """Drop what every subscription has passed, after a look at every bucket there is: fault (h)."""
+        """Drop the messages that every subscription has passed, after examining every bucket: fault (h)."""
         mark_deletes = list(self._mark_deletes.values())
         known = [mark_delete for mark_delete in mark_deletes if mark_delete is not None]
         if not known or len(known) < len(mark_deletes):
@@ -185,7 +185,7 @@ class TopicDelayManager:
 
 @final
 class TopicDelayView(DelayedDeliveryTracker):
-    """What one subscription's dispatcher has in hand: it hands every call on to the manager."""
+    """The tracker of one subscription's dispatcher: it forwards every call to the manager."""
 
     def __init__(self, manager: TopicDelayManager, subscription: str) -> None:
         self._open_manager: TopicDelayManager | None = manager

@@ -1,1 +1,1 @@
-"""What the Spark estimate takes, by the size of the trace, beside DuckDB and beside Spark doing nothing."""
+"""The time and memory of the Spark estimate by the size of the trace, compared with DuckDB and an idle Spark."""

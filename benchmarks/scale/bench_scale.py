@@ -1,6 +1,6 @@
-"""How long does the estimate take, by the size of the trace and its skew, and what does its memory do?
+"""The time and memory of the estimate, by the size of the trace and its skew.
 
-``--events N,N`` runs beside the others at other sizes, ``--sizes N,N`` the curve; what is printed then is not kept.
+``--events N,N`` runs beside the others at other sizes, ``--sizes N,N`` the curve; those results are not stored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STEPPED: Mapping[str, Mapping[str, object]] = {
 }
 WORKLOAD = "key_shared"
 RATE = "million events/s"
-# A size that the last one lets expect to take longer than this is left out.
+# A size with a longer expected time than this, by the previous size, is left out.
 _PATIENCE_S = 600
 
 ABOUT = (
@@ -85,7 +85,7 @@ def replayed(spark: SparkSession, trace: Path, policies: Sequence[Policy | None]
 
 
 def check_equal(ours: Sequence[Summary], theirs: Sequence[Summary]) -> None:
-    """Refuse to time what does not find the same."""
+    """Refuse to time a method with a different result."""
     assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine._replace(expected=0) == other._replace(expected=0), (mine, other)
@@ -93,7 +93,7 @@ def check_equal(ours: Sequence[Summary], theirs: Sequence[Summary]) -> None:
 
 
 class Taken(NamedTuple):
-    """What several runs of one thing took: seconds, and CPU seconds of all processes."""
+    """The measurements of several runs: seconds, and CPU seconds of all processes."""
 
     wall: Spread
     cpu: Spread
@@ -121,7 +121,7 @@ def rate(spread: Spread, events: int) -> Spread:
 
 
 def measure_fixed(report: BenchmarkReport, spark: SparkSession, directory: Path) -> None:
-    """Measure what Spark takes whatever the size of the trace."""
+    """Measure the time of Spark that does not depend on the size of the trace."""
     trace = directory / "fixed"
     make_trace(spark, plan_of(FIXED_EVENTS), trace)
     taken = in_turn({"": lambda: estimated(spark, trace)})[""]

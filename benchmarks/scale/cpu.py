@@ -10,7 +10,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds so far, in steps of 10 ms; what a process that ended took is its parent's.
+    """Return the CPU seconds so far, in steps of 10 ms; those of an ended process count for its parent.
 
     Source: proc_pid_stat(5).
     """

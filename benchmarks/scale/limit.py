@@ -1,6 +1,6 @@
-"""The same answer from the trace itself by pyarrow and numpy on one thread: what any engine has to do at least.
+"""The same answer from the trace itself by pyarrow and numpy on one thread: a lower bound for any engine.
 
-It does only what these traces need: every entry is acked once, and no process dies.
+It supports only these traces: every entry is acked once, and no process dies.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """What a summary needs of a chunk.
+    """The part of a chunk for a summary.
 
     Attributes:
         topic: Its topic.
-        subscription: Its subscription; empty for what the topic published.
+        subscription: Its subscription; empty for events of the topic.
         first_seq: The number of its first event.
         ts_ms: When each event was.
-        kind: What each was, of `EventKind`.
+        kind: The `EventKind` of each event.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""The same trace with one row an event, and the same answer from it by SQL: what a trace in chunks is held against."""
+"""The same trace with one row an event, and the same result from it by SQL, for comparison with a trace in chunks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ FROM ranked JOIN subscriptions USING (id) GROUP BY topic, subscription ORDER BY 
 
 
 class Summary(NamedTuple):
-    """What comes back of one subscription, as `ackstate.analysis.estimate.estimates.estimates` has it."""
+    """The redelivery of one subscription, as `ackstate.analysis.estimate.estimates.estimates` has it."""
 
     topic: str
     subscription: str
@@ -96,7 +96,7 @@ def write_rows(trace: Path, out: Path) -> None:
 
 
 def unpacked(trace: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Int64s, list[Int64s]]]:
-    """Yield a few chunks of a trace at a time, in any order: their keys, and what `events_of` returns of them."""
+    """Yield a few chunks of a trace at a time, in any order: their keys, and the results of `events_of`."""
     for file in trace_files(trace):
         parquet = pq.ParquetFile(file, memory_map=True)
         columns = [*_KEY, "chunk", *packed_columns(names, is_packed=True)]

@@ -1,4 +1,4 @@
-"""How much memory Spark's Python workers took at most, asked of the workers themselves."""
+"""The maximum memory of Spark's Python workers, measured in the workers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# So many tasks, so slow, that each worker, which Spark keeps for the next job, gets one.
+# Enough slow tasks for each worker, which Spark keeps for the next job, to receive one.
 _TASKS = 8
 _TASK_S = 0.1
 
 
 def forget(spark: SparkSession) -> None:
-    """Let every worker's peak begin anew, from what it holds now."""
+    """Reset every worker's peak to its current memory."""
     _asked(spark, forgets=True)
 
 
