@@ -136,15 +136,15 @@ class AnswersDue:
             OutOfTurnError: The answer is not due; the state is unchanged.
         """
         if self._starts and not isinstance(answer, Ready):
-            raise OutOfTurnError(f"it is not ready yet, and says {quoted(answer_line(answer))}")
+            raise OutOfTurnError(f"it is not ready yet, got {quoted(answer_line(answer))}")
         match answer:
             case Ready():
                 if not self._starts:
-                    raise OutOfTurnError("it is ready, and was not asked to start")
+                    raise OutOfTurnError("a ready answer without a start request")
                 self._starts -= 1
             case Report():
                 if not self._reports:
-                    raise OutOfTurnError("it says what is acked, and was not asked for that")
+                    raise OutOfTurnError("a report without a request")
                 self._reports -= 1
             case Accepted(number):
                 _take(self._unaccepted, (number,), answer)
@@ -154,7 +154,9 @@ class AnswersDue:
 
 def _take(due: set[int], numbers: tuple[int, ...], answer: Answer) -> None:
     if len(set(numbers)) != len(numbers) or not due.issuperset(numbers):
-        raise OutOfTurnError(f"{quoted(answer_line(answer))}: said twice, or of an operation that nobody had asked for")
+        raise OutOfTurnError(
+            f"{quoted(answer_line(answer))}: a repeated answer, or one for an operation without a request"
+        )
     due.difference_update(numbers)
 
 
@@ -259,7 +261,7 @@ def tell(life: ProcessRun, answer: Answer) -> None:
             case Durable(numbers):
                 life.durable(numbers)
             case ConversationFailure(text):
-                raise SubjectError(f"the subject cannot go on: {printable(text)}")
+                raise SubjectError(f"the subject cannot continue: {printable(text)}")
     except IndexError as error:
         raise SubjectError(f"{quoted(answer_line(answer))}: {error}") from None
 

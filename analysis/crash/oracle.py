@@ -117,7 +117,7 @@ def differing(first: State, again: State) -> tuple[Broken, ...]:
     if first._replace(is_new=False) == again._replace(is_new=False):
         return ()
     lacking, new = first.acked - again.acked, again.acked - first.acked
-    found = f"nothing was asked between two recoveries; lacking now: {lacking}; new: {new}"
+    found = f"no request was made between two recoveries; lacking now: {lacking}; new: {new}"
     return (Broken(Promise.I5, found if lacking or new else f"first {first}, then {again}"),)
 
 
@@ -143,7 +143,7 @@ def _broken(found: State, expected: Expected, *, is_exact: bool) -> Iterator[Bro
         return
     if not found.acked <= expected.asked:
         invented = found.acked - expected.asked
-        yield Broken(Promise.I1, f"acked, and nobody had asked: {invented}", _size(invented))
+        yield Broken(Promise.I1, f"acked without a request: {invented}", _size(invented))
     if not expected.durable <= found.acked:
         lost = expected.durable - found.acked
         yield Broken(Promise.I2, f"lost: {lost}", _size(lost))
@@ -151,7 +151,7 @@ def _broken(found: State, expected: Expected, *, is_exact: bool) -> Iterator[Bro
         again = expected.accepted - found.acked
         if again.entry_count > expected.gauge_max or (is_exact and again.entry_count != expected.gauge_max):
             most = f"{'exactly' if is_exact else 'at most'} {expected.gauge_max} by the gauge"
-            yield Broken(Promise.I3, f"{most}, {again.entry_count} come again: {again}")
+            yield Broken(Promise.I3, f"{most}, {again.entry_count} redelivered: {again}")
     if expected.overstated is not None:
         gauge, possible = expected.overstated
         yield Broken(Promise.I3, f"{gauge} by the gauge, and at most {possible} without a receipt")

@@ -58,7 +58,7 @@ class ProcessRun:
             IndexError: There is none.
         """
         if not 0 <= number < len(self._operations):
-            raise IndexError(f"there was no operation {number}: {len(self._operations)} were asked for")
+            raise IndexError(f"there was no operation {number}: {len(self._operations)} were requested")
         return self._operations[number]
 
     def accepted(self, number: int) -> None:

@@ -238,7 +238,7 @@ class SubjectProcess:
         except SubjectError as error:
             return answers, error
         if self._is_survived:
-            return answers, SubjectError("what the subject had started lives on in a session of its own")
+            return answers, SubjectError("a child process of the subject still runs in its own session")
         return answers, None if self._is_killed else self._ended()
 
     def _end(self) -> None:
@@ -348,7 +348,7 @@ class SubjectProcess:
         """Take the next answer; an invalid line, or one that is not due, stays and is refused again."""
         answer = read_answer(self._lines[0])
         if isinstance(answer, ConversationFailure):
-            raise SubjectError(f"the subject cannot go on: {printable(answer.text)}")
+            raise SubjectError(f"the subject cannot continue: {printable(answer.text)}")
         self._turns.heard(answer)
         self._lines.popleft()
         return answer

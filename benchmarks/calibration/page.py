@@ -42,7 +42,7 @@ def page(calibration: Calibration) -> str:
         sentence=calibration.sentence,
         deviation=f"{calibration.deviation:+.2f}",
         kinds=_markdown(
-            [("died", "times", "as predicted", "messages"), ("---", "---:", "---:", "---:"), *_kinds(kills)]
+            [("kill", "count", "as predicted", "messages"), ("---", "---:", "---:", "---:"), *_kinds(kills)]
         ),
         distribution=_distribution("kills", errors(kills)),
         undecided=_undecided(kills),
@@ -78,22 +78,22 @@ def _undecided(kills: Sequence[Death]) -> str:
     some = [death for death in kills if death.when == PERSIST and len(set(death.predicted)) > 1]
     before = sum(death.observed == death.predicted[0] for death in some)
     after = sum(death.is_equal for death in some) - before
-    said = f"{len(some):,} came before the process reported its end, and have two different right answers"
-    return f"{said}: {before:,} recovered the state before the persist, {after:,} the state after it"
+    text = f"{len(some):,} happened before its reported end, and with different predictions before and after it"
+    return f"{text}: {before:,} recovered the state before the persist, {after:,} the state after it"
 
 
 def _cuts(cuts: Sequence[Death], skipped: str) -> str:
     if skipped:
-        return f"There were no power cuts: {skipped}."
+        return f"Not run: {skipped}."
     fewer = [death.slack for death in cuts if death.slack > 0]
-    said = f"{sum(death.is_within for death in cuts):,} of {len(cuts):,} redelivered at most the predicted number, "
-    said += f"{len(cuts) - len(fewer):,} exactly that number."
-    return said + (f" Slack: {sum(fewer):,} messages in all, {max(fewer):,} at most." if fewer else "")
+    text = f"{sum(death.is_within for death in cuts):,} of {len(cuts):,} redelivered at most the predicted number, "
+    text += f"{len(cuts) - len(fewer):,} exactly it."
+    return text + (f" Slack: {sum(fewer):,} messages in total, at most {max(fewer):,} for one cut." if fewer else "")
 
 
 def _distribution(what: str, found: dict[int, int]) -> str:
-    said = ", ".join(f"{error:+,}: {count:,}" if error else f"0: {count:,}" for error, count in found.items())
-    return f"Observed minus predicted, over all {what}: {said or 'none'}."
+    text = ", ".join(f"{error:+,}: {count:,}" if error else f"0: {count:,}" for error, count in found.items())
+    return f"Observed minus predicted, for all {what}: {text or 'none'}."
 
 
 def _cells(point: PointResult, code: str = "") -> list[str]:
@@ -124,40 +124,40 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
 
 
 _PAGE = """\
-# Calibration: is the estimate true?
+# Calibration of the estimate
 
-`ackstate sweep` and `ackstate redelivery --policy` predict the redelivery of a crash under settings that were never
-used. This page compares the predictions with real crashes under these settings. `make calibrate` measures them, and
-writes this page from `benchmarks/calibration.json`.
+`ackstate sweep` and `ackstate redelivery --policy` predict the redelivery after a crash under settings that were never
+in use. This page compares such predictions with real crashes. `make calibrate` generates it from
+`benchmarks/calibration.json`.
 
 **{sentence}.**
 
-![Predicted against observed](../benchmarks/calibration.svg)
+![Predicted and observed redelivery](../benchmarks/calibration.svg)
 
 ## Method
 
-A grid point is a policy, a shape of traffic and a store. For each death, a separate process plays the traffic, by the
-clock of the traffic, with the real cursor, `ManagedCursor` on `SqliteStore` or on `FileStore`. If a limit on bytes
-stops dispatch, it uses a `Subscription` with its gate. At a moment drawn from the seed, the process reports the moment
-over a pipe and is killed with SIGKILL. A second process opens the cursor and counts the acked messages that the cursor
-does not know: the **observed** redelivery. The **predicted** redelivery is the estimate for that instant from the trace
-alone. The estimate gets the events and the policy, and never the store.
+A grid point is a policy, a shape of traffic and a store. For each kill, a separate process plays the traffic by the
+traffic's clock with the real cursor, `ManagedCursor` on `SqliteStore` or on `FileStore`; if a limit on bytes blocks
+dispatch, with a `Subscription` and its gate. At a moment determined by the seed, the process reports that it has
+reached this moment and is killed with SIGKILL. A second process opens the cursor and counts the acked entries that are
+not acked in the recovered state: **observed**. **Predicted** is the result of the estimate for the same instant. The
+estimate uses only the trace and the policy, not the store.
 
-- A kill must redeliver exactly the predicted number. The kernel keeps the writes of a killed process, so no luck is
-  involved.
-- A kill during a persist, a random fraction of a millisecond to two milliseconds after its begin, may leave the persist
-  written or not. Then either number is right, and no other. Once the process has reported the end of the persist, only
-  one number is right.
-- A power cut loses unsynced writes and never synced ones. It may redeliver at most the predicted number, or the higher
-  of the two numbers during a persist. The ext4 file system, on a loop device, is shut down under the living process,
-  mounted again and recovered.
-- No recovery may treat a message as acked that was never acked.
-- The estimate's `expected` is a mean over time. The mean of the kills at random moments must be near it: the table of
-  points shows its 95 % interval, and all points together must deviate by at most four standard errors. They deviate by
+- After a kill, the observed number must be equal to the predicted one. The kernel keeps all data that a killed process
+  wrote, so the result does not depend on chance.
+- A kill during a persist, a random time up to two milliseconds after its start, can find the state before or after the
+  persist: both numbers are accepted, and no others. After the process has reported the end of the persist, only the
+  second one is accepted.
+- A power cut loses unsynced data, and never synced data: the observed number must be at most the predicted one, or the
+  larger of the two numbers during a persist. ext4 on a loop device is shut down under the running process, mounted
+  again and recovered.
+- A recovered cursor must not contain acked messages that were never acked.
+- The estimate's `expected` is a mean over time. The mean of the kills at random moments must be near it: the table has
+  the 95 % interval of each point, and the deviation of all points together must be at most four standard errors. It is
   {deviation}. The Spark job gave the same number as the single-process replay at {by_spark} of {points} points.
 
-If a limit on bytes stops dispatch, the trace is that of a broker with this limit: it contains the deliveries and their
-times. The estimate replays all other settings of the policy on it.
+If a limit on bytes blocks dispatch, the trace is the recording of a broker with that limit: it contains the messages
+that were sent, with their times. The estimate replays the other settings of the policy on it.
 
 ## Kills
 
@@ -165,25 +165,25 @@ times. The estimate replays all other settings of the policy on it.
 
 {distribution}
 
-Of the kills during a persist, {undecided}.
+Kills during a persist: {undecided}.
 
 ## Power cuts
 
 {cuts}
 
-## Can the check fail?
+## Sensitivity of the check
 
-`python -m benchmarks.calibration --assume flush_interval_ms=333` makes the estimate replay another policy than the one
-that was run. Then kills differ from the prediction, and the exit status is 1. Tests do the same with wrong flush
-intervals, rates, ages, limits on ranges, choices of ranges, formats and routes. This table compares the kills at random
-moments above with estimates under a wrong setting, at the points whose policy it changes:
+`python -m benchmarks.calibration --assume flush_interval_ms=333` makes the estimate replay a policy other than that of
+the run: the kills then differ from the predictions, and the exit status is 1. The tests do the same with wrong flush
+intervals, rates, ages, limits on ranges, choices of ranges, formats and routes. The table compares the kills at random
+moments with estimates for a wrong setting, at the points whose policy it changes:
 
 {mistakes}
 
-## Each point
+## Points
 
-`observed` is the lowest and the highest redelivery of a kill. `slack` is the sum of messages by which the power cuts
-stayed below the prediction. Seed {seed}.
+`observed` is the smallest and the largest number of redelivered messages after a kill; `slack` is the sum of the
+predicted minus the observed numbers over the power cuts. Seed {seed}.
 
 {table}
 """

@@ -49,7 +49,7 @@ def drawn(calibration: Calibration) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
         f"<style>{_STYLE}</style>",
         f'<rect class="paper" width="{width}" height="{height}"/>',
-        '<text x="20" y="24">What was predicted to come back, and what came back</text>',
+        '<text x="20" y="24">Predicted and observed redelivery</text>',
     ]
     for at, panel in enumerate(panels):
         parts += [f'<g transform="translate({_LEFT + at * (_LEFT + _SIDE)} {_TOP + _ABOVE})">', *panel, "</g>"]
@@ -96,8 +96,8 @@ def _errors(calibration: Calibration) -> list[str]:
     bars = _bars(error for each in found.values() for error in each)
     most = max([1, *(count for each in found.values() for count in each.values())])
     parts = [
-        '<text y="-26">Observed less predicted</text>',
-        '<text class="soft" x="-40" y="-8">deaths, by their logarithm; kills filled, power cuts not</text>',
+        '<text y="-26">Observed minus predicted</text>',
+        '<text class="soft" x="-40" y="-8">deaths, on a logarithmic scale; kills filled, power cuts not</text>',
         f'<path class="axis" d="M0 0V{_SIDE}H{_SIDE}"/>',
         f'<text class="soft middle" x="{_SIDE / 2}" y="{_SIDE + 34}">messages</text>',
     ]

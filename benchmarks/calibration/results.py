@@ -220,7 +220,7 @@ class Calibration:
 
     @property
     def holds(self) -> bool:
-        """Whether each kill came as predicted, no power cut brought back more, and the means are what they should be.
+        """Whether all kills match, no power cut exceeds its prediction, and the means are near the expected ones.
 
         The means of a right estimate are beyond four standard errors once in 16,000 calibrations.
         """
@@ -232,11 +232,12 @@ class Calibration:
         """The result in words."""
         kills, cuts, means = self.kills, self.power_cuts, self.means
         equal, within = sum(death.is_equal for death in kills), sum(death.is_within for death in cuts)
-        said = f"{equal:,} of {len(kills):,} kills at {len(self.points)} grid points brought back exactly as predicted"
+        points = f"{len(self.points)} grid points"
+        said = f"{equal:,} of {len(kills):,} kills at {points} redelivered exactly the predicted number"
         if cuts:
-            said += f"; {within:,} of {len(cuts):,} power cuts at most that, {_fewer(cuts):,} of them less"
+            said += f"; {within:,} of {len(cuts):,} power cuts at most that number, {_fewer(cuts):,} of them fewer"
         held = sum(mean.holds for mean in means)
-        return f"{said}; the expected number is inside the 95 % interval at {held} of {len(means)} points"
+        return f"{said}; the expected number is within the 95 % interval at {held} of {len(means)} points"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values: the totals, the reported values of each point, and all details."""

@@ -258,7 +258,7 @@ def calibrate(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> 
         CalibrationError, PolicyError, OSError: As `kill_points`.
     """
     points = list(kill_points(plan, progress))
-    skipped = "" if plan.power_cuts else "none were asked for"
+    skipped = "" if plan.power_cuts else "none were requested"
     if plan.power_cuts:
         try:
             cuts = cut_points(plan, progress)

@@ -201,7 +201,7 @@ def _check_waiters(side: SimulatedSubscription) -> None:
     for waiter in side.waiters:
         is_closed = side.gate.is_closed_for(waiter.consumer)
         hold(Promise.I8, waiter.calls <= 1, f"a waiter was told {waiter.calls} times")
-        hold(Promise.I8, waiter.calls > 0 or is_closed, "nobody was told that the gate is open")
+        hold(Promise.I8, waiter.calls > 0 or is_closed, "no waiter was notified that the gate is open")
     side.waiters = [waiter for waiter in side.waiters if not waiter.calls]
 
 

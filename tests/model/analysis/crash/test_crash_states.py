@@ -311,7 +311,7 @@ def test_in_the_middle_of_a_step_either_side_of_it_is_right():
     assert judge({"a": views(1)}, moment, is_worst=True) is None
     assert judge({"a": views(3)}, moment, is_worst=True) is None
     broken = judge({"a": views(2)}, moment, is_worst=True)
-    assert broken == (Promise.I1, "a: acked, and nobody had asked: 1:[1, 2)", 1)
+    assert broken == (Promise.I1, "a: acked without a request: 1:[1, 2)", 1)
 
 
 FRAME = 24 + 4096

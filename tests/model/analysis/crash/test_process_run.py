@@ -45,13 +45,13 @@ def test_what_was_known_at_the_start_must_survive():
 
 def test_what_nobody_asked_to_ack_is_invented():
     (broken,) = lived(1).judge(holds(1, 4))
-    assert broken == (Promise.I1, "acked, and nobody had asked: 3:[4, 5)", 1)
+    assert broken == (Promise.I1, "acked without a request: 3:[4, 5)", 1)
     assert told([broken], ("a story",))[0].story == ("a story",)
 
 
 def test_what_the_log_does_not_have_is_invented():
     (broken,) = lived(1).judge(Report([EntryRun(3, 9, 12), EntryRun(4, 0, 2**32)]))
-    assert broken == (Promise.I1, "acked, and nobody had asked: 3:[9, 10) 3:[10, 12) 4:[0, 4294967296)", 2**32 + 3)
+    assert broken == (Promise.I1, "acked without a request: 3:[9, 10) 3:[10, 12) 4:[0, 4294967296)", 2**32 + 3)
 
 
 def test_what_was_asked_and_never_accepted_may_be_known_or_not():
@@ -64,7 +64,7 @@ def test_a_gauge_that_was_too_low_is_found():
     for number in (0, 1):
         life.accepted(number)
     life.gauged(1)
-    assert life.judge(holds()) == ((Promise.I3, "at most 1 by the gauge, 2 come again: 3:[1, 3)", 0),)
+    assert life.judge(holds()) == ((Promise.I3, "at most 1 by the gauge, 2 redelivered: 3:[1, 3)", 0),)
     assert life.judge(holds(2)) == ()
 
 

@@ -83,7 +83,7 @@ def test_a_flood_ends_with_the_patience_or_before(said, tmp_path, monkeypatch):
     """
     with python(program) as process:
         process.send(AskReport())
-        with pytest.raises(SubjectError, match=r"silent for 0\.5 s|not asked to start|no answer"):
+        with pytest.raises(SubjectError, match=r"silent for 0\.5 s|without a start request|no answer"):
             process.wait_for(Report, patience_s=0.5)
 
 
@@ -184,7 +184,7 @@ def test_what_was_said_before_the_crash_stands_before_it():
 
     (broken,) = next(outcome.broken for outcome in outcomes_of(Denying, 6) if outcome.broken)
     after = broken.story[broken.story.index("SIGKILL") :]
-    assert after[-1] == "the subject cannot go on: OSError: no"
+    assert after[-1] == "the subject cannot continue: OSError: no"
     assert not [line for line in after if line.startswith(("asked", "it accepted", "durable"))]
 
 
@@ -192,7 +192,7 @@ def test_text_of_a_subject_is_one_line_that_a_terminal_shows():
     assert printable("a\x1b[2J\nL4: b\ud800") == "a\\x1b[2J\\nL4: b\\ud800"
     assert len(printable("x" * 10**6)) < 1_100
     program = """print('{"error":"\\\\u001b[2J\\\\nL4"}', flush=True); input()"""
-    with python(program) as process, pytest.raises(SubjectError, match=r"cannot go on: \\x1b\[2J\\nL4$"):
+    with python(program) as process, pytest.raises(SubjectError, match=r"cannot continue: \\x1b\[2J\\nL4$"):
         process.wait_for(Ready)
 
 

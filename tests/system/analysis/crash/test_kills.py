@@ -236,12 +236,12 @@ def test_a_subject_whose_recoveries_differ_is_found(monkeypatch):
 @pytest.mark.slow
 def test_a_story_is_short_and_tells_what_was_asked_and_said():
     broken = outcomes_of(Dying, 30, size=RunSize(8, 100), shrink_tries=12)[-1].broken[0]
-    assert broken.found == "the subject cannot go on: RuntimeError: seven is too many"
+    assert broken.found == "the subject cannot continue: RuntimeError: seven is too many"
     first, *steps, last = broken.story
     assert re.fullmatch(r"life \d on a log of (ledger \d+ with \d+ entries(, )?)+", first)
     assert "it accepted 6" in steps
     assert sum(step.startswith("asked ") for step in steps) < 20
-    assert last == "the subject cannot go on: RuntimeError: seven is too many"
+    assert last == "the subject cannot continue: RuntimeError: seven is too many"
 
 
 def test_a_subject_that_cannot_begin_is_an_error_and_no_finding():

@@ -107,7 +107,7 @@ def test_a_subject_in_another_language(tmp_path):
         ("import sys; sys.exit('no such disk')", "ended by itself with status 1: 'no such disk'"),
         ("raise ValueError('of mine')", "ended by itself with status 1: 'ValueError: of mine'"),
         ("import os; os.abort()", "died of SIGABRT"),
-        ("""print('{"error":"full"}', flush=True); input()""", "the subject cannot go on: full"),
+        ("""print('{"error":"full"}', flush=True); input()""", "the subject cannot continue: full"),
         ("import sys; print(end='{', flush=True); sys.stdin.read()", "silent for 0.3 s"),
         ("import os; os.close(1); input()", "closed its answers"),
         ("import sys; sys.stdout.write('x' * 3000); print()", r"x\.\.\. \(3000 bytes\) is no JSON"),
@@ -262,7 +262,7 @@ def test_an_error_of_the_subject_is_told(tmp_path):
 
     with SubjectProcess.fork(Failing) as process:
         process.send(Start(tmp_path, LOG), *acks(1))
-        with pytest.raises(SubjectError, match=r"cannot go on: OSError: \[Errno 28\] No space left on device"):
+        with pytest.raises(SubjectError, match=r"cannot continue: OSError: \[Errno 28\] No space left on device"):
             process.wait_for(Report)
 
 

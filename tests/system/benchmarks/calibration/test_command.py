@@ -57,7 +57,7 @@ def test_the_answer_is_the_same_on_the_terminal_in_the_file_and_from_spark(capsy
     (point,) = found["grid"]
     assert point["expected_by_spark"] == pytest.approx(point["expected"])
     assert found["totals"]["kills_equal"] == found["totals"]["kills"] == 4
-    assert found["power_cuts_skipped"] == "none were asked for"
+    assert found["power_cuts_skipped"] == "none were requested"
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_a_wrong_estimate_is_bad_news(capsys, monkeypatch, name):
     done = run(capsys, *SMALL, name, "flush_interval_ms=3333")
     assert done.status == 1
     assert "(!)" in done.out
-    assert "of 3 kills at 1 grid points brought back exactly as predicted" in done.out
+    assert "of 3 kills at 1 grid points redelivered exactly the predicted number" in done.out
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_milder_crash_may_redeliver_less_than_the_gauge_says_and_none_more():
 def test_any_alternative_excuses_and_the_first_is_told():
     before, after = Oracle(state(1)).expected, Oracle(state(1, 2)).expected
     assert judge(state(1), [before, after]) == judge(state(1, 2), [before, after]) == ()
-    assert judge(state(1, 3), [before, after]) == ((Promise.I1, "acked, and nobody had asked: 1:[3, 4)", 1),)
+    assert judge(state(1, 3), [before, after]) == ((Promise.I1, "acked without a request: 1:[3, 4)", 1),)
 
 
 def test_a_persist_is_found_whole_or_in_part_where_it_excludes_acks():

@@ -43,8 +43,9 @@ def with_point(**changes):
 def test_what_comes_as_predicted_holds():
     assert GOOD.holds
     assert GOOD.sentence == (
-        "5 of 5 kills at 1 grid points brought back exactly as predicted; 2 of 2 power cuts at most that, 1 of them "
-        "less; the expected number is inside the 95 % interval at 1 of 1 points"
+        "5 of 5 kills at 1 grid points redelivered exactly the predicted number; "
+        "2 of 2 power cuts at most that number, 1 of them fewer; "
+        "the expected number is within the 95 % interval at 1 of 1 points"
     )
     assert GOOD.to_json()["totals"]["slack_messages"] == 6
 
@@ -112,7 +113,7 @@ def test_the_picture_shows_each_death_and_marks_what_is_wrong():
 
 
 def test_nothing_is_not_drawn_wrong():
-    assert ET.fromstring(drawn(Calibration(1, {}, (), "none were asked for"))) is not None
+    assert ET.fromstring(drawn(Calibration(1, {}, (), "none were requested"))) is not None
 
 
 def test_page_and_picture_are_what_was_measured(tmp_path):
