@@ -151,7 +151,7 @@ def message_timings(name: str, *, holes: int, backlog: int) -> dict[str, Timing]
         f"ack out of order: {name}": Timing(
             partial(ack_each, shuffled.subscription.ack), partial(send_shuffled, shuffled.subscription), each
         ),
-        f"{BARE}: {name}": Timing(partial(ack_each, bare.cursor.ack), partial(bare.cursor.read, SENT), each),
+        f"{BARE}: {name}": Timing(partial(ack_each, bare.cursor.ack), partial(bare.cursor.reader.read, SENT), each),
     }
 
 

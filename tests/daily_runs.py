@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 
 from ackstate.analysis.estimate import incremental
-from ackstate.analysis.estimate.chunk_codec import packed
+from ackstate.analysis.estimate.chunk_codec import encode
 from ackstate.analysis.estimate.chunk_steps import PACKED
 from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
 from ackstate.analysis.estimate.daily_state import (
@@ -38,7 +38,7 @@ def rows_of(key, *, events=(), state=None, log=None, is_published=False):
     rows.append(names | {"first_seq": -1, "log": pairs, "is_published": is_published})
     if events:
         bounds = {"end_seq": len(events), "first_ts_ms": events[0].ts_ms, "last_ts_ms": events[-1].ts_ms}
-        rows.append(names | bounds | {"first_seq": 0, "chunk": 0, "events": packed(chunk_of(events))})
+        rows.append(names | bounds | {"first_seq": 0, "chunk": 0, "events": encode(chunk_of(events))})
     return rows
 
 

@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
 _NOTHING = np.zeros(1, np.int64)
 
 
-def thinned(chunk: EventChunk) -> EventChunk:
+def compact(chunk: EventChunk) -> EventChunk:
     """Return a chunk as a `CompactChunk`; a chunk with events other than acks and persists is returned unchanged.
 
     Both have the same curves, as recorded and under policies that hold nothing back.
@@ -59,7 +59,7 @@ def _welded(runs: NewlyAckedRuns) -> NewlyAckedRuns:
     )
 
 
-def packed(chunk: EventChunk) -> bytes:
+def encode(chunk: EventChunk) -> bytes:
     """Encode a chunk, compact or not, as bytes, which a cluster moves faster than arrays."""
     if not isinstance(chunk, CompactChunk):
         columns = (*chunk[:-1], chunk.last_entry - chunk.first_entry)
@@ -77,7 +77,7 @@ def packed(chunk: EventChunk) -> bytes:
     return b"".join((header, *map(pack, (chunk.ts_ms, chunk.kind, *in_ledgers, *runs, lengths)), *bitmaps))
 
 
-def unpacked(data: memoryview) -> EventChunk:
+def decode(data: memoryview) -> EventChunk:
     """Decode a chunk."""
     events, runs, ledgers = _HEADER.unpack_from(data)
     at = _HEADER.size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.estimate.chunk_codec import packed, thinned
+from ackstate.analysis.estimate.chunk_codec import compact, encode
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.trace.chunk_rows import (
     check_ledgers,
@@ -69,7 +69,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
 
     Args:
         batches: Chunks, with `chunk_columns`.
-        is_counted: Whether all policies only count acks, so that chunks may be compacted; see `thinned`.
+        is_counted: Whether all policies only count acks, so that chunks may be compacted; see `compact`.
         day: The number of the trace; the chunks of a later one come after those of an earlier one.
 
     Raises:
@@ -87,7 +87,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
                 rows.append(None)
                 continue
             chunk = EventChunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
-            rows.append(packed(thinned(chunk) if is_counted else chunk))
+            rows.append(encode(compact(chunk) if is_counted else chunk))
         yield _packed_batch(batch, offsets, runs, rows, day)
 
 

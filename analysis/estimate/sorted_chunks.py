@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.estimate.chunk_codec import unpacked
+from ackstate.analysis.estimate.chunk_codec import decode
 from ackstate.analysis.estimate.chunk_steps import (
     DAY_SEQ,
     LEDGERS,
@@ -283,6 +283,6 @@ def _in_order(rows: Iterable[_Row]) -> Iterator[_Row]:
 def _chunks(key: Key, rows: Iterable[_Row]) -> Iterator[EventChunk]:
     one_cursor = InterleavingCheck(key)
     for batch, index in rows:
-        chunk = unpacked(memoryview(batch["events"][index].as_buffer()))
+        chunk = decode(memoryview(batch["events"][index].as_buffer()))
         one_cursor.check(chunk)
         yield chunk

@@ -76,7 +76,7 @@ def outcome(chunks, log, end_ms):
 def assert_the_same(trace, sizes):
     events, log = trace
     chunks, end_ms = chunks_of(events, sizes), events[-1].ts_ms + 450
-    small = [thinning.unpacked(memoryview(thinning.packed(thinning.thinned(chunk)))) for chunk in chunks]
+    small = [thinning.decode(memoryview(thinning.encode(thinning.compact(chunk)))) for chunk in chunks]
     # What differs would be told in full, which takes minutes.
     is_same = outcome(small, log, end_ms) == outcome(chunks, log, end_ms)
     assert is_same
@@ -96,7 +96,7 @@ def packed_chunks(batches):
     found = {}
     for batch in chunk_steps.packed_chunks(map(pa.RecordBatch.from_pylist, batches), is_counted=True):
         for row in batch.to_pylist():
-            found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.unpacked(memoryview(row["events"]))
+            found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.decode(memoryview(row["events"]))
     return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}
 
 
@@ -151,7 +151,7 @@ ANY = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 300))
 @given(st.lists(st.tuples(ANY, st.sampled_from(EventKind), ANY, ANY, ANY), min_size=1, max_size=20))
 def test_whatever_a_chunk_holds_comes_out_of_its_bytes(rows):
     columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
-    found = thinning.unpacked(memoryview(thinning.packed(acked.EventChunk(*columns))))
+    found = thinning.decode(memoryview(thinning.encode(acked.EventChunk(*columns))))
     assert [column.tolist() for column in found] == [column.tolist() for column in columns]
     assert {column.dtype for column in found} == {np.dtype(np.int64)}
 
@@ -159,7 +159,7 @@ def test_whatever_a_chunk_holds_comes_out_of_its_bytes(rows):
 def test_a_thinned_chunk_takes_few_bytes():
     events = [Event(1_700_000_000_000 + at // 10, EventKind.ACK, 3 + at // 8_000, at % 8_000 ^ 1, at % 8_000 ^ 1)
               for at in range(16_000)]  # fmt: skip
-    small = thinning.packed(thinning.thinned(chunks_of(events, [])[0]))
+    small = thinning.encode(thinning.compact(chunks_of(events, [])[0]))
     # Of each ack which event it is of, how far it is from the one before, and how long.
     assert len(small) < 4 * len(events)
 
@@ -185,7 +185,7 @@ def test_it_catches_acks_joined_over_a_persist(monkeypatch):
 
 def test_a_thinned_chunk_has_an_event_a_millisecond():
     events = [Event(ts_ms // 100, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(1_000)]
-    small = thinning.thinned(chunks_of(events, [])[0])
+    small = thinning.compact(chunks_of(events, [])[0])
     assert isinstance(small, CompactChunk)
     assert small.ts_ms.tolist() == list(range(10))
     assert small.news.event.tolist() == list(range(10))
@@ -252,8 +252,7 @@ def test_chunks_taken_one_after_another_build_no_sets_of_what_they_ack(monkeypat
         monkeypatch.setattr(acked, name, lambda *args, real=real: built.append(len(args[0])) or real(*args))
     events = [Event(1_000 + number, EventKind.ACK, 3 + number % 2, 2 * number, 2 * number) for number in range(600)]
     chunks = [
-        thinning.unpacked(memoryview(thinning.packed(thinning.thinned(chunk))))
-        for chunk in chunks_of(events, [200] * 2)
+        thinning.decode(memoryview(thinning.encode(thinning.compact(chunk)))) for chunk in chunks_of(events, [200] * 2)
     ]
     assert sum(built) == len(events)
     built.clear()

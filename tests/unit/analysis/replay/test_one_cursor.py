@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ackstate.analysis.estimate.chunk_codec import packed, thinned, unpacked
+from ackstate.analysis.estimate.chunk_codec import compact, decode, encode
 from ackstate.analysis.replay import interleaving_check as one_cursor
 from ackstate.analysis.replay.interleaving_check import InterleavingCheck
 from ackstate.analysis.trace import order
@@ -54,7 +54,7 @@ def assert_as_event_by_event(told):
     events, ends = events_of(told)
     expected = is_wrong(events)
     assert is_refused(events, ends) == expected
-    assert is_refused(events, ends, small=lambda chunk: unpacked(memoryview(packed(thinned(chunk))))) == expected
+    assert is_refused(events, ends, small=lambda chunk: decode(memoryview(encode(compact(chunk))))) == expected
 
 
 test_it_is_seen_as_event_by_event = given(TOLD)(assert_as_event_by_event)
