@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.analysis.replay.latest_entry_store import StoreOfLastRecords
+from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.state_fields import exact_entries, text_of
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
 from ackstate.cursor.journal.recovery import Recovery
@@ -47,7 +47,7 @@ class RecordPlace(NamedTuple):
 
     policy: Policy
     ledgers: LedgerMap
-    store: MemoryStore | StoreOfLastRecords
+    store: MemoryStore | LatestEntryStore
     reached: Store
 
 
@@ -171,9 +171,9 @@ def _journal_of(fields: Fields, place: RecordPlace) -> tuple[Journal, CursorStat
     return journal, found.recovered.content
 
 
-def _put_ledger(store: MemoryStore | StoreOfLastRecords, ledger_id: int, entries: list[bytes], count: int) -> None:
+def _put_ledger(store: MemoryStore | LatestEntryStore, ledger_id: int, entries: list[bytes], count: int) -> None:
     owner = cursor_owner(cursor_path(TOPIC, SUBSCRIPTION))
-    if isinstance(store, StoreOfLastRecords):
+    if isinstance(store, LatestEntryStore):
         store.restore(ledger_id, owner, entries[-1], count=count)
         return
     store.disk.next_ledger_id = ledger_id

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from ackstate.analysis.replay.age_feed import AgeFeed
 from ackstate.analysis.replay.cursor_record import SUBSCRIPTION, TOPIC, RecordPlace, cursor_of, cursor_record
-from ackstate.analysis.replay.latest_entry_store import StoreOfLastRecords
+from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.persist_ticks import PersistTicks
 from ackstate.analysis.replay.replay import Epochs
 from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
@@ -342,8 +342,8 @@ class _Waiting:
             self._given = end
 
 
-def _empty_store(policy: Policy) -> MemoryStore | StoreOfLastRecords:
-    return StoreOfLastRecords() if policy.cursor.format is Format.PULSAR else MemoryStore()
+def _empty_store(policy: Policy) -> MemoryStore | LatestEntryStore:
+    return LatestEntryStore() if policy.cursor.format is Format.PULSAR else MemoryStore()
 
 
 def _reached(store: Store, policy: Policy) -> Store:

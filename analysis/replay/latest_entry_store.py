@@ -23,7 +23,7 @@ class _Last:
 
 
 @final
-class StoreOfLastRecords:
+class LatestEntryStore:
     """A store for cursors that write Pulsar's format, and read only the last record of a ledger.
 
     Memory: one record per ledger. Otherwise it behaves like `MemoryStore`, without faults.

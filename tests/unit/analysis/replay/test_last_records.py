@@ -7,7 +7,7 @@ import pytest
 from ackstate.analysis.estimate.compact_curve import ThinnedCurve
 from ackstate.analysis.estimate.daily_state import DailyState, decoded, encoded
 from ackstate.analysis.replay import cursor_replay
-from ackstate.analysis.replay.latest_entry_store import StoreOfLastRecords
+from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind
@@ -44,7 +44,7 @@ def state_after(events):
 
 def test_the_answer_is_that_of_a_store_that_keeps_all(monkeypatch):
     found = with_a_crash()
-    monkeypatch.setattr(cursor_replay, "StoreOfLastRecords", MemoryStore)
+    monkeypatch.setattr(cursor_replay, "LatestEntryStore", MemoryStore)
     expected = with_a_crash()
     assert found == expected
     assert max(max(value) for _, value in found) > 0
@@ -62,7 +62,7 @@ def test_a_state_is_gone_on_with():
 
 
 def test_a_store_of_last_records_has_the_last_and_no_other():
-    store = StoreOfLastRecords()
+    store = LatestEntryStore()
     one, other = (store.ledgers.create(owner) for owner in ("b", "a"))
     assert store.ledgers.last(one) == -1
     assert store.ledgers.append_all([(one, b"0"), (other, b"x"), (one, b"1")]) == [0, 0, 1]
