@@ -1,7 +1,7 @@
 """The ack state of one subscription: values, sets and codecs. Pure: no clock, file, lock or log."""
 
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import DeletedRanges, Run
+from ackstate.deleted_ranges import DeletedRanges
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.errors import (
     AckStateError,
@@ -14,6 +14,7 @@ from ackstate.errors import (
 )
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.range_store import Run
 from ackstate.selection import Keep, Selection, select
 
 __all__ = [

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyroaring import BitMap
 
-from ackstate.deleted_ranges import Run
 from ackstate.entry_bitmap import union_by_ledger
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
+from ackstate.range_store import Run
 from ackstate.wire import native
 from ackstate.wire.native import Record, RecordFields, RecordKind, encode_ledger, encode_parts, read_parts
 from ackstate.wire.native_reader import corrupt

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.inspect.findings import CursorInspection, JournalRecord
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.deleted_ranges import DeletedRanges, Run
+    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.range_store import Run
 
 _SHOWN = 20  # ranges and batches, without --all-ranges
 

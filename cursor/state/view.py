@@ -9,8 +9,8 @@ from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
 from ackstate.cursor.listener import covered_runs
-from ackstate.deleted_ranges import DeletedRanges, Run
 from ackstate.position import Position
+from ackstate.range_store import Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
     from ackstate.cursor.state.ack_state import AckState
+    from ackstate.deleted_ranges import DeletedRanges
 
 
 class AckView:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
-from ackstate.deleted_ranges import Run
+from ackstate.range_store import Run
 from ackstate.wire import native, native_pointer
 from ackstate.wire.native import Record, RecordKind, record_of
 from ackstate.wire.native_pointer import Pointer
