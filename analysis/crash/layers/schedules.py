@@ -38,17 +38,19 @@ def schedules(first_seed: int) -> Iterator[RunOutcome]:
 
 def run(seed: int, settings: Settings | None = None, *, shrink_seconds: float = _SHRINK_SECONDS) -> RunOutcome:
     """Run the schedule of a seed, with the drawn or given settings, and check it."""
-    schedule = BrokerSimulation(seed, settings)
-    failure = failure_of(schedule, range(schedule.event_count()))
+    simulation = BrokerSimulation(seed, settings)
+    failure = failure_of(simulation, range(simulation.event_count()))
     counts = (
-        dict.fromkeys(FEATURES, 0) | schedule.counts | {"steps": schedule.step_count, "faults": schedule.fault_count}
+        dict.fromkeys(FEATURES, 0)
+        | simulation.counts
+        | {"steps": simulation.step_count, "faults": simulation.fault_count}
     )
     if failure is None:
-        return RunOutcome(seed, schedule.crash_count, counts=counts)
+        return RunOutcome(seed, simulation.crash_count, counts=counts)
     error = failure.error
     return RunOutcome(
         seed,
-        schedule.crash_count,
+        simulation.crash_count,
         lost_durable=error.entry_count if error.promise is Promise.I2 else 0,
         invented=error.entry_count if error.promise is Promise.I1 else 0,
         gauge_mismatch=int(error.promise is Promise.I3),

@@ -94,7 +94,7 @@ def check_all(side: SimulatedSubscription) -> None:
     check(side)
     side.subscription.check_invariants()
     side.receipts.check_survivors(side.cursor, side.model)
-    model, log, deliveries = side.model, side.schedule.log, side.subscription.deliveries
+    model, log, deliveries = side.model, side.simulation.log, side.subscription.deliveries
     acked = {number for number, position in enumerate(log.positions) if side.cursor.is_acked(position)}
     if acked != model.acked:
         hold(Promise.I1, acked <= model.acked, f"{log.text(acked - model.acked)} counts as acked and is not")
@@ -134,18 +134,18 @@ def closed_for(side: SimulatedSubscription, consumer: str) -> dict[Rule | None, 
 
 def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int]) -> None:
     """Check that a limit, truthfully, explains why a consumer did not receive more."""
-    model, log, now_ms = side.model, side.model.log, side.schedule.now_ms
+    model, log, now_ms = side.model, side.model.log, side.simulation.now_ms
     waiting = list(model.sendable(now_ms=now_ms, tick_ms=TICK_MS))
     if not waiting:
         return
     may_wait = list(model.sendable(now_ms=now_ms, tick_ms=0))
-    is_plain = not model.sent_count.keys() & set(waiting) and not side.schedule.settings.delay_share
+    is_plain = not model.sent_count.keys() & set(waiting) and not side.simulation.settings.delay_share
     cost = log.isolated_bytes(waiting[0]) if is_plain else max(map(log.isolated_bytes, may_wait))
     weight = max(map(model.weight, may_wait))
     binding = _binding(side, consumer, closed_before, cost=cost, weight=weight)
     what = f"{len(waiting)} messages from {log.positions[waiting[0]]} on"
     hold(Promise.I8, bool(binding), f"{what} were kept back for nothing")
-    if binding == {Rule.UNPERSISTED_ACK_RECORD_BYTES} and side.schedule.settings.promotes_young and _works(side):
+    if binding == {Rule.UNPERSISTED_ACK_RECORD_BYTES} and side.simulation.settings.promotes_young and _works(side):
         limits, reserved = side.gate.limits, side.subscription.usage().reserved_bytes
         limit = limits.max_unpersisted_ack_record_bytes
         is_closed = Rule.UNPERSISTED_ACK_RECORD_BYTES in closed_before
@@ -228,13 +228,13 @@ def _binding(
         for rule, used, limit in (*uses(side), of_consumer)
         if used + needs[rule] > limit or used > closed_before.get(rule, NO_LIMIT)
     }
-    broker = side.schedule.broker
-    if broker is not None and (broker.is_blocked or broker.unacked_messages + weight > side.schedule.broker_max):
+    broker = side.simulation.broker
+    if broker is not None and (broker.is_blocked or broker.unacked_messages + weight > side.simulation.broker_max):
         binding.add(Rule.BROKER_UNACKED_MESSAGES)
     return binding
 
 
 def _works(side: SimulatedSubscription) -> bool:
     """Return whether a promotion would make young acks durable now."""
-    failed = side.schedule.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
+    failed = side.simulation.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
     return not side.is_limited and not failed

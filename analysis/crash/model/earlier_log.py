@@ -22,15 +22,15 @@ class EarlierLog:
     """A message log that was open when its broker died, with the store of that broker.
 
     Args:
-        schedule: The simulation of its log, just before the log is opened again.
+        simulation: The simulation of its log, just before the log is opened again.
         race_count_max: Most publishes of the earlier owner while the next one opens the log.
     """
 
-    def __init__(self, schedule: BrokerSimulation, *, race_count_max: int) -> None:
-        self._schedule = schedule
-        self._log = schedule.message_log
+    def __init__(self, simulation: BrokerSimulation, *, race_count_max: int) -> None:
+        self._schedule = simulation
+        self._log = simulation.message_log
         # A separate source, so that other events do not change.
-        self._random = schedule.random_of(f"log {schedule.step_count}")
+        self._random = simulation.random_of(f"log {simulation.step_count}")
         self._race_count = self._random.choice((0, *range(race_count_max + 1)))
 
     def race(self) -> None:
@@ -72,24 +72,24 @@ class EarlierLog:
         return [Message(self._schedule.now_ms, NO_DELAY, b"")] * min(count, self._schedule.settings.count_max)
 
 
-def open_log(schedule: BrokerSimulation, store: Store, *, rival: EarlierLog | None) -> MessageLog:
+def open_log(simulation: BrokerSimulation, store: Store, *, rival: EarlierLog | None) -> MessageLog:
     """Open a topic's log, and check that it has every message whose position a producer received.
 
     Args:
-        schedule: The simulation of the log.
+        simulation: The simulation of the log.
         store: The store.
         rival: The previous owner, which publishes meanwhile.
 
     Raises:
         PromiseBrokenError: A message is missing.
     """
-    limit = schedule.settings.entries_per_ledger_max
+    limit = simulation.settings.entries_per_ledger_max
     if rival is None:
         return MessageLog.open(store, topic="t", entries_per_ledger_max=limit)
     log = MessageLog.open(_RacedStore(store, rival.race), topic="t", entries_per_ledger_max=limit)
     rival.end_race()
-    missing = [number for number, position in enumerate(schedule.log.positions) if position not in log.ledgers]
-    hold(Promise.I12, not missing, f"published, and not in the log: {schedule.log.text(missing)}")
+    missing = [number for number, position in enumerate(simulation.log.positions) if position not in log.ledgers]
+    hold(Promise.I12, not missing, f"published, and not in the log: {simulation.log.text(missing)}")
     return log
 
 

@@ -32,7 +32,7 @@ class EarlierOwner:
         self.cursor: ManagedCursor = side.cursor
         self.store = side.store
         self.race_count = race_count
-        self._log_end = len(side.schedule.log)  # it no longer sees the log grow
+        self._log_end = len(side.simulation.log)  # it no longer sees the log grow
         self.cursor.remove_listener(side)
         self.store.forget_faults()
 
@@ -44,18 +44,18 @@ class EarlierOwner:
         receipts = self._ack(side)
         side.model.ack(list(receipts))
         try:
-            result = self.cursor.persist(now_ms=side.schedule.now_ms)
+            result = self.cursor.persist(now_ms=side.simulation.now_ms)
         except (StoreError, CursorFencedError) as error:
-            side.schedule.note(f"{side.name} before: -> {error}")
+            side.simulation.note(f"{side.name} before: -> {error}")
             side.is_certain = side.left_ledgers_clean = False
             return
-        side.schedule.note(f"{side.name} before: persists", receipts)
+        side.simulation.note(f"{side.name} before: persists", receipts)
         if result.route is not PersistTarget.NOTHING:
-            side.schedule.counts["raced"] += 1
+            side.simulation.counts["raced"] += 1
             side.wrote_before()
         for number, receipt in receipts.items():
             is_lie = self.cursor.durable(receipt) and number not in side.model.durable
-            hold(Promise.I2, not is_lie, f"the receipt of {side.schedule.log.positions[number]} lied")
+            hold(Promise.I2, not is_lie, f"the receipt of {side.simulation.log.positions[number]} lied")
 
     def go_on(self, side: SimulatedSubscription) -> None:
         """Act as an owner after the next one has opened the cursor: no action may count.
@@ -65,30 +65,32 @@ class EarlierOwner:
         """
         if self.store.is_over:
             return
-        schedule, cursor = side.schedule, self.cursor
+        simulation, cursor = side.simulation, self.cursor
         before, receipts = side.written.raw(), self._ack(side)
-        schedule.note("the owner before goes on", receipts)
+        simulation.note("the owner before goes on", receipts)
         acts: list[Callable[[], object]] = [
-            lambda: cursor.persist(now_ms=schedule.now_ms) if cursor.view.is_dirty else self._refused(),
+            lambda: cursor.persist(now_ms=simulation.now_ms) if cursor.view.is_dirty else self._refused(),
             lambda: cursor.set_cursor_properties({"owner": "before"}),
-            lambda: cursor.tick(now_ms=schedule.now_ms) or self._refused(),
-            lambda: cursor.reset(schedule.log.positions[0], now_ms=schedule.now_ms) if receipts else self._refused(),
+            lambda: cursor.tick(now_ms=simulation.now_ms) or self._refused(),
+            lambda: (
+                cursor.reset(simulation.log.positions[0], now_ms=simulation.now_ms) if receipts else self._refused()
+            ),
         ]
-        schedule.random.shuffle(acts)
+        simulation.random.shuffle(acts)
         for act in acts[:3]:
             self._must_fail(side, act)
             hold(Promise.I14, side.written.raw() == before, "an earlier owner changed what is durable")
         for number, receipt in receipts.items():
-            found = f"{schedule.log.positions[number]} is durable, says an earlier owner"
+            found = f"{simulation.log.positions[number]} is durable, says an earlier owner"
             hold(Promise.I14, not cursor.durable(receipt), found)
 
     def _must_fail(self, side: SimulatedSubscription, act: Callable[[], object]) -> None:
         try:
             act()
         except CursorFencedError:
-            side.schedule.counts["fenced"] += 1
+            side.simulation.counts["fenced"] += 1
         except StoreError as error:
-            side.schedule.note(f"-> {error}")
+            side.simulation.note(f"-> {error}")
         else:
             hold(Promise.I14, False, "a write of an earlier owner ended well")
 
@@ -97,7 +99,7 @@ class EarlierOwner:
 
     def _ack(self, side: SimulatedSubscription) -> dict[int, Receipt]:
         """Ack a few entries, and return the receipts by number."""
-        schedule, positions = side.schedule, side.schedule.log.positions
+        simulation, positions = side.simulation, side.simulation.log.positions
         numbers = [number for number in range(self._log_end) if not self.cursor.is_acked(positions[number])]
-        numbers = schedule.random.sample(numbers, min(len(numbers), schedule.random.randint(1, _ACKS_MAX)))
-        return {number: self.cursor.ack(positions[number], now_ms=schedule.now_ms) for number in numbers}
+        numbers = simulation.random.sample(numbers, min(len(numbers), simulation.random.randint(1, _ACKS_MAX)))
+        return {number: self.cursor.ack(positions[number], now_ms=simulation.now_ms) for number in numbers}

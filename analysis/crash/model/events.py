@@ -15,7 +15,7 @@ class ModelEvent(NamedTuple):
 
     Attributes:
         weight: Relative frequency.
-        happen: Applies the event to a subscription of a schedule.
+        happen: Applies the event to a subscription of a simulation.
     """
 
     weight: float

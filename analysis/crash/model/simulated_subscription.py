@@ -49,7 +49,7 @@ _HOUR = 3_600_000
 
 
 class SimulatedSubscription(CursorListener):
-    """One subscription of a schedule.
+    """One subscription of a simulation.
 
     Attributes:
         model: The expected state.
@@ -69,13 +69,13 @@ class SimulatedSubscription(CursorListener):
         excluded: The acks excluded by the last persist; None if unknown.
     """
 
-    def __init__(self, schedule: BrokerSimulation, name: str) -> None:
-        self.schedule, self.name = schedule, name
-        self.model = AckModel(schedule.log)
-        self.disk = schedule.cursor_disk
-        self.config, self.limits = schedule.settings.config, schedule.settings.limits
+    def __init__(self, simulation: BrokerSimulation, name: str) -> None:
+        self.simulation, self.name = simulation, name
+        self.model = AckModel(simulation.log)
+        self.disk = simulation.cursor_disk
+        self.config, self.limits = simulation.settings.config, simulation.settings.limits
         self.cursor_path = cursor_path("t", name)
-        self.written = Written(schedule.log, self.disk, self.cursor_path)
+        self.written = Written(simulation.log, self.disk, self.cursor_path)
         self.is_certain = True
         self.is_writing = self.has_failed = False
         self.failed_ms = -RETRY_MS
@@ -93,7 +93,7 @@ class SimulatedSubscription(CursorListener):
         """Open the cursor, again if a fault ends the first attempt, and the subscription on it."""
         self.handed_over: list[int] = []
         self.waiters = []
-        self.receipts = Receipts(self.schedule.log)
+        self.receipts = Receipts(self.simulation.log)
         try:
             self._open_cursor(faults)
         except StoreError:
@@ -103,26 +103,26 @@ class SimulatedSubscription(CursorListener):
             is_certain = self.is_certain and self.config.format is not Format.PULSAR
             self._may_have_written()
             self.is_certain = is_certain
-            self.schedule.crash_count += 1
+            self.simulation.crash_count += 1
             self._open_cursor(faults := ())
         # A ledger that could not be deleted waits for the next open.
         if not faults and self.left_ledgers_clean:
             self.written.check_one_journal()
-        self.persisted_ms, self.epoch = self.schedule.now_ms, self.written.epoch
-        self.work = Work(self.config, now_ms=self.schedule.now_ms)
+        self.persisted_ms, self.epoch = self.simulation.now_ms, self.written.epoch
+        self.work = Work(self.config, now_ms=self.simulation.now_ms)
         self._open_subscription()
 
     def _open_cursor(self, faults: Sequence[Fault]) -> None:
-        schedule = self.schedule
+        simulation = self.simulation
         self.store = MemoryStore(self.disk, faults=faults)
         self._attempted: list[tuple[Encoded, bytes]] = []
-        schedule.cursor_store.join(self, self.store)
+        simulation.cursor_store.join(self, self.store)
         self.left_ledgers_clean = True
         self.is_writing = True  # This write is not a persist.
         try:
             self.cursor: ManagedCursor = ManagedCursor.open(
-                cast("Store", schedule.cursor_store), topic="t", subscription=self.name,
-                ledgers=schedule.message_log.ledgers, config=self.config, now_ms=schedule.now_ms,
+                cast("Store", simulation.cursor_store), topic="t", subscription=self.name,
+                ledgers=simulation.message_log.ledgers, config=self.config, now_ms=simulation.now_ms,
             )  # fmt: skip
             self.model.counts_entries = self.config.ledger_limits.rule is not LimitRule.EXACT
             self.model.changed()
@@ -131,11 +131,11 @@ class SimulatedSubscription(CursorListener):
             self.store.forget_faults()
 
     def _open_subscription(self) -> None:
-        schedule, settings = self.schedule, self.schedule.settings
-        self.gate = DispatchGate(self.limits, broker=schedule.broker)
-        tracker = schedule.open_tracker(self.cursor.is_acked)
+        simulation, settings = self.simulation, self.simulation.settings
+        self.gate = DispatchGate(self.limits, broker=simulation.broker)
+        tracker = simulation.open_tracker(self.cursor.is_acked)
         self.subscription = Subscription(
-            schedule.message_log, self.cursor, gate=self.gate, delays=tracker,
+            simulation.message_log, self.cursor, gate=self.gate, delays=tracker,
             kind=settings.kind,
             options=SubscriptionOptions(
                 promotes_young=settings.promotes_young,
@@ -144,7 +144,7 @@ class SimulatedSubscription(CursorListener):
             ),
         )  # fmt: skip
         if tracker is not None:
-            tracker.attach(_Asked(self.subscription._messages, schedule))
+            tracker.attach(_Asked(self.subscription._messages, simulation))
         self.cursor.remove_listener(self.subscription)
         self.cursor.add_listener(self)
         self.forget_attempts()
@@ -177,7 +177,7 @@ class SimulatedSubscription(CursorListener):
         Args:
             gauge: The reported redelivery; None without a report.
         """
-        model, log = self.model, self.schedule.log
+        model, log = self.model, self.simulation.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
         parts = {
             log.numbers[each]: indexes(words) for each, words in self.cursor.view.batch.items() if each in log.numbers
@@ -195,7 +195,7 @@ class SimulatedSubscription(CursorListener):
         self.forgive()
 
     def _check_survived(self, found: set[int], parts: dict[int, set[int]]) -> None:
-        model, log = self.model, self.schedule.log
+        model, log = self.model, self.simulation.log
         lost, invented = model.durable - found, found - model.acked
         if lost:
             raise PromiseBrokenError(
@@ -212,22 +212,22 @@ class SimulatedSubscription(CursorListener):
             hold(Promise.I1, acked, f"acks in batch {log.positions[number]} were invented")
 
     def _check_gauge(self, found: set[int], gauge: int) -> None:
-        model, log = self.model, self.schedule.log
+        model, log = self.model, self.simulation.log
         back = model.acked - found
         is_kept = len(back) == gauge if self.is_certain else len(back) <= gauge
         hold(Promise.I3, is_kept, f"{gauge} were to come back, {len(back)} do: {log.text(back)}")
 
     def _check_kept(self, recovered: set[int]) -> None:
         """Check that the next recovery would find the same; Pulsar's format drops acks beyond its limits."""
-        log = self.schedule.log
+        log = self.simulation.log
         if self.config.format is Format.NATIVE:
-            kept = log.held_by(self.written.find(self.schedule.message_log.ledgers).recovered.content)
+            kept = log.held_by(self.written.find(self.simulation.message_log.ledgers).recovered.content)
             found = f"recovered were {log.text(recovered)}, and the disk holds {log.text(kept)} then"
             hold(Promise.I5, kept == recovered, found)
 
     def _read_anew(self) -> Held:
         """Read the disk after an open or a reset; its state must not go back from now on."""
-        found = self.written.find(self.schedule.message_log.ledgers)
+        found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
         self.written.began_anew(held, found.recovered.content.deleted.range_count)
         return held
@@ -241,15 +241,15 @@ class SimulatedSubscription(CursorListener):
         self.receipts.check_void(self.cursor)
         self.model.begin_anew(first)
         self.model.properties.reset(is_certain=True)
-        self.persisted_ms, self.epoch = self.schedule.now_ms, self.written.epoch
-        self.schedule.counts["resets"] += 1
+        self.persisted_ms, self.epoch = self.simulation.now_ms, self.written.epoch
+        self.simulation.counts["resets"] += 1
         is_raised = self.config.format is Format.PULSAR or self.written.epoch > epoch_before
         hold(Promise.I13, is_raised, "a reset did not raise the epoch")
         held = self._read_anew()
-        found = f"after a reset the disk holds {self.schedule.log.text(held.acked)}"
+        found = f"after a reset the disk holds {self.simulation.log.text(held.acked)}"
         hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
         self.is_certain, self.excluded = True, Excluded()
-        self.work.begun(self.written.entry_sizes or None, now_ms=self.schedule.now_ms)
+        self.work.begun(self.written.entry_sizes or None, now_ms=self.simulation.now_ms)
         self.forget_attempts()
         self.forgive()
 
@@ -262,7 +262,7 @@ class SimulatedSubscription(CursorListener):
         if isinstance(outcome, AckStateError) or self.has_failed or not self.is_certain:
             self.work.failed()
         if isinstance(outcome, AckStateError):
-            self.failed_ms = self.schedule.now_ms
+            self.failed_ms = self.simulation.now_ms
             self._may_have_written()
             is_due = isinstance(outcome, CursorFencedError) or self.cursor.view.is_persist_due(
                 now_ms=self.failed_ms + _HOUR
@@ -277,7 +277,7 @@ class SimulatedSubscription(CursorListener):
         self.subscription.persisted(outcome)
 
     def _persisted(self, result: PersistResult) -> None:
-        found = self.written.find(self.schedule.message_log.ledgers)
+        found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
         self._count(result, held)
         instants = [*self.instants, instant_of(self.model)]
@@ -299,8 +299,8 @@ class SimulatedSubscription(CursorListener):
 
     def _check_work(self, result: PersistResult) -> None:
         if self.is_certain and not self.has_failed and result.route is PersistTarget.DELTA:
-            self.work.check_delta(self.schedule.log, self._attempted[-1][1], self.model.durable)
-        self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.schedule.now_ms)
+            self.work.check_delta(self.simulation.log, self._attempted[-1][1], self.model.durable)
+        self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.simulation.now_ms)
 
     def _check_counters(self, result: PersistResult) -> None:
         before, after = self._counted, self.cursor.stats()
@@ -335,8 +335,8 @@ class SimulatedSubscription(CursorListener):
         hold(Promise.I4, receipt.newly_acked == expected, found)
 
     def _count(self, result: PersistResult, held: Held) -> None:
-        self.persisted_ms = self.schedule.now_ms
-        counts = self.schedule.counts
+        self.persisted_ms = self.simulation.now_ms
+        counts = self.simulation.counts
         counts[result.route.name.lower()] += 1
         counts["cut"] += result.messages_cut > 0
         counts["held_back"] += result.messages_held_back > 0
@@ -344,7 +344,7 @@ class SimulatedSubscription(CursorListener):
 
     def wrote_before(self) -> None:
         """Record the writes of the previous owner while the cursor was opened."""
-        held = self.written.read(self.written.find(self.schedule.message_log.ledgers))
+        held = self.written.read(self.written.find(self.simulation.message_log.ledgers))
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
@@ -372,14 +372,14 @@ class SimulatedSubscription(CursorListener):
         was_begun = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not was_begun
         for content in self._attempted_states():
-            held = held_of(self.schedule.log, content)
+            held = held_of(self.simulation.log, content)
             self.model.may_have_lost(held.acked, held.unacked_of_batch)
 
     def _attempted_states(self) -> Iterator[CursorState]:
         """Yield the attempted whole states; a delta of the native format displaces no ack."""
         if self.config.format is not Format.PULSAR:
             return
-        ledgers, form = self.schedule.message_log.ledgers, self.config.journal_format
+        ledgers, form = self.simulation.message_log.ledgers, self.config.journal_format
         for encoded, data in self._attempted:
             content: CursorState | None
             if encoded is Encoded.RECORD:
@@ -403,7 +403,7 @@ class SimulatedSubscription(CursorListener):
     def begins_write(self) -> None:
         """Run other threads' work before a write."""
         self._note_instant()
-        self.schedule.while_writing(self)
+        self.simulation.while_writing(self)
 
     def _note_instant(self) -> None:
         if not self.is_writing:
@@ -412,7 +412,7 @@ class SimulatedSubscription(CursorListener):
                 self.instants.append(instant)
 
     def _hand_over(self, delivery: Delivery) -> None:
-        self.handed_over.append(self.schedule.log.numbers[delivery.position])
+        self.handed_over.append(self.simulation.log.numbers[delivery.position])
 
 
 class Waiter:
@@ -429,8 +429,8 @@ class Waiter:
 class _Asked:
     """Passes a delay view's requests to its subscription, and counts the requests for missed messages."""
 
-    def __init__(self, subscription: AckedAndSent, schedule: BrokerSimulation) -> None:
-        self._subscription, self._schedule = subscription, schedule
+    def __init__(self, subscription: AckedAndSent, simulation: BrokerSimulation) -> None:
+        self._subscription, self._schedule = subscription, simulation
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """See `AckedAndSent`."""

@@ -196,7 +196,7 @@ class BrokerSimulation:
 
         Args:
             event: Its name, or the function of the event.
-            args: Its arguments besides the schedule and the subscription.
+            args: Its arguments besides the simulation and the subscription.
             named: Its keyword arguments.
         """
         happen = EVENTS[event].happen if isinstance(event, str) else event
@@ -348,7 +348,7 @@ class _Line:
         """Whether the event had an effect."""
         return any(numbers or not what.startswith("send") for what, numbers in self.notes)
 
-    def text(self, schedule: BrokerSimulation) -> str:
+    def text(self, simulation: BrokerSimulation) -> str:
         """Return the line, with adjacent actions of one kind merged."""
         merged: list[tuple[str, list[int] | None]] = []
         for what, numbers in self.notes:
@@ -359,8 +359,8 @@ class _Line:
                     continue
             merged.append((what, list(numbers) if numbers else None))
         merged = [each for each in merged if each[1] or not each[0].startswith("send")] or merged
-        texts = [what if numbers is None else f"{what} {schedule.log.text(numbers)}" for what, numbers in merged]
-        where = f" {self.side}" if len(schedule.sides) > 1 else ""
+        texts = [what if numbers is None else f"{what} {simulation.log.text(numbers)}" for what, numbers in merged]
+        where = f" {self.side}" if len(simulation.sides) > 1 else ""
         return f"{self.now_ms} ms{where}: {', '.join(texts)}"
 
 

@@ -39,14 +39,14 @@ class ScheduleFailure(NamedTuple):
     is_at_end: bool
 
 
-def failure_of(schedule: BrokerSimulation, numbers: Sequence[int], *, ends: bool = True) -> ScheduleFailure | None:
+def failure_of(simulation: BrokerSimulation, numbers: Sequence[int], *, ends: bool = True) -> ScheduleFailure | None:
     """Run a schedule, with or without its end, and return its failure, None if it broke no promise."""
     try:
-        schedule.run(numbers, ends=ends)
+        simulation.run(numbers, ends=ends)
     except PromiseBrokenError as error:
-        last = schedule.event_number
+        last = simulation.event_number
         happened = tuple(numbers if last is None else numbers[: list(numbers).index(last) + 1])
-        return ScheduleFailure(schedule.settings, happened, error, schedule.story(), last is None)
+        return ScheduleFailure(simulation.settings, happened, error, simulation.story(), last is None)
     return None
 
 

@@ -67,7 +67,7 @@ class WatchedStore:
                 side.has_failed = True
             raise
         for side in sides:
-            side.schedule.while_writing(side)
+            side.simulation.while_writing(side)
         return result
 
     def attempt(self, side: SimulatedSubscription, encoded: Encoded, data: bytes) -> None:
@@ -101,7 +101,7 @@ class _Ledgers:
         for (side, _), (_, entry) in zip(joined, entries, strict=True):
             self._store.attempt(side, Encoded.ENTRY, entry)
         sessions = {side.name: session for side, session in joined}
-        session = sessions.get(joined[0][0].schedule.at_work.name, joined[0][1])
+        session = sessions.get(joined[0][0].simulation.at_work.name, joined[0][1])
         # It is one write: a fault of one ledger affects all.
         session = next((each for each in sessions.values() if each.has_broken_ledgers), session)
         return self._store.write([side for side, _ in joined], lambda: session.ledgers.append_all(entries))
