@@ -246,7 +246,7 @@ def read_answer(line: bytes) -> Answer:
     raise SubjectError(f"no answer: {quoted(line)}")
 
 
-def tell(life: ProcessRun, answer: Answer) -> None:
+def record_answer(life: ProcessRun, answer: Answer) -> None:
     """Record an answer in the process run.
 
     Raises:

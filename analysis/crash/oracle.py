@@ -121,7 +121,7 @@ def differing(first: State, again: State) -> tuple[Broken, ...]:
     return (Broken(Promise.I5, found if lacking or new else f"first {first}, then {again}"),)
 
 
-def told(broken: Iterable[Broken], story: tuple[str, ...] = ()) -> tuple[BrokenPromise, ...]:
+def with_story(broken: Iterable[Broken], story: tuple[str, ...] = ()) -> tuple[BrokenPromise, ...]:
     """Return broken promises with the same story."""
     return tuple(BrokenPromise(each.promise, each.found, story) for each in broken)
 

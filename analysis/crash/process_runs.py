@@ -23,12 +23,12 @@ from ackstate.analysis.crash.conversation import (
     Recover,
     Start,
     SubjectError,
-    tell,
+    record_answer,
 )
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.oracle import State
 from ackstate.analysis.crash.process_run import ProcessRun
-from ackstate.analysis.crash.process_story import complaint, ledgers, told
+from ackstate.analysis.crash.process_story import complaint, ledgers, step_line
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
@@ -276,7 +276,7 @@ class ProcessRuns:
         else:
             broken = self._life.judge(report)
         self._broken += broken
-        self.broken += oracle.told(broken, self._told(holds)) if broken else ()
+        self.broken += oracle.with_story(broken, self._told(holds)) if broken else ()
 
     def _operations(self, length: int) -> list[Operation]:
         """Return the operations of a run; the last is a persist, so that even the shortest run can lose something."""
@@ -322,7 +322,7 @@ class ProcessRuns:
         """Request a report while nothing is in progress: its gauge must not count entries that have a receipt."""
         process.send(AskReport())
         answers, report = process.wait_for(Report, patience_s=self._settings.patience_s)
-        self._story.append(told(report))
+        self._story.append(step_line(report))
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
         self._hear(answers)
@@ -337,7 +337,7 @@ class ProcessRuns:
     def _hear(self, answers: Sequence[Answer]) -> None:
         self._note(answers)
         for answer in answers:
-            tell(self._life, answer)
+            record_answer(self._life, answer)
             match answer:
                 case Durable(numbers):
                     # The receipt of a persist promises nothing.
@@ -354,7 +354,7 @@ class ProcessRuns:
         self._story += steps
 
     def _told(self, *end: str) -> tuple[str, ...]:
-        return (f"life {self._number} on a log of {ledgers(self._log)}", *map(told, self._story), *end)
+        return (f"life {self._number} on a log of {ledgers(self._log)}", *map(step_line, self._story), *end)
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.conversation import Answer, SubjectError
 
 
-def told(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
+def step_line(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
     """Return one step of a process run as a line of its story."""
     match step:
         case str():

@@ -239,7 +239,7 @@ def _judge_state(
     if not oracle.judge(found._replace(**ignored), [good.story.expected(state) for state in excused]):
         return DamageJudgement({(Outcome.REPORTED if is_reported else Outcome.BORDER_CUT).value: 1})
     broken = oracle.judge(found, [good.story.expected(good.truth)])
-    return DamageJudgement({}, oracle.told(broken, _story(medium, good, damaged)), broken)
+    return DamageJudgement({}, oracle.with_story(broken, _story(medium, good, damaged)), broken)
 
 
 def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> DamageJudgement:

@@ -30,7 +30,7 @@ from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
 from ackstate.analysis.crash.layers.system_calls.attempt import NEVER, Stage, SyscallFault, attempt
 from ackstate.analysis.crash.layers.system_calls.script import script
 from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
-from ackstate.analysis.crash.oracle import counts, told
+from ackstate.analysis.crash.oracle import counts, with_story
 from ackstate.analysis.crash.promises import Promise, gravest
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.analysis.crash.shrink import Failing, shortest
@@ -189,7 +189,7 @@ class _Run:
 
         found = shortest(Failing(self._script.steps, tried), attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
         story = self._story(found.evidence, at)
-        return told(found.evidence.log.broken, story)
+        return with_story(found.evidence.log.broken, story)
 
     def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
         store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))

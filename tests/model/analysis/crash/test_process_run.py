@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.crash.acked_set import Numbering
-from ackstate.analysis.crash.oracle import counts, told
+from ackstate.analysis.crash.oracle import counts, with_story
 from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
@@ -46,7 +46,7 @@ def test_what_was_known_at_the_start_must_survive():
 def test_what_nobody_asked_to_ack_is_invented():
     (broken,) = lived(1).judge(holds(1, 4))
     assert broken == (Promise.I1, "acked without a request: 3:[4, 5)", 1)
-    assert told([broken], ("a story",))[0].story == ("a story",)
+    assert with_story([broken], ("a story",))[0].story == ("a story",)
 
 
 def test_what_the_log_does_not_have_is_invented():

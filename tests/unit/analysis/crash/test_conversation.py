@@ -19,8 +19,8 @@ from ackstate.analysis.crash.conversation import (
     answer_line,
     read_answer,
     read_request,
+    record_answer,
     request_line,
-    tell,
 )
 from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
@@ -125,4 +125,4 @@ def test_a_claim_about_what_was_never_asked_is_refused(answer):
     life = ProcessRun({1: 10})
     life.asked(Operation(0, OperationKind.ACK, 1, 7))
     with pytest.raises(SubjectError, match="there was no operation 1: 1 were requested"):
-        tell(life, answer)
+        record_answer(life, answer)
