@@ -38,8 +38,8 @@ lint: setup ## format, lint, types, imports
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-check: lint ## format, lint, types, imports and tests/unit
-	HYPOTHESIS_PROFILE=dev $(PYTEST) $(PARALLEL) tests/unit
+check: lint ## format, lint, types, imports and the fast tests of tests/unit, in about a minute
+	HYPOTHESIS_PROFILE=dev $(PYTEST) $(PARALLEL) -m 'not slow' tests/unit
 
 spark: setup ## the tests that start Spark
 	@bash .ci/setup stores

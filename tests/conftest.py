@@ -33,6 +33,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         shared = [name for name in ("spark", "browser") if name in item.fixturenames]
         item.add_marker(pytest.mark.xdist_group(shared[0] if shared else str(item.path)))
+    # The longest groups begin first, so that none is left when all others have ended.
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(scope="session")
