@@ -45,7 +45,7 @@ class Taken:
 
     def _check(self, replay):
         replay._check()
-        usage = replay._admission.usage()
+        usage = replay._gate._admission.usage()
         limit = replay._limits.max_unpersisted_ack_record_bytes
         # What a reset leaves out may take more: then nothing is sent.
         assert not usage.reserved_bytes or usage.unpersisted_record_bytes + usage.reserved_bytes <= limit

@@ -25,33 +25,26 @@ from pyroaring import BitMap
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.blocked_queue import NEVER_MS, BlockedQueue
 from ackstate.analysis.replay.cursor_replay import CursorReplay
-from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet
+from ackstate.analysis.replay.in_flight_set import InFlightSet
 from ackstate.analysis.replay.open_run import OpenRun, delivery_costs
 from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.replay_gate import ReplayGate
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
-from ackstate.cursor.dispatch.admission import Admission
-from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.store import StoreError
-from ackstate.errors import AckStateError
-from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
-from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.state_fields import Fields
+    from ackstate.errors import AckStateError
 
 _DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # Cached: enum member lookup is slow.
 _NAMING = (EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
 _ACKS = (int(EventKind.ACK), int(EventKind.MARK_DELETE))
-_SENT = Sent(CONSUMER)
-_MOST_USED = Usage(2**62, 0, 0)
-_FAILED_BEFORE = "the last persist of an earlier day failed"
 _NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
 # A shorter run is faster one by one.
 _RUN_MIN = 16
@@ -78,24 +71,20 @@ class GatedReplay(CursorListener):
     """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
-        self._limits = GateLimits(
-            max_unpersisted_ack_record_bytes=policy.max_unpersisted_ack_record_bytes,
-            max_unacked_messages=0, max_unacked_messages_per_consumer=0,
-        )  # fmt: skip
+        self._policy = policy
         self._replay = CursorReplay(policy, log, opened_ms=opened_ms)
         # A persist that excludes acks may enlarge the ranges that are not durable.
         self._outlasts_persists = policy.leaves_nothing_out
         self._is_young = policy.cursor.become_old_ack_record_seconds != 0
         self.blocked_ms = 0
         self._begin()
-        self._admission.observe(now_ms=0)
+        self._gate.observe()
 
     def _begin(self) -> None:
         """Start with no messages in flight."""
         self._cursor = self._replay.cursor
         self._sent = InFlightSet()
-        self._gate = DispatchGate(self._limits)
-        self._admission = Admission(self._cursor, gate=self._gate, promotes_young=True, sent=self._sent)
+        self._gate = ReplayGate(self._policy, self._cursor, self._sent)
         self._cursor.add_listener(self)
         self._queue = BlockedQueue()
         self._blocked_since_ms = 0
@@ -110,8 +99,6 @@ class GatedReplay(CursorListener):
         self._happened: list[tuple[int, int, int, int]] = []
         # The last time before which nothing is persisted, for any acks.
         self._quiet_until_ms = self._replay.quiet_until_ms
-        # A closed gate stays closed while the usage is above this.
-        self._may_open_at = _MOST_USED.unpersisted_record_bytes
 
     def take(self, events: EventChunk, *, until_ms: int, blocked_until_ms: int) -> tuple[EventChunk, Epochs]:
         """Replay the next events, and return all that happens before a time: events at their new times, and persists.
@@ -139,7 +126,7 @@ class GatedReplay(CursorListener):
         if self._queue:
             self.blocked_ms += max(0, blocked_until_ms - self._blocked_since_ms)
             self._blocked_since_ms = max(blocked_until_ms, self._blocked_since_ms)
-        happened, epochs = _in_order([_NO_EVENTS, *self._events]), Epochs.of(self._rows)
+        happened, epochs = EventChunk.in_order([_NO_EVENTS, *self._events]), Epochs.of(self._rows)
         self._events, self._rows = [], []
         return happened, epochs
 
@@ -154,8 +141,7 @@ class GatedReplay(CursorListener):
         waits = self._queue or self._queue.moves_acks or self._promotions or self._let_go_ms != NEVER_MS
         if waits or self._gate.is_closed:
             return None
-        limit = self._limits.max_unpersisted_ack_record_bytes
-        room = limit - self._cursor.view.unpersisted_record_bytes - self._sent.reserved_bytes
+        room = self._gate.room
         end = int(np.searchsorted(costs, costs[begin] + room, "right")) - 1
         if not self._outlasts_persists:
             end = min(end, int(np.searchsorted(events.ts_ms, self._replay.quiet_until_ms, "right")))
@@ -219,13 +205,10 @@ class GatedReplay(CursorListener):
     def to_record(self) -> dict[str, Any]:
         """Return the fields for a state, except the message log."""
         assert not any((self._promotions, self._events, self._rows, self._happened)), "a state ends a day"
-        closed = self._gate.why_blocked(_MOST_USED)
         return {
             "cursor_replay": self._replay.to_record(),
             "sent": self._sent.to_record(),
-            "released_at": closed[0].released_at if closed else None,
-            "has_store_error": self._admission.store_error is not None,
-            "promote_again_ms": self._admission._promote_again_ms,
+            **self._gate.to_record(),
             **self._queue.to_record(),
             "blocked_ms": self.blocked_ms,
             "blocked_since_ms": self._blocked_since_ms,
@@ -238,9 +221,7 @@ class GatedReplay(CursorListener):
         fields.one("cursor_replay", self._replay.restore)
         self._begin()
         self._sent.change(fields.entries("sent"), {})
-        self._restore_gate(fields)
-        self._admission.store_error = StoreError(_FAILED_BEFORE) if fields.flag("has_store_error") else None
-        self._admission._promote_again_ms = fields.signed("promote_again_ms")
+        self._gate.restore(fields)
         self._queue.restore(fields)
         self.blocked_ms = fields.integer("blocked_ms")
         self._blocked_since_ms = fields.signed("blocked_since_ms")
@@ -248,14 +229,6 @@ class GatedReplay(CursorListener):
         self._let_go_ms = NEVER_MS if let_go_ms is None else let_go_ms
         self._now_ms = fields.signed("now_ms")
         fields.check(self._check)
-
-    def _restore_gate(self, fields: Fields) -> None:
-        """Close the gate if it was closed, as a message without room does, at the same usage."""
-        limit = self._limits.max_unpersisted_ack_record_bytes
-        released_at = fields.optional_integer("released_at", least=0, most=limit)
-        if released_at is not None:
-            used = Usage(released_at + 1, 0, 0)
-            self._gate.observe(used, next_record_bytes=limit - released_at)
 
     def _check(self) -> None:
         """Assert that every message has exactly one state. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
@@ -291,7 +264,7 @@ class GatedReplay(CursorListener):
         """See `Replay.restart`."""
         acked = self._replay.restart(now_ms=now_ms)
         self._begin()
-        self._admission.observe(now_ms=0)
+        self._gate.observe()
         return acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
@@ -300,23 +273,19 @@ class GatedReplay(CursorListener):
         self._is_ticking = True
         epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)
         self._begin()
-        self._admission.observe(now_ms=0)
+        self._gate.observe()
         return epochs
 
     def record_bytes_max(self) -> int | None:
         """See `CursorListener`."""
-        return self._admission.record_bytes_max()
+        return self._gate.record_bytes_max()
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
         """See `CursorListener`."""
-        if isinstance(outcome, AckStateError):
-            self._admission.persisted(outcome, now_ms=self._now_ms)
-            return
-        if not self._is_ticking and outcome.route is not PersistTarget.NOTHING:
+        if isinstance(outcome, PersistResult) and not self._is_ticking and outcome.route is not PersistTarget.NOTHING:
             self._promotions.append((self._now_ms, outcome))
             self._replay.promoted(self._now_ms, outcome)
-        error = self._admission.store_error if outcome.route is PersistTarget.NOTHING else None
-        self._admission.persisted(error, now_ms=self._now_ms)
+        self._gate.persisted(outcome, now_ms=self._now_ms)
 
     def _is_due(self, now_ms: int) -> bool:
         """Return whether `_pass` may have work up to a time."""
@@ -375,32 +344,15 @@ class GatedReplay(CursorListener):
         # Without young acks the gate opens when its usage falls, so it is open before anything is requested.
         while self._queue and (self._is_young or not self._gate.is_closed):
             position, now_ms = self._queue.first, self._now_ms
-            if not self._sends_at_once(position):
+            if not self._gate.sends_at_once(position):
                 self._replay.look(now_ms)
-                if not self._admission.send_new(position, _SENT, now_ms=now_ms):
-                    self._note_closed()
+                if not self._gate.sends(position, now_ms=now_ms):
                     return
             self._replay.deliver(position, now_ms=now_ms)
             self._queue.leave(now_ms=now_ms)
             self._happened.append((now_ms, _DELIVER, *position))
             if not self._queue:
                 self.blocked_ms += now_ms - self._blocked_since_ms
-
-    def _sends_at_once(self, position: Position) -> bool:
-        """Send a message if it needs no decision: no acks are young, and an open gate has room."""
-        if self._is_young:
-            return False
-        sent = Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
-        used = self._cursor.view.unpersisted_record_bytes + self._sent.reserved_bytes
-        if used + sent.record_bytes > self._limits.max_unpersisted_ack_record_bytes:
-            return False
-        self._sent.add(position, sent)
-        return True
-
-    def _note_closed(self) -> None:
-        """Record the usage at which the just closed gate opens; with young acks it may open at any usage."""
-        closed = () if self._is_young else self._gate.why_blocked(_MOST_USED)
-        self._may_open_at = closed[0].released_at if closed else _MOST_USED.unpersisted_record_bytes
 
     def _ack_as_recorded(self, position: Position) -> None:
         """Ack a message now, or later by the time that its delivery waited."""
@@ -423,26 +375,11 @@ class GatedReplay(CursorListener):
         self._replay.acked(now_ms)
         self._sent.complete(position)
         self._happened.append((now_ms, _ACK, *position))
-        used = self._cursor.view.unpersisted_record_bytes + self._sent.reserved_bytes
-        if self._gate.is_closed and used <= self._may_open_at:
-            self._admission.usage_decreased(now_ms=now_ms)
+        if self._gate.opens_after_ack(now_ms=now_ms):
             self._let_go()
 
     def _note_happened(self) -> None:
         """Append the events that happened one by one."""
         if self._happened:
-            self._events.append(_events_of(self._happened))
+            self._events.append(EventChunk.of_rows(self._happened))
             self._happened = []
-
-
-def _events_of(rows: Sequence[tuple[int, int, int, int]]) -> EventChunk:
-    """Return events of single messages from rows of time, kind, ledger and entry."""
-    ts_ms, kind, ledger_id, entry_id = np.array(rows, np.int64).T
-    return EventChunk(ts_ms, kind, ledger_id, entry_id, entry_id)
-
-
-def _in_order(events: Sequence[EventChunk]) -> EventChunk:
-    """Return events in order of time."""
-    together = [np.concatenate(columns) for columns in zip(*events, strict=True)]
-    order = np.argsort(together[0], kind="stable")
-    return EventChunk(*(column[order] for column in together))
