@@ -1,4 +1,4 @@
-"""How many acked messages does a crash right after a persist lose, by pattern and range limit?"""
+"""The acked messages that a crash right after a persist loses, by pattern and range limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does opening a cursor take, by its live ranges, and does it depend on how long its history was?"""
+"""The time to open a cursor, by the number of its live ranges and the length of its history."""
 
 from __future__ import annotations
 

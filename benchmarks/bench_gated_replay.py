@@ -1,4 +1,4 @@
-"""How fast is a policy replayed whose gate stops dispatch, beside one whose gate stays open?"""
+"""The speed of the replay of a policy whose gate stops dispatch, compared with one whose gate stays open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many threads append to one SQLite store: how many syncs does that take, and how long, beside a sync for each?"""
+"""Appends of many threads to one SQLite store: syncs and time, compared with one sync per append."""
 
 from __future__ import annotations
 

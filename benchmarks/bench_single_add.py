@@ -1,4 +1,4 @@
-"""One ack at a time: does an `add` with all accounting stay the same however many holes live?"""
+"""The time of one `add` with all accounting, by the number of existing holes."""
 
 from __future__ import annotations
 

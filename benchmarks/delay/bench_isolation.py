@@ -1,4 +1,4 @@
-"""Do four subscriptions that are a burden delay the other thousand, or weigh on their topic's memory?"""
+"""The effect of four slow or faulty subscriptions on the delay of a thousand others, and on the memory of the topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory do 100 thousand delayed messages take, by the number of subscriptions of their topic?"""
+"""The memory of 100 thousand delayed messages, by the number of subscriptions of their topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does it take to add a delayed message and to get it back when it is due, by how many wait?"""
+"""The time to add a delayed message and to get it when it is due, by the number of waiting messages."""
 
 from __future__ import annotations
 

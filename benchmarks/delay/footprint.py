@@ -1,4 +1,4 @@
-"""How much memory does a thing take? Measured in a process of its own, by two rulers.
+"""The memory of an object, measured in a separate process in two ways.
 
 *Resident* is the growth of the process in bytes of pages. *Traced* is the memory from Python (`tracemalloc`) and that
 of its bitmaps, which are allocated outside Python: the bytes of each container by `BitMap.get_statistics`, and the

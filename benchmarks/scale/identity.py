@@ -1,4 +1,4 @@
-"""How long does Spark take to send every row through a Python worker that returns it? In a session as Spark has it.
+"""The time of Spark to send every row through a Python worker that returns it, in a default session.
 
 ``python -m benchmarks.scale.identity ROWS RUNS`` prints the seconds of RUNS runs after a warm-up, as JSON. It
 is a process of its own because our sessions compile Java less well, which rows would pay for.
