@@ -376,7 +376,7 @@ def test_a_cursor_opens_if_and_only_if_no_problem_is_found(form, which, at, bit)
             return
         if found.status is Status.PROBLEM:
             # It would open, onto a ledger that is not its own, or, in Pulsar's format, where the log ends.
-            assert all(problem.found.endswith("another's") or "message log" in problem.expected + problem.what
+            assert all(problem.found.endswith("another's") or "message log" in problem.expected + problem.found
                        for problem in found.problems)  # fmt: skip
         else:
             report = cursor.recovery_report
