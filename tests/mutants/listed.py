@@ -31,7 +31,7 @@ _CURSOR, _MODEL = "tests/unit/cursor", "tests/model/cursor"
 _JOURNAL = "cursor/journal/journal.py"
 _PERSISTER = "cursor/persist/persister.py"
 _STORES = "cursor/stores"
-_REPLAY = "tests/model/analysis/replay/test_replay.py"
+_REPLAY = "tests/model/analysis/replay/test_replay.py::test_a_story_tells_of_a_planted_bug"
 
 MUTANTS = (
     Mutant(
@@ -103,14 +103,14 @@ MUTANTS = (
         "Y1", "analysis/replay/cursor_replay.py",
         "            if self._cursor.is_persist_due(now_ms=at_ms):\n                return at_ms\n", "",
         "The replay looks at young acks only once.",
-        (f"{_REPLAY}::test_a_story_tells_of_a_planted_bug", _REPLAY),
+        (_REPLAY,),
     ),
     Mutant(
         "Y2", "analysis/replay/persist_ticks.py",
         "        self._waiting.clear()\n        self._flush_at = self.tick_at(at_ms + self._flush_ms)\n",
         "        self._waiting.clear()\n",
         "In the replay the old flush interval continues after a reset.",
-        (f"{_REPLAY}::test_a_story_tells_of_a_planted_bug", _REPLAY),
+        (_REPLAY,),
     ),
     Mutant(
         "D1", "delay/calendar.py",
