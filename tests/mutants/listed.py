@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "Y2", "analysis/replay/persist_ticks.py",
         "        self._waiting.clear()\n        self._flush_at = self.tick_at(at_ms + self._flush_ms)\n",
-        "        self._waiting.clear()\n",
+        "        pass\n",
         "In the replay the old flush interval continues after a reset.",
         (_REPLAY,),
     ),

@@ -16,7 +16,7 @@ from ackstate.analysis.estimate import chunk_steps
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay import acked
-from ackstate.analysis.replay.acked import CompactChunk
+from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk
 from ackstate.analysis.replay.curve_sum import Histogram
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
@@ -256,7 +256,7 @@ def test_chunks_taken_one_after_another_build_no_sets_of_what_they_ack(monkeypat
     ]
     assert sum(built) == len(events)
     built.clear()
-    fold = acked.AckAccumulator()
+    fold = AckAccumulator()
     news = [fold.take(chunk) for chunk in chunks]
     assert built == []
     assert sum(len(runs.event) for runs in news) == len(events)
