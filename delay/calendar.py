@@ -152,7 +152,7 @@ class Calendar:
 
         Args:
             now_ms: The time; any integer.
-            max_count: At most so many; None for all.
+            max_count: The most messages to return; None for all.
 
         Complexity: O(n log n) for n messages returned, and O(1) for each that is due at the time of the last.
         """
@@ -205,7 +205,7 @@ class Calendar:
         Calendar.__init__(self)
 
     def _take(self, now_ms: int, wanted: int) -> list[list[int] | EraKeys]:
-        """Remove what is due, at least so many if there are, with all that are due at the time of the last."""
+        """Remove due messages, at least `wanted` if there are, with all that are due at the time of the last."""
         if self._fresh_first_ms <= now_ms:
             self._flush()
         end = (now_ms + 1) << POSITION_BITS
@@ -348,7 +348,7 @@ class Calendar:
         return at
 
     def _insert_leaves(self, at: int, era: int, keys: NDArray[np.uint64], *, size: int) -> int:
-        """Put in sorted keys of one era as leaves of so many at most, and return how many leaves."""
+        """Put in sorted keys of one era as leaves of at most `size` keys, and return how many leaves."""
         pieces = [keys[first : first + size] for first in range(0, len(keys), size)]
         self._lows[at:at] = [era << ERA_BITS | int(piece[0]) for piece in pieces]
         self._leaves[at:at] = [array("Q", piece.tobytes()) for piece in pieces]

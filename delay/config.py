@@ -40,8 +40,8 @@ class TrackerKind(Enum):
 class DelayConfig:
     """The settings of delayed delivery; the defaults are Pulsar's.
 
-    Each tracker acts on those that concern it. `enabled`, `tracker` and `max_delivery_delay_ms` are for whoever makes
-    the trackers, or none, and publishes.
+    Each tracker acts on those that concern it. `enabled`, `tracker` and `max_delivery_delay_ms` are for the code that
+    makes the trackers, or none, and publishes.
 
     >>> DelayConfig.from_pulsar_conf({"delayedDeliveryTickTimeMillis": "100"}).tick_time_ms
     100
@@ -59,16 +59,16 @@ class DelayConfig:
             pause; 0 for never. Pulsar: ``delayedDeliveryFixedDelayDetectionLookahead``.
         max_delivery_delay_ms: The longest delay a producer may ask for; 0 for any.
             Pulsar: ``delayedDeliveryMaxDelayInMillis``.
-        min_index_count_per_bucket: Bucketed: a bucket is sealed at a ledger's end once it has so many messages; 0 is as
-            1. Pulsar: ``delayedDeliveryMinIndexCountPerBucket``.
+        min_index_count_per_bucket: Bucketed: a bucket is sealed at a ledger's end once it has this many messages; 0 is
+            as 1. Pulsar: ``delayedDeliveryMinIndexCountPerBucket``.
         max_time_step_per_segment_ms: Bucketed: the times of a segment span less than this.
             Pulsar: ``delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds``.
         max_indexes_per_segment: Bucketed: most messages of a segment; None for any number, Pulsar's -1.
             Pulsar: ``delayedDeliveryMaxIndexesPerBucketSnapshotSegment``.
         max_bucket_count: Bucketed: with more, buckets are merged; None for any number, Pulsar's -1.
             Pulsar: ``delayedDeliveryMaxNumBuckets``.
-        ledger_step_per_bucket: Bucketed: a bucket is also sealed once it spans so many ledgers; None, the default, for
-            any number. ``delayedDeliveryLedgerStepPerBucket`` of PIP-195's first text, which no release reads.
+        ledger_step_per_bucket: Bucketed: a bucket is also sealed once it spans this many ledgers; None, the default,
+            for any number. ``delayedDeliveryLedgerStepPerBucket`` of PIP-195's first text, which no release reads.
 
     Raises:
         ValueError: A number is out of its bounds.

@@ -77,7 +77,7 @@ class DueLog:
     def append(self, positions: PositionSet) -> None:
         """Append messages that have fallen due; the set belongs to the log from now on.
 
-        Complexity: O(ledgers), and O(readers) for each so many bytes.
+        Complexity: O(ledgers), and O(readers) each time that the batches reach the bound.
         """
         batch = self.end
         batch.positions = positions

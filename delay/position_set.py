@@ -128,7 +128,7 @@ class PositionSet:
         return self._count - before
 
     def take_lowest(self, count: int) -> tuple[int, BitMap]:
-        """Take out up to so many of the lowest ledger's lowest entries, at least one of each, and return them.
+        """Take out up to `count` of the lowest ledger's lowest entries, at least one, and return them.
 
         Complexity: O(ledgers + containers of the bitmap).
         """

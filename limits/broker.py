@@ -154,7 +154,7 @@ def wake_all(parts: Iterable[BrokerPart]) -> None:
     call_all(part.wake for part in parts)
 
 
-NOBODY: tuple[BrokerPart, ...] = ()
+NO_PARTS: tuple[BrokerPart, ...] = ()
 
 
 @final
@@ -279,7 +279,7 @@ class BrokerPart:
 
     def _lapse(self) -> Sequence[BrokerPart]:
         promised, self._promised = self._promised, 0
-        return self._broker._lower(promised) if promised else NOBODY
+        return self._broker._lower(promised) if promised else NO_PARTS
 
     def _lower(self, count: int) -> list[BrokerPart]:
         opened = self._broker._lower(count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from ackstate.limits.broker import NOBODY, BrokerLimit, wake_all
+from ackstate.limits.broker import NO_PARTS, BrokerLimit, wake_all
 from ackstate.limits.rule_state import GateRequest, SubscriptionRules, check
 from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
 from ackstate.limits.waiters import Waiters, call_all
@@ -359,13 +359,13 @@ class DispatchGate:
     ) -> tuple[Verdict, Sequence[BrokerPart]]:
         """Return the verdict, and the subscriptions to wake without the lock: they have locks of their own."""
         for verdict in self._active(usage, consumer):
-            return verdict, NOBODY
+            return verdict, NO_PARTS
         refusal = self._rules.ask(wanted, usage, consumer, now_ms)
         if refusal is not None:
-            return refusal, NOBODY
+            return refusal, NO_PARTS
         verdict = self._rules.longest_prefix(wanted, usage, consumer)
         if self._part is None or not verdict.granted:
-            return verdict, NOBODY
+            return verdict, NO_PARTS
         # Last: messages that it grants are kept from all other subscriptions.
         granted, others = self._part.grant(wanted.weights, verdict.granted, now_ms=now_ms)
         return verdict if granted == verdict.granted else self._part.verdict(granted=granted), others

@@ -332,5 +332,5 @@ def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
 
 
 def total_of(costs: Sequence[int] | None, count: int) -> int:
-    """Return what the first so many messages cost together."""
+    """Return what the first `count` messages cost together."""
     return count if costs is None else sum(costs[:count])

@@ -147,7 +147,7 @@ class PolicyStore:
     def update(
         self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None = None
     ) -> VersionedPolicies:
-        """Read, change and write the policies of an owner, unless somebody else has written in between.
+        """Read, change and write the policies of an owner, unless another writer has written in between.
 
         Nothing is tried again: what a conflicting writer has set may be a reason not to go on. A change that changes
         nothing writes nothing. Policies that say nothing any more are deleted.
@@ -184,7 +184,7 @@ class PolicyStore:
 
         Raises:
             StoreError: The storage failed.
-            VersionMismatchError: Somebody wrote in between; nothing was deleted.
+            VersionMismatchError: Another writer wrote in between; nothing was deleted.
         """
         try:
             value = self._metadata.get(owner.path)

@@ -237,7 +237,7 @@ class SealedBuckets:
         self._note_durable()
 
     def stats(self, *, mutable_count: int, shared_count: int) -> BucketStats:
-        """Return the numbers of an index with so many messages in memory."""
+        """Return the numbers of an index, given its messages in memory."""
         stored = self.snapshots
         return BucketStats(
             bucket_count=len(self),
@@ -275,7 +275,7 @@ class SealedBuckets:
     def _remove(self, bucket: Bucket) -> None:
         bucket.is_live = False
         self._tree.remove(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
-        # Before the snapshot is dropped: nobody is to begin to refer to it.
+        # Before the snapshot is dropped, so that no new reference to it is stored.
         self._note_durable()
         self._stored.drop(bucket.bucket_id, bucket.key)
 

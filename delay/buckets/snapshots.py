@@ -76,7 +76,7 @@ class BucketRegistry(Protocol):
 
 
 def nothing_referenced(_bucket_id: int) -> bool:
-    """Say that a snapshot is referenced by nobody."""
+    """Return False: nothing references a snapshot."""
     return False
 
 
@@ -88,7 +88,7 @@ class SnapshotStorage:
         ledgers: The snapshots.
         registry: Which snapshot is which bucket's.
         owner: Whom the ledgers belong to; nothing else has ledgers of this owner.
-        is_referenced: Whether somebody else has stored a reference to a snapshot, so that it must stay.
+        is_referenced: Returns whether a reference to a snapshot is stored elsewhere, so that it must stay.
         read_deliver_at_ms: What messages of the log say themselves of when to deliver them, in the order given; to make
             good a segment that is damaged. It fails with `AckStateError`. None where the log is not at hand.
     """
