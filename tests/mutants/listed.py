@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 
 _CURSOR, _MODEL = "tests/unit/cursor", "tests/model/cursor"
 _JOURNAL = "cursor/journal/journal.py"
-_PERSISTER = "cursor/persist/persister.py"
+_PLANNER = "cursor/persist/planner.py"
 _STORES = "cursor/stores"
 _REPLAY = "tests/model/analysis/replay/test_replay.py::test_a_story_tells_of_a_planted_bug"
 
@@ -63,7 +63,7 @@ MUTANTS = (
         ("tests/unit/ackstate/test_deleted_ranges.py", "tests/model/ackstate/test_deleted_ranges_model.py"),
     ),
     Mutant(
-        "P8", _PERSISTER, "            self._ledger_begun_ms = now_ms\n", "",
+        "P8", _PLANNER, "            self._ledger_begun_ms = now_ms\n", "",
         "After the roll-over time each persist writes a whole snapshot.",
         (f"{_CURSOR}/test_managed.py",), "L0",
     ),
@@ -74,8 +74,8 @@ MUTANTS = (
         (f"{_CURSOR}/test_managed.py",), "L0",
     ),
     Mutant(
-        "P6", _PERSISTER,
-        "0 < self._ledger_retry_at_ms - now_ms <= _LEDGER_RETRY_MS_MAX", "now_ms < self._ledger_retry_at_ms",
+        "P6", _PLANNER,
+        "0 < self._retry_at_ms - now_ms <= _RETRY_MS_MAX", "now_ms < self._retry_at_ms",
         "A clock that went back does not end the pause: persists stay in the metadata store.",
         (f"{_CURSOR}/test_fallback.py", f"{_CURSOR}/test_pace.py", f"{_CURSOR}/test_managed.py"), "L0",
     ),
@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "Y1", "analysis/replay/cursor_replay.py",
-        "            if self._cursor.is_persist_due(now_ms=at_ms):\n                return at_ms\n", "",
+        "            if self._cursor.view.is_persist_due(now_ms=at_ms):\n                return at_ms\n", "",
         "The replay looks at young acks only once.",
         (_REPLAY,),
     ),
