@@ -29,6 +29,17 @@ def die_with(parent_pid: int) -> None:
         os._exit(2)
 
 
+def how_ended(status: int) -> str:
+    """Return how a process ended, as the predicate of a sentence.
+
+    Args:
+        status: As `os.waitpid` returned it.
+    """
+    if os.WIFSIGNALED(status):
+        return f"died of {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended by itself with status {os.WEXITSTATUS(status)}"
+
+
 def end_worker(worker: subprocess.Popen[bytes], *, patience_s: float) -> bool:
     """Terminate a worker, which cleans up; kill it after a while. Return whether it cleaned up."""
     worker.terminate()

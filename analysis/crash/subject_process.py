@@ -21,7 +21,7 @@ from ackstate.analysis.crash.conversation import (
     read_answer,
     request_line,
 )
-from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.dying import die_with, how_ended
 from ackstate.analysis.crash.serve import end_with_traceback, serve
 
 if TYPE_CHECKING:
@@ -369,7 +369,7 @@ class SubjectProcess:
             return CrashedError(f"the subject was killed at its call {self._tracer.kill_at}, {self._tracer.met}")
         if self._is_killed:
             return SubjectError(f"the subject closed its answers, or was killed{self._quoted_complaint()}")
-        return SubjectError(f"the subject {_how(self._status)}{self._quoted_complaint()}")
+        return SubjectError(f"the subject {how_ended(self._status)}{self._quoted_complaint()}")
 
     def _quoted_complaint(self) -> str:
         lines = self._complaint.strip().splitlines()
@@ -397,9 +397,3 @@ def _run_child(child: Callable[[], object], complaints: int, *, parent_pid: int)
     except BaseException:
         end_with_traceback()
     os._exit(1)
-
-
-def _how(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"died of {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"ended by itself with status {os.WEXITSTATUS(status)}"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.model import client_events
+from ackstate.analysis.crash.model.callbacks import Waiter
 from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
 from ackstate.analysis.crash.model.settings import CONSUMERS, drawn_config, drawn_limits
-from ackstate.analysis.crash.model.simulated_subscription import Waiter
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from ackstate.analysis.crash.model.ack_model import AckModel
+from ackstate.analysis.crash.model.callbacks import CountedRequests, Waiter
 from ackstate.analysis.crash.model.checks import forgiven
 from ackstate.analysis.crash.model.excluded import Excluded, check_excluded
 from ackstate.analysis.crash.model.numbered_log import indexes
 from ackstate.analysis.crash.model.receipts import Receipts
-from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS, Encoded
+from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS
 from ackstate.analysis.crash.model.work import Work
-from ackstate.analysis.crash.model.written import BYTES_MIN, AckSnapshot, Written, held_of, instant_of
+from ackstate.analysis.crash.model.written import BYTES_MIN, AckSnapshot, Written, attempted_states, held_of, instant_of
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
@@ -28,22 +28,17 @@ from ackstate.limits.gate import DispatchGate
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from pyroaring import BitMap
+    from collections.abc import Collection, Sequence
 
     from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
+    from ackstate.analysis.crash.model.settings import Encoded
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.analysis.crash.model.written import Held
     from ackstate.cursor.dispatch.delivery import Delivery
-    from ackstate.cursor.journal.format import CursorState
     from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.memory import Fault
-    from ackstate.delay.position_set import PositionSet
-    from ackstate.delay.tracker import AckedAndSent
     from ackstate.limits.rules import Rule
-    from ackstate.position import Position
 
 _HOUR = 3_600_000
 
@@ -144,7 +139,7 @@ class SimulatedSubscription(CursorListener):
             ),
         )  # fmt: skip
         if tracker is not None:
-            tracker.attach(_Asked(self.subscription._messages, simulation))
+            tracker.attach(CountedRequests(self.subscription._messages, simulation))
         self.cursor.remove_listener(self.subscription)
         self.cursor.add_listener(self)
         self.forget_attempts()
@@ -366,28 +361,18 @@ class SimulatedSubscription(CursorListener):
         self._may_have_written()
 
     def _may_have_written(self) -> None:
-        """Remove from the durable state everything excluded by a write that may have happened."""
+        """Remove from the durable state everything excluded by a write that may have happened.
+
+        A delta of the native format displaces no ack.
+        """
         self.excluded = None
         # Acks displaced by a whole state of Pulsar's format count as lost from its first step on, the new ledger.
         was_begun = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not was_begun
-        for content in self._attempted_states():
+        attempts = self._attempted if self.config.format is Format.PULSAR else ()
+        for content in attempted_states(attempts, self.config.journal_format, self.simulation.message_log.ledgers):
             held = held_of(self.simulation.log, content)
             self.model.may_have_lost(held.acked, held.unacked_of_batch)
-
-    def _attempted_states(self) -> Iterator[CursorState]:
-        """Yield the attempted whole states; a delta of the native format displaces no ack."""
-        if self.config.format is not Format.PULSAR:
-            return
-        ledgers, form = self.simulation.message_log.ledgers, self.config.journal_format
-        for encoded, data in self._attempted:
-            content: CursorState | None
-            if encoded is Encoded.RECORD:
-                content = decode_record(data, ledgers).record.content
-            else:
-                content = form.recover(lambda *_, data=data: [data], 1, what="", epoch=0, ledgers=ledgers).content
-            if content is not None:
-                yield content
 
     def forget_attempts(self) -> None:
         """Clear the attempted writes: they were not a persist, or are already checked."""
@@ -413,31 +398,3 @@ class SimulatedSubscription(CursorListener):
 
     def _hand_over(self, delivery: Delivery) -> None:
         self.handed_over.append(self.simulation.log.numbers[delivery.position])
-
-
-class Waiter:
-    """Waits for a gate, and counts its calls."""
-
-    def __init__(self, consumer: str) -> None:
-        self.consumer, self.calls = consumer, 0
-
-    def __call__(self) -> None:
-        """Count the call."""
-        self.calls += 1
-
-
-class _Asked:
-    """Passes a delay view's requests to its subscription, and counts the requests for missed messages."""
-
-    def __init__(self, subscription: AckedAndSent, simulation: BrokerSimulation) -> None:
-        self._subscription, self._schedule = subscription, simulation
-
-    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
-        """See `AckedAndSent`."""
-        self._subscription.discard_acked(ledger_id, entries)
-
-    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
-        """See `AckedAndSent`."""
-        missed = self._subscription.not_sent_between(first, end)
-        self._schedule.counts["derived"] += len(missed) > 0
-        return missed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.model.numbered_log import indexes
+from ackstate.analysis.crash.model.settings import Encoded
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.journal import cursor_owner
@@ -18,12 +19,12 @@ from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.crash.model.ack_model import AckModel
     from ackstate.analysis.crash.model.numbered_log import NumberedLog
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.journal.format import CursorState, JournalFormat
     from ackstate.cursor.journal.recovery import StoredCursor
     from ackstate.cursor.results import PersistResult
     from ackstate.cursor.state.persist_limits import PersistLimits
@@ -303,3 +304,17 @@ def instant_of(model: AckModel) -> AckSnapshot:
     return AckSnapshot(
         model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch)
     )
+
+
+def attempted_states(
+    attempts: Iterable[tuple[Encoded, bytes]], form: JournalFormat, ledgers: LedgerMap
+) -> Iterator[CursorState]:
+    """Yield the whole states among attempted writes."""
+    for encoded, data in attempts:
+        content: CursorState | None
+        if encoded is Encoded.RECORD:
+            content = decode_record(data, ledgers).record.content
+        else:
+            content = form.recover(lambda *_, data=data: [data], 1, what="", epoch=0, ledgers=ledgers).content
+        if content is not None:
+            yield content
