@@ -17,7 +17,7 @@ def test_each_name_is_where_type_checkers_see_it():
         :1
     ]
     homes = {alias.name: node.module for node in seen.body for alias in node.names}
-    assert sorted(homes) == sorted(ackstate.cursor.__all__)
+    assert sorted(homes) == sorted(ackstate.cursor.__all__)  # Ruff sorts them differently.
     for name, home in homes.items():
         assert getattr(ackstate.cursor, name) is getattr(sys.modules[home], name)
 
