@@ -9,7 +9,7 @@ import pytest
 import ackstate.cursor.journal.native
 import ackstate.cursor.persist.planner
 import ackstate.cursor.topic.message_log
-from ackstate.analysis.crash.model.simulated_subscription import _Asked
+from ackstate.analysis.crash.model.callbacks import CountedRequests
 from ackstate.analysis.crash.model.simulation import judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
@@ -266,7 +266,7 @@ def calls_a_group_that_failed_durable(patch):
 
 
 def forgets_what_a_view_has_missed(patch):
-    patch(_Asked, "not_sent_between", lambda *_: PositionSet())
+    patch(CountedRequests, "not_sent_between", lambda *_: PositionSet())
     falls_behind()
 
 
