@@ -98,7 +98,7 @@ def here(days, tmp_path_factory):
 LOCAL = ("--engine", "local")
 
 
-def commands(root, days, cluster=LOCAL, first_day=LOCAL, second_day=LOCAL):
+def commands(root, days, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_day=LOCAL):
     """Return all commands with their engines: each start of one on a cluster takes seconds."""
     trace, state, options = f"{root}/days/day=2026-11-20", f"{root}/state", [*POLICY, "--json"]
     return [
@@ -107,7 +107,7 @@ def commands(root, days, cluster=LOCAL, first_day=LOCAL, second_day=LOCAL):
         ["redelivery", trace, *options, *cluster],
         ["redelivery", trace, *options, *LOCAL],
         ["redelivery", trace, "--json", *LOCAL],
-        ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *LOCAL],
+        ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *sweep],
         ["redelivery", f"{root}/days", "--state", state, *options, *first_day],
         ["trace", "convert", days[1], f"{root}/days/day=2026-11-21"],
         ["redelivery", f"{root}/days", "--state", state, *options, *second_day],
@@ -119,8 +119,8 @@ def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, 
     local, expected, days = here
     cluster = ("--master", master)
     # The state that workers wrote is read in this process, and workers read the one that was written in it.
-    jobs = {"cluster": cluster, "first_day": cluster} if server.url.startswith("hdfs") else {"second_day": cluster}
-    words = commands(base, days, **jobs)
+    some = ("first_day",) if server.url.startswith("hdfs") else ("sweep", "second_day")
+    words = commands(base, days, cluster=cluster, **dict.fromkeys(some, cluster))
     behind = answers(words, cwd=tmp_path, environment=server.environment)
     for mine, theirs in zip(expected, behind, strict=True):
         assert theirs.replace(str(base), str(local)) == mine
