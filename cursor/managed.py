@@ -16,7 +16,7 @@ from ackstate.cursor.persist.persist_all import close, persist_all, promote, res
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.reset import reset
 from ackstate.cursor.results import Receipt, ReceiptStatus
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.topic_name import check_name
 from ackstate.cursor.view import CursorView
@@ -60,7 +60,7 @@ class ManagedCursor:
         self.topic = journal.topic
         self.ledgers = ledgers
         self.lock = threading.RLock()
-        self._state = AckState(ledgers)
+        self._state = CursorAckState(ledgers)
         self._listeners = Listeners()
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
         self._intake = AckIntake(self._persister, counts_batches=config.batch_index_acks)

@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 from ackstate.analysis.cli import main
-from ackstate.analysis.demo.broker import Broker, DemoSettings
+from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
 from ackstate.analysis.demo.directory import BrokerDirectory
 from ackstate.analysis.trace.recorder import Recorder
 from ackstate.cursor import SqliteStore
@@ -100,7 +100,7 @@ def killed_broker(path, *, begin_ms=T0_MS, steps=60):
     store = SqliteStore(place.store)
     with Recorder(place.recording) as recorder:
         settings = DemoSettings(seed=3, flush_interval_ms=100)
-        broker = Broker(store, recorder, settings, now_ms=begin_ms)
+        broker = DemoBroker(store, recorder, settings, now_ms=begin_ms)
         for number in range(steps):
             broker.step(now_ms=begin_ms + 6 * number)
     store.close()

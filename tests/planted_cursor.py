@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ackstate.cursor import ManagedCursor, StoreError
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.persist import reset as reset_module
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ def receipts_outlive_a_reset(patch: Callable[..., None]) -> None:
 
 def receipts_outlive_a_reset_that_failed(patch: Callable[..., None]) -> None:
     """A receipt goes on counting when a reset fails, though it may have happened."""
-    begin_reset, write = AckState.begin_reset, reset_module._write
+    begin_reset, write = CursorAckState.begin_reset, reset_module._write
     durable_numbers = {}
 
     def noting(self: Any, mark_delete: Position) -> None:
@@ -44,7 +44,7 @@ def receipts_outlive_a_reset_that_failed(patch: Callable[..., None]) -> None:
             persister.state.durable_number = durable_numbers[id(persister.state)]
             raise
 
-    patch(AckState, "begin_reset", noting)
+    patch(CursorAckState, "begin_reset", noting)
     patch(reset_module, "_write", believing)
 
 

@@ -80,7 +80,7 @@ def broker(
 
 
 def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
-    from ackstate.analysis.demo.broker import Broker, run
+    from ackstate.analysis.demo.broker import DemoBroker, run
     from ackstate.analysis.demo.directory import BrokerDirectory
     from ackstate.analysis.demo.kill import READY
     from ackstate.analysis.demo.recovery import recover as recover_all
@@ -91,7 +91,7 @@ def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> No
     with place.begun_or_new() as (store, frames), Recorder(place.recording) as recorder:
         if frames:
             recover_all(store, frames, recorder=recorder, now_ms=now_ms())
-        live = Broker(store, recorder, settings, now_ms=now_ms())
+        live = DemoBroker(store, recorder, settings, now_ms=now_ms())
         console.write(f"{READY}\n")
         run(live, now_ms=now_ms, until_ms=now_ms() + lives_ms)
 

@@ -91,7 +91,7 @@ class _DueAck(NamedTuple):
 
 
 @final
-class Broker:
+class DemoBroker:
     """Runs the topic step by step on the caller's clock.
 
     Args:
@@ -193,7 +193,7 @@ class Broker:
 class _Worker:
     """One subscription with its consumers."""
 
-    def __init__(self, name: str, habit: AckPattern, subscription: Subscription, broker: Broker) -> None:
+    def __init__(self, name: str, habit: AckPattern, subscription: Subscription, broker: DemoBroker) -> None:
         self._name = name
         self._habit = habit
         self._subscription = subscription
@@ -267,7 +267,7 @@ class _Worker:
         self._broker.record(self._name, [Event(now_ms, kind, number=self._persist_count)])
 
 
-def run(broker: Broker, *, now_ms: Callable[[], int], until_ms: int) -> None:
+def run(broker: DemoBroker, *, now_ms: Callable[[], int], until_ms: int) -> None:
     """Step a broker until a time, then close it.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ackstate.ack_hole import holes
 from ackstate.cursor.inspect.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.view import AckView
 from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
@@ -101,8 +101,8 @@ def _least_counts(content: CursorState) -> dict[int, int]:
     return counts or {ledger_id: entry_id + 1}
 
 
-def _state(content: CursorState, ledgers: LedgerMap) -> AckState:
-    state = AckState(ledgers)
+def _state(content: CursorState, ledgers: LedgerMap) -> CursorAckState:
+    state = CursorAckState(ledgers)
     state.restore(
         content.mark_delete, content.deleted.copy(), batch=content.batch.copy(), properties=content.properties
     )  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.listener import Listeners
-    from ackstate.cursor.state.ack_state import AckState
+    from ackstate.cursor.state.ack_state import CursorAckState
     from ackstate.position import Position
 
 
@@ -37,7 +37,7 @@ class Persister:
 
     def __init__(  # noqa: PLR0913 - named, not packed
         self,
-        state: AckState,
+        state: CursorAckState,
         journal: Journal,
         listeners: Listeners,
         *,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.listener import Listeners
-    from ackstate.cursor.state.ack_state import AckState, Unpersisted
+    from ackstate.cursor.state.ack_state import CursorAckState, Unpersisted
     from ackstate.cursor.state.persist_limits import PersistLimits
     from ackstate.position import Position
     from ackstate.wire.native_shared import BucketHoles
@@ -62,7 +62,7 @@ class RecordPlanner:
     """
 
     def __init__(
-        self, state: AckState, journal: Journal, listeners: Listeners, config: CursorConfig, *, now_ms: int
+        self, state: CursorAckState, journal: Journal, listeners: Listeners, config: CursorConfig, *, now_ms: int
     ) -> None:
         self._state = state
         self._journal = journal

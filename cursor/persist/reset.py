@@ -14,7 +14,7 @@ from ackstate.position import Position
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
-    from ackstate.cursor.state.ack_state import AckState
+    from ackstate.cursor.state.ack_state import CursorAckState
     from ackstate.cursor.state.reader import EntryReader
 
 
@@ -66,7 +66,7 @@ def _apply(persister: Persister, mark_delete: Position) -> None:
     persister.is_truncated = False
 
 
-def _changed_runs(state: AckState, mark_delete: Position) -> dict[Change, list[tuple[int, int, int]]]:
+def _changed_runs(state: CursorAckState, mark_delete: Position) -> dict[Change, list[tuple[int, int, int]]]:
     """Return the entries that the reset acks, and those that it gives back."""
     deleted = state.deleted.copy()
     deleted.remove_at_most(mark_delete)

@@ -8,7 +8,7 @@ from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.state.ack_state import AckState
+    from ackstate.cursor.state.ack_state import CursorAckState
 
 
 @final
@@ -21,7 +21,7 @@ class PersistTrigger:
         now_ms: The present.
     """
 
-    def __init__(self, state: AckState, config: CursorConfig, *, now_ms: int) -> None:
+    def __init__(self, state: CursorAckState, config: CursorConfig, *, now_ms: int) -> None:
         self._state = state
         self._flush_interval_ms = config.flush_interval_ms
         self._limiter: MarkDeleteRateLimiter | None = None

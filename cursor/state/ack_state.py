@@ -48,7 +48,7 @@ class Unpersisted(NamedTuple):
 
 
 @final
-class AckState:
+class CursorAckState:
     """Acks, and the receipt numbers given for them; one call at a time, no I/O, no lock.
 
     A persist takes two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive in between.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from ackstate.cursor.state.ack_state import AckState
+    from ackstate.cursor.state.ack_state import CursorAckState
 
 
 @final
@@ -23,7 +23,7 @@ class EntryReader:
         check_open: Raises `CursorClosedError` if the cursor is closed.
     """
 
-    def __init__(self, state: AckState, *, lock: threading.RLock, check_open: Callable[[], None]) -> None:
+    def __init__(self, state: CursorAckState, *, lock: threading.RLock, check_open: Callable[[], None]) -> None:
         self._state = state
         self._ledgers = state.ledgers
         self._lock = lock

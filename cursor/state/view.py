@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
-    from ackstate.cursor.state.ack_state import AckState
+    from ackstate.cursor.state.ack_state import CursorAckState
     from ackstate.deleted_ranges import DeletedRanges
 
 
@@ -32,7 +32,7 @@ class AckView:
         lock: The cursor's, to be held for several answers of one instant; None if no other thread uses the state.
     """
 
-    def __init__(self, state: AckState, lock: threading.RLock | None = None) -> None:
+    def __init__(self, state: CursorAckState, lock: threading.RLock | None = None) -> None:
         self._state = state
         self._ledgers = state.ledgers
         self._lock = lock or threading.RLock()

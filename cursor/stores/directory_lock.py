@@ -27,7 +27,7 @@ LOCK = "LOCK"
 _HOLDER_BYTES_MAX = 20
 
 
-class Opened(Protocol):
+class OpenedFile(Protocol):
     """A store, or a part of one, that this process has open."""
 
     def leave_to_parent(self) -> None:
@@ -39,11 +39,11 @@ class Opened(Protocol):
         ...
 
 
-_OPENED: weakref.WeakSet[Opened] = weakref.WeakSet()
+_OPENED: weakref.WeakSet[OpenedFile] = weakref.WeakSet()
 
 
-def leave_to_parent_at_fork(opened: Opened) -> None:
-    """Have `Opened.leave_to_parent` called in each child that is forked from now on, as long as the object lives.
+def leave_to_parent_at_fork(opened: OpenedFile) -> None:
+    """Have `OpenedFile.leave_to_parent` called in each child that is forked from now on, as long as the object lives.
 
     Args:
         opened: Hashable by identity.

@@ -129,7 +129,7 @@ class FileLog:
                 self._directory.close()
 
     def leave_to_parent(self) -> None:
-        """See `ackstate.cursor.stores.directory_lock.Opened`; the directory leaves its own."""
+        """See `ackstate.cursor.stores.directory_lock.OpenedFile`; the directory leaves its own."""
         self._lock, self._groups = threading.Lock(), GroupCommit()
         if not self._is_closed:
             self._refusal = (

@@ -87,7 +87,7 @@ class KernelDirectory:
         self._claim.let_go()
 
     def leave_to_parent(self) -> None:
-        """See `ackstate.cursor.stores.directory_lock.Opened`."""
+        """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""
         self._claim.leave_to_parent()
 
     def _open(self, name: str, flags: int) -> KernelFile:

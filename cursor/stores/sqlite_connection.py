@@ -106,7 +106,7 @@ class SqliteConnection:
             self._claim.let_go()
 
     def leave_to_parent(self) -> None:
-        """See `ackstate.cursor.stores.directory_lock.Opened`."""
+        """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""
         self._lock, self._groups = threading.Lock(), GroupCommit()
         self._claim.leave_to_parent()
         if self._is_closed:

@@ -70,7 +70,7 @@ class TemporaryCopy:
         self._remove()
 
     def leave_to_parent(self) -> None:
-        """See `ackstate.cursor.stores.directory_lock.Opened`."""
+        """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""
         if self._remove.detach() is not None:
             with suppress(OSError):
                 os.close(self._lock)

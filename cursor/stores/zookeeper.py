@@ -36,7 +36,7 @@ from ackstate.cursor.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES, ZooKeeper
 from ackstate.cursor.stores.zookeeper_nodes import NodeKind
 from ackstate.cursor.stores.zookeeper_session import (
     Node,
-    Operation,
+    SessionOperation,
     ZooKeeperSession,
     check,
     create,
@@ -305,7 +305,7 @@ class _ZooKeeperMetadata:
         self._session.commit(operations)
 
 
-def _deletions_of_the_empty(paths: list[str], found: list[Node | None]) -> Iterator[Operation]:
+def _deletions_of_the_empty(paths: list[str], found: list[Node | None]) -> Iterator[SessionOperation]:
     """Yield what deletes the directories that led to nothing but a value that is being deleted, nearest first."""
     for path, node in zip(paths, found, strict=True):
         if node is None or node.child_count > 1 or _holds_value(path, node):

@@ -20,7 +20,7 @@ from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerSta
 from ackstate.cursor.stores.zookeeper_session import (
     LostRaceError,
     Node,
-    Operation,
+    SessionOperation,
     ZooKeeperSession,
     check,
     create,
@@ -167,7 +167,7 @@ class ZooKeeperLedgers:
         heads = self._open_heads(list(dict.fromkeys(ledger_id for ledger_id, _ in batch)))
         ends = {ledger_id: head.state.entry_count for ledger_id, head in heads.items()}
         entry_ids: list[int] = []
-        chunks: list[tuple[int, Operation]] = []
+        chunks: list[tuple[int, SessionOperation]] = []
         for ledger_id, entry in batch:
             entry_ids.append(ends[ledger_id])
             chunks += self._creations(ledger_id, ends[ledger_id], entry)
@@ -195,7 +195,7 @@ class ZooKeeperLedgers:
             seen[ledger_id] = _Head(state, found.version)
         return seen
 
-    def _creations(self, ledger_id: int, entry_id: int, entry: bytes) -> Iterator[tuple[int, Operation]]:
+    def _creations(self, ledger_id: int, entry_id: int, entry: bytes) -> Iterator[tuple[int, SessionOperation]]:
         """Yield what makes the chunks of an entry, each with its ledger."""
         size = self._chunk_bytes_max
         parts = [entry[begin : begin + size] for begin in range(0, len(entry), size)] or [b""]
@@ -203,7 +203,9 @@ class ZooKeeperLedgers:
             path = nodes.chunk_path(ledger_id, entry_id, number)
             yield ledger_id, create(path, nodes.encode_chunk(path, Chunk(len(parts), part)))
 
-    def _commit(self, heads: dict[int, _Head], ends: dict[int, int], chunks: list[tuple[int, Operation]]) -> None:
+    def _commit(
+        self, heads: dict[int, _Head], ends: dict[int, int], chunks: list[tuple[int, SessionOperation]]
+    ) -> None:
         """Add chunks to ledgers and move their ends, all or nothing."""
         moved = {ledger_id: head.state._replace(entry_count=ends[ledger_id]) for ledger_id, head in heads.items()}
         moves = [
@@ -219,7 +221,7 @@ class ZooKeeperLedgers:
         for (ledger_id, state), result in zip(moved.items(), results, strict=False):
             self._heads[ledger_id] = _Head(state, result.version)
 
-    def _stage(self, heads: dict[int, _Head], chunks: list[tuple[int, Operation]]) -> None:
+    def _stage(self, heads: dict[int, _Head], chunks: list[tuple[int, SessionOperation]]) -> None:
         """Write chunks beyond the ends of their ledgers, as long as these are as they were."""
         checks = {ledger_id: check(nodes.ledger_path(ledger_id), head.version) for ledger_id, head in heads.items()}
         for pack in self._session.packs([checks[ledger_id], creation] for ledger_id, creation in chunks):

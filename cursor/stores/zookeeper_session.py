@@ -89,7 +89,7 @@ class Node(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class SessionOperation:
     """One step of a transaction. Made by `check`, `create`, `set_data` and `delete`."""
 
     verb: Literal["check", "create", "set_data", "delete"]
@@ -98,27 +98,27 @@ class Operation:
     version: int = -1
 
 
-def check(path: str, version: int) -> Operation:
+def check(path: str, version: int) -> SessionOperation:
     """Fail unless a node is at a version."""
-    return Operation("check", path, version=version)
+    return SessionOperation("check", path, version=version)
 
 
-def create(path: str, data: bytes) -> Operation:
+def create(path: str, data: bytes) -> SessionOperation:
     """Make a node that must not exist, below one that does."""
-    return Operation("create", path, data)
+    return SessionOperation("create", path, data)
 
 
-def set_data(path: str, data: bytes, version: int) -> Operation:
+def set_data(path: str, data: bytes, version: int) -> SessionOperation:
     """Replace a node's data if it is at a version."""
-    return Operation("set_data", path, data, version)
+    return SessionOperation("set_data", path, data, version)
 
 
-def delete(path: str, version: int = -1) -> Operation:
+def delete(path: str, version: int = -1) -> SessionOperation:
     """Delete a node without children, at a version or at any."""
-    return Operation("delete", path, version=version)
+    return SessionOperation("delete", path, version=version)
 
 
-def create_directory(path: str) -> Operation:
+def create_directory(path: str) -> SessionOperation:
     """Make a node that holds nothing but others."""
     return create(path, encode(NodeKind.DIRECTORY, path))
 
@@ -207,7 +207,7 @@ class ZooKeeperSession:
         (names,) = self._read([partial(self._client.get_children_async, self._root + path)])
         return names if names is None else list(names)
 
-    def commit(self, operations: Sequence[Operation]) -> list[Any]:
+    def commit(self, operations: Sequence[SessionOperation]) -> list[Any]:
         """Carry out operations, all or none, on the servers' disks, and return what kazoo says of each.
 
         Raises:
@@ -230,7 +230,7 @@ class ZooKeeperSession:
             raise StoreError(f"{self._name}: the servers refuse to carry out a transaction")
         return self._without_errors(results)
 
-    def check_size(self, operations: Sequence[Operation]) -> None:
+    def check_size(self, operations: Sequence[SessionOperation]) -> None:
         """Raise `PayloadTooLargeError` if one request cannot carry operations out."""
         size_bytes = self.request_bytes(operations)
         if size_bytes > self.request_bytes_max:
@@ -238,13 +238,13 @@ class ZooKeeperSession:
                 f"{self._name}: a request of {size_bytes} bytes, where {self.request_bytes_max} fit; nothing was sent"
             )
 
-    def request_bytes(self, operations: Sequence[Operation]) -> int:
+    def request_bytes(self, operations: Sequence[SessionOperation]) -> int:
         """Return the size of the request that carries operations out, at most a few bytes too high."""
         return _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
 
-    def packs(self, groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operation]]:
+    def packs(self, groups: Iterable[Sequence[SessionOperation]]) -> Iterator[list[SessionOperation]]:
         """Yield groups of operations in order, as many in each list as fit into a request; a group stays together."""
-        pack: list[Operation] = []
+        pack: list[SessionOperation] = []
         size_bytes = 0
         for group in groups:
             group_bytes = self.request_bytes(group)
@@ -349,7 +349,7 @@ class ZooKeeperSession:
             self.check_usable()
             raise StoreError(f"{self._name}: {error!r}") from error
 
-    def _operation_bytes(self, operation: Operation) -> int:
+    def _operation_bytes(self, operation: SessionOperation) -> int:
         acl_bytes = self._acl_bytes if operation.verb == "create" else 0
         # Paths below the root are percent-encoded, hence ASCII.
         return _OPERATION_BYTES + self._root_bytes + len(operation.path) + len(operation.data) + acl_bytes

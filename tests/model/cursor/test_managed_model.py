@@ -24,7 +24,7 @@ from ackstate.cursor import AutoAge, CursorConfig, Format, Message, PersistTarge
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.persist.counters import PersistCounters
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
@@ -316,21 +316,21 @@ def machine_of(config, *, entries=15):
 
 
 def forgets_the_acks_of_a_persist_that_failed(patch):
-    patch(AckState, "abandon_persist", lambda self: None)
+    patch(CursorAckState, "abandon_persist", lambda self: None)
     machine = machine_of(PLAIN)
     machine.persist_into_a_fault(3, 0, FaultKind.FAIL_BEFORE, count=6)
     machine.persist()
 
 
 def gives_a_receipt_before_the_write(patch):
-    begin = AckState.begin_persist
+    begin = CursorAckState.begin_persist
 
     def begun(self, **settings):
         taken = begin(self, **settings)
         self.durable_number = taken.number
         return taken
 
-    patch(AckState, "begin_persist", begun)
+    patch(CursorAckState, "begin_persist", begun)
     machine_of(PLAIN).persist_into_a_fault(3, 0, FaultKind.FAIL_BEFORE, count=6)
 
 
@@ -412,12 +412,12 @@ def counts_ranges_where_whole_ledgers_are_excluded(patch):
 
 
 def counts_displaced_ranges_as_durable(patch):
-    end = AckState.end_persist
+    end = CursorAckState.end_persist
 
     def with_displaced(self, written):
         return end(self, written._replace(acked_count=written.acked_count + len(self.unpersisted.displaced)))
 
-    patch(AckState, "end_persist", with_displaced)
+    patch(CursorAckState, "end_persist", with_displaced)
     machine = machine_of(PASSING_BY[3])
     machine.ack_many([6, 8])
     machine.persist()
@@ -436,9 +436,9 @@ def counts_receipts_of_a_displaced_batch(patch):
 
 
 def forgets_batches_in_a_recovery(patch):
-    restore = AckState.restore
+    restore = CursorAckState.restore
     patch(
-        AckState, "restore", lambda self, *content, batch, **settings: restore(
+        CursorAckState, "restore", lambda self, *content, batch, **settings: restore(
             self, *content, batch=BatchIndexes(), **settings
         ),
     )  # fmt: skip
@@ -577,22 +577,22 @@ def test_without_its_bug_each_story_ends_well(planted):
 
 
 def test_receipts_that_forget_what_was_held_back_are_found(monkeypatch):
-    monkeypatch.setattr(AckState, "is_unpersisted", lambda self, candidates: False)
+    monkeypatch.setattr(CursorAckState, "is_unpersisted", lambda self, candidates: False)
     assert_caught(PassingByMachine, by=PromiseBrokenError, saying="a receipt lied")
 
 
 def test_young_acks_that_count_as_written_are_found(monkeypatch):
-    begin = AckState.begin_persist
+    begin = CursorAckState.begin_persist
 
     def all_written(self, **settings):
         return begin(self, **settings)._replace(acked_count=self.acked_count)
 
-    monkeypatch.setattr(AckState, "begin_persist", all_written)
+    monkeypatch.setattr(CursorAckState, "begin_persist", all_written)
     assert_caught(PassingByMachine, by=PromiseBrokenError)
 
 
 def test_a_reset_that_keeps_the_acks_is_found(monkeypatch):
-    reset = AckState.apply_reset
+    reset = CursorAckState.apply_reset
 
     def keep(self, mark_delete):
         deleted = self.deleted
@@ -600,5 +600,5 @@ def test_a_reset_that_keeps_the_acks_is_found(monkeypatch):
         deleted.remove_at_most(mark_delete)
         self.deleted = deleted
 
-    monkeypatch.setattr(AckState, "apply_reset", keep)
+    monkeypatch.setattr(CursorAckState, "apply_reset", keep)
     assert_caught(CursorMachine, by=PromiseBrokenError)

@@ -16,7 +16,7 @@ import ackstate.cursor.state.unpersisted_acks
 from ackstate import DeletedRanges, Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
 from ackstate.cursor.listener import CursorListener
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.view import AckView
@@ -29,7 +29,7 @@ DISPLACING = PersistLimits(range_count_max=1, displaces=True)
 
 def state_with(first, end):
     """Entries of the second ledger are acked, from `first` to `end` (excluded); of the first none is."""
-    state = AckState(LedgerMap.from_counts({3: 10, LEDGER: 100_000}))
+    state = CursorAckState(LedgerMap.from_counts({3: 10, LEDGER: 100_000}))
     acked = DeletedRanges()
     acked.add_run(LEDGER, first, end)
     state.ack_bitmaps({LEDGER: acked.entries(LEDGER).copy()})
@@ -171,7 +171,7 @@ LENGTHS = st.sampled_from([1, 1, 1, 2, 127, 200])
 
 
 def check_frontier_leaving(stretches, record_bytes_max):
-    state = AckState(LedgerMap.from_counts({3: 10, 5: 20_000, 200: 20_000}))
+    state = CursorAckState(LedgerMap.from_counts({3: 10, 5: 20_000, 200: 20_000}))
     for ledger_id, first, length in stretches:
         acked = DeletedRanges()
         acked.add_run(ledger_id, first, first + length)
@@ -205,7 +205,7 @@ def test_the_frontier_that_leaves_so_many_bytes_is_that_of_the_obvious_way(stret
     ],
 )
 def test_the_frontier_is_the_lowest_end_of_a_range_that_is_enough(record_bytes_max, frontier):
-    state = AckState(LedgerMap.from_counts({3: 10, 5: 20}))
+    state = CursorAckState(LedgerMap.from_counts({3: 10, 5: 20}))
     for entry in (2, 4, 6):
         state.ack(Position(5, entry))
     assert (state.unpersisted.promotable_up_to(record_bytes_max) or state.mark_delete) == frontier

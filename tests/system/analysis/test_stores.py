@@ -98,7 +98,7 @@ def here(days, tmp_path_factory):
 LOCAL = ("--engine", "local")
 
 
-def commands(root, days, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_day=LOCAL):
+def commands(root, days, *, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_day=LOCAL):
     """Return all commands with their engines: each start of one on a cluster takes seconds."""
     trace, state, options = f"{root}/days/day=2026-11-20", f"{root}/state", [*POLICY, "--json"]
     return [

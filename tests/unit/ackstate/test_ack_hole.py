@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position, ack_hole
 from ackstate.ack_hole import AckEffect, ack_effect, hole_at, holes
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 
 
 def acked(counts, *positions, trimmed_below=0):
     """Return a state with these acks, and the ledgers of the log."""
     ledgers = LedgerMap.from_counts(counts)
-    state = AckState(ledgers)
+    state = CursorAckState(ledgers)
     for position in positions:
         state.ack(Position(*position))
     ledgers.trim(trimmed_below)
@@ -172,7 +172,7 @@ def plain_holes(state, unacked):
 
 def effect_of(state, ledgers, positions):
     """Ack entries on a copy, and recount."""
-    after = AckState(ledgers)
+    after = CursorAckState(ledgers)
     after.mark_delete, after.persisted_mark_delete = state.mark_delete, Position(0, -1)
     after.deleted = state.deleted.copy()
     for position in positions:

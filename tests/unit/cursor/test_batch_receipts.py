@@ -9,7 +9,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.store import PayloadTooLargeError
 from ackstate.cursor.stores.memory import Fault, FaultKind
@@ -117,7 +117,7 @@ def test_a_persist_that_is_given_up_before_it_writes_makes_a_durable_one_no_less
 
 
 def test_what_is_withdrawn_leaves_batches_as_they_were():
-    state = AckState(LedgerMap.from_counts({1: 9}))
+    state = CursorAckState(LedgerMap.from_counts({1: 9}))
     for entry_id in (3, 5, 7):
         state.ack_batch(Position(1, entry_id), [0b10])
     limits = PersistLimits(batch_count_max=1)

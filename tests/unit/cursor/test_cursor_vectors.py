@@ -21,7 +21,7 @@ from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, Led
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 from ackstate.cursor.persist import persist_all
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
 
@@ -461,12 +461,12 @@ def reading_that_stands_still(monkeypatch):
 
 
 def batches_left_behind(monkeypatch):
-    restore = AckState.restore
+    restore = CursorAckState.restore
 
     def restore_without(state, mark_delete, deleted, *, batch, properties):
         restore(state, mark_delete, deleted, batch=BatchIndexes(), properties=properties)
 
-    monkeypatch.setattr(AckState, "restore", restore_without)
+    monkeypatch.setattr(CursorAckState, "restore", restore_without)
 
 
 def reopening_where_it_stood(monkeypatch):

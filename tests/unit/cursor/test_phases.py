@@ -16,7 +16,7 @@ from ackstate import CorruptStateError, CursorClosedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, persist_all
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.persist.round import Round
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.stores.memory import MemoryDisk
 
 PATIENCE_S = 30
@@ -313,14 +313,14 @@ def test_what_came_in_meanwhile_is_in_the_second_write(name, second):
 
 
 def test_a_receipt_given_before_the_write_is_caught(monkeypatch):
-    begin = AckState.begin_persist
+    begin = CursorAckState.begin_persist
 
     def begun(self, **settings):
         taken = begin(self, **settings)
         self.durable_number = self.accepted_number
         return taken
 
-    monkeypatch.setattr(AckState, "begin_persist", begun)
+    monkeypatch.setattr(CursorAckState, "begin_persist", begun)
     with pytest.raises(AssertionError, match="a receipt came before its write"):
         test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
 

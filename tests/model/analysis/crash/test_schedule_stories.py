@@ -19,7 +19,7 @@ from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.persist.round import Round
-from ackstate.cursor.state.ack_state import AckState
+from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import FaultKind, _MemoryLedgers
@@ -161,13 +161,13 @@ def loses_the_last_delta_while_it_recovers(patch):
 
 
 def recovers_one_ack_too_many(patch):
-    restore = AckState.restore
+    restore = CursorAckState.restore
 
     def too_many(self, mark_delete, deleted, **others):
         restore(self, mark_delete, deleted, **others)
         self.ack(self.ledgers.next_valid(self.mark_delete))
 
-    patch(AckState, "restore", too_many)
+    patch(CursorAckState, "restore", too_many)
     story = Story()
     story.sent(3)
     story("crash")
@@ -285,12 +285,12 @@ def never_falls_back(patch):
 
 
 def halves_the_limit(patch):
-    begin_persist = AckState.begin_persist
+    begin_persist = CursorAckState.begin_persist
 
     def halved(self, *, limits, **named):
         return begin_persist(self, limits=limits._replace(range_count_max=limits.range_count_max // 2), **named)
 
-    patch(AckState, "begin_persist", halved)
+    patch(CursorAckState, "begin_persist", halved)
     story = Story(config=CursorConfig(range_count_max=2))
     story.sent(5)
     story.ack(1, 3)
@@ -303,7 +303,7 @@ def keeps_the_epoch_of_a_reset_that_failed(patch):
 
 
 def counts_as_if_a_reset_that_failed_had_not_happened(patch):
-    begin_reset = AckState.begin_reset
+    begin_reset = CursorAckState.begin_reset
 
     def uncounted(self, mark_delete):
         persisted = self.persisted_mark_delete
@@ -311,7 +311,7 @@ def counts_as_if_a_reset_that_failed_had_not_happened(patch):
         self.persisted_mark_delete = persisted
         self.resets_begun.clear()
 
-    patch(AckState, "begin_reset", uncounted)
+    patch(CursorAckState, "begin_reset", uncounted)
     seeks_in_vain()
 
 
@@ -326,14 +326,14 @@ def drops_the_cursor_properties(patch):
 
 
 def forgets_acks_into_a_batch(patch):
-    ack_up_to_batch = AckState.ack_up_to_batch
+    ack_up_to_batch = CursorAckState.ack_up_to_batch
 
     def unnoted(self, position, words, **named):
         result = ack_up_to_batch(self, position, words, **named)
         self.unpersisted_batches._changed.discard(position)
         return result
 
-    patch(AckState, "ack_up_to_batch", unnoted)
+    patch(CursorAckState, "ack_up_to_batch", unnoted)
     acks_into_a_batch()
 
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from ackstate import CursorFencedError
-from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, Broker, DemoSettings
+from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, DemoBroker, DemoSettings
 from ackstate.analysis.demo.recovery import recover
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Recorder, read_recording
@@ -27,7 +27,7 @@ SETTINGS = DemoSettings(seed=3, entries_per_ledger_max=300, flush_interval_ms=60
 
 def run(store, directory, *, steps, settings=SETTINGS):
     with Recorder(directory) as recorder:
-        broker = Broker(store, recorder, settings, now_ms=0)
+        broker = DemoBroker(store, recorder, settings, now_ms=0)
         for now_ms in range(0, steps * 2, 2):
             broker.step(now_ms=now_ms)
     return broker
@@ -152,7 +152,7 @@ def test_acks_that_nobody_made_are_reported_as_invented(tmp_path):
 SUICIDE = """
 import os, signal, sys
 from pathlib import Path
-from ackstate.analysis.demo.broker import Broker, DemoSettings
+from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
 from ackstate.analysis.trace.recorder import Recorder
 from ackstate.cursor import SqliteStore
 
@@ -179,7 +179,7 @@ def dying_append_all(entries):
 
 store.ledgers.create, store.ledgers.append_all = noting_create, dying_append_all
 with Recorder(directory / "recording") as recorder:
-    broker = Broker(store, recorder, DemoSettings(flush_interval_ms=20), now_ms=0)
+    broker = DemoBroker(store, recorder, DemoSettings(flush_interval_ms=20), now_ms=0)
     for now_ms in range(0, 10_000, 2):
         broker.step(now_ms=now_ms)
 """
@@ -204,7 +204,7 @@ def test_a_real_kill_inside_a_persist_has_two_right_answers(tmp_path, moment, nu
 def test_a_fenced_broker_notes_its_failed_persist(tmp_path):
     store = MemoryStore()
     with Recorder(tmp_path) as recorder:
-        broker = Broker(store, recorder, SETTINGS, now_ms=0)
+        broker = DemoBroker(store, recorder, SETTINGS, now_ms=0)
         for now_ms in range(0, 100, 2):
             broker.step(now_ms=now_ms)
         for name in SUBSCRIPTIONS:
