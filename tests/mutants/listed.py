@@ -108,9 +108,9 @@ MUTANTS = (
     Mutant(
         "Y2", "analysis/replay/persist_ticks.py",
         "        self._waiting.clear()\n        self._flush_at = self.tick_at(at_ms + self._flush_ms)\n",
-        "        pass\n",
+        "        self._waiting.clear()\n",
         "In the replay the old flush interval continues after a reset.",
-        (_REPLAY,),
+        ("tests/unit/analysis/replay/test_persist_ticks.py",),
     ),
     Mutant(
         "D1", "delay/calendar.py",

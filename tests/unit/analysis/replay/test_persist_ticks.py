@@ -60,3 +60,12 @@ def test_without_an_interval_a_tick_is_over_once_it_has_persisted(tick_ms, rate_
     for take_note in (PersistTicks.failed, PersistTicks.persisted):
         take_note(schedule, due)
         assert schedule.flush_at > due
+
+
+def test_the_flush_interval_starts_again_after_a_reset():
+    ticks = PersistTicks(Policy.from_mapping({"flush_interval_ms": 1_000, "mark_delete_rate_limit": 0}), opened_ms=0)
+    ticks.acked_at(100)
+    ticks.settled(900)
+    assert ticks.next_due() is None
+    ticks.acked_at(950)
+    assert ticks.next_due() == 1_900
