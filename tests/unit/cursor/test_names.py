@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,10 @@ def test_a_module_is_imported_when_one_of_its_names_is_used():
     code += "; print('ackstate.cursor.managed' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("former", ["message_log", "journal_format"])
+def test_documented_names_can_still_be_imported_from_their_former_modules(former):
+    module = import_module(f"ackstate.cursor.{former}")
+    for name in module.__all__:
+        assert getattr(module, name) is getattr(ackstate.cursor, name)
