@@ -162,12 +162,15 @@ _NAMES = {
         "SubscriptionType",
     ),
 }
+_FORMER = {"Route": "PersistTarget", "Source": "RecoverySource"}
+"""Names of the release before, which still work."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # Else every name would be one.
 
     def __getattr__(name: str) -> Any:
+        name = _FORMER.get(name, name)
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(f"ackstate.cursor.{_MODULES[name]}"), name)

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.former_names import FormerNames
 from ackstate.cursor.intake import AckIntake, named
 from ackstate.cursor.journal.cursor_properties import CursorProperties
 from ackstate.cursor.journal.format import Repair
@@ -38,7 +39,7 @@ _ACCEPTED = ReceiptStatus.ACCEPTED  # Cached: enum member lookup is slow.
 
 
 @final
-class ManagedCursor:
+class ManagedCursor(FormerNames):
     """The ack state of one subscription of one topic. Made by `open`; safe for any number of threads.
 
     An ack is accepted into memory and becomes durable with a later `persist`, which `tick` calls when it is due. Acks

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import ackstate.cursor
+from ackstate import LedgerMap, Position
+from ackstate.cursor import ManagedCursor, MemoryStore
 
 
 def test_each_name_is_where_type_checkers_see_it():
@@ -40,3 +42,21 @@ def test_documented_names_can_still_be_imported_from_their_former_modules(former
     module = import_module(f"ackstate.cursor.{former}")
     for name in module.__all__:
         assert getattr(module, name) is getattr(ackstate.cursor, name)
+
+
+def test_what_moved_to_the_view_and_the_reader_is_found_under_its_former_name():
+    cursor = ManagedCursor.open(
+        MemoryStore(), topic="t", subscription="s", ledgers=LedgerMap.from_counts({3: 9}), now_ms=0
+    )
+    cursor.ack(Position(3, 2), now_ms=0)
+    assert cursor.unpersisted_record_bytes == cursor.view.unpersisted_record_bytes > 0
+    assert cursor.holes() == cursor.view.holes() != []
+    assert cursor.read(1) == [Position(3, 0)]
+    assert cursor.has_unread
+    with pytest.raises(AttributeError, match="no attribute 'undurable'"):
+        _ = cursor.undurable
+
+
+def test_the_former_names_of_enums_are_found():
+    assert ackstate.cursor.Route is ackstate.cursor.PersistTarget
+    assert ackstate.cursor.Source is ackstate.cursor.RecoverySource
