@@ -428,7 +428,7 @@ def a_ledger_is_left_open(patch):
 
 
 def only_entries_of_this_append_are_counted(patch):
-    patch(MessageLog, "_count_up_to", lambda self, _: self.ledgers.append(1) and 1)
+    patch(MessageLog, "_count_up_to", lambda self, _, published: self.ledgers.append(1) and 1)
 
 
 @pytest.mark.slow

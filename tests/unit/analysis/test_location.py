@@ -61,7 +61,7 @@ def test_spark_takes_a_local_path_from_the_root(tmp_path, monkeypatch):
         ("abfss://c:secret@a.dfs.core.windows.net/x", "a user or a password"),
         ("s3a://b/x?secret=1", "a query"),
         ("s3a://b/x#1", "a query"),
-        ("s3a://b/a\nb", "no plain text"),
+        ("s3a://b/a\nb", "control characters"),
         ("s3a://b/../x", r"must not contain '\.'"),
         ("file://host/x", "a local file is file:///PATH"),
         ("file://", "a local file is file:///PATH"),

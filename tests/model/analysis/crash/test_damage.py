@@ -82,7 +82,7 @@ def test_what_is_laid_out_behind_a_log_is_changed_and_its_last_unit_wiped():
     log = LogFile("log", [0, 20, 60], cut_size_min=20, hides_last=False, is_laid_out=True)
     found = list(damages(files, log, b"", Random(1), flips=480))
     assert sum(each.is_flip for each in found) == 480
-    behind = [each for each in found if "laid out" in each.text]
+    behind = [each for each in found if "laid-out" in each.text]
     assert len(behind) == 21
     assert all(each.files["log"][:60] == files["log"][:60] and any(each.files["log"][60:]) for each in behind)
     (wiped,) = (each for each in found if "last unit wiped" in each.text)
@@ -92,7 +92,7 @@ def test_what_is_laid_out_behind_a_log_is_changed_and_its_last_unit_wiped():
 def test_what_is_laid_out_may_be_less_than_the_sample_of_it():
     log = LogFile("log", [0, 20, 60], cut_size_min=20, hides_last=False, is_laid_out=True)
     found = list(damages({"log": bytes(range(1, 61)) + bytes(3)}, log, b"", Random(1), flips=10))
-    assert sum("laid out" in each.text for each in found) == 4
+    assert sum("laid-out" in each.text for each in found) == 4
 
 
 def test_where_another_store_laid_out_zeros_it_has_no_unit_to_give():

@@ -262,6 +262,7 @@ class TestAnotherBroker:
         wrote(inactive("POST", other, json={"active": True, "fixedDeliveryDelayInMillis": 9}))
         store.metadata.put(PolicyOwner("public", "default", "bad").path, b"{", expected_version=ABSENT)
         broker = BrokerPolicies(BrokerDelayedDelivery(active=False))
+        caplog.clear()  # Another test in this process may have let it log each change, too.
         LevelledPolicies(PolicyStore(store.metadata), broker).log_not_kept()
         assert [(each.levelname, each.getMessage().partition(", has")[0]) for each in caplog.records[:2]] == [
             ("WARNING", "the fixed delay of public/default, 5000 ms"),

@@ -51,7 +51,7 @@ def test_how_an_age_is_chosen_may_be_said():
         ({"ledger_writable": 1}, "ledger_writable must be true or false"),
         ({"tick_ms": 0}, "tick_ms must be at least 1, got 0"),
         ({"max_unpersisted_ack_record_bytes": 5}, "max_unpersisted_ack_record_bytes .* is 5: below 1024"),
-        ({"mark_delete_rate_limit": "nan"}, "mark_delete_rate_limit is a finite number, found nan"),
+        ({"mark_delete_rate_limit": "nan"}, "mark_delete_rate_limit must be a finite number, got nan"),
         ({"mark_delete_rate_limit": -1}, "mark_delete_rate_limit must not be negative, got -1"),
     ],
 )
