@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventChunk, NewlyAckedRuns, by_position
+from ackstate.analysis.replay.acked import CompactChunk, EventChunk, NewlyAckedRuns, acks_alone
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.packed_numbers import pack, unpack
 
@@ -39,9 +39,7 @@ def compact(chunk: EventChunk) -> EventChunk:
     lasts = np.flatnonzero(is_last)
     none = np.full(len(lasts), -1)
     small = CompactChunk(chunk.ts_ms[lasts], chunk.kind[lasts], none, none, none)
-    fold = AckAccumulator()
-    news = by_position(fold.take(chunk))
-    small.acked = fold.acked
+    small.acked, news = acks_alone(chunk)
     # For each event, the number of compact events that end before it.
     small.news = _welded(news._replace(event=(np.cumsum(is_last) - is_last)[news.event]))
     return small

@@ -277,6 +277,43 @@ class AckAccumulator:
         return NewlyAckedRuns(indexes[owners[first_at]], np.full(len(new), ledger_id), new, new + 1)
 
 
+def acks_alone(chunk: EventChunk) -> tuple[dict[int, BitMap], NewlyAckedRuns]:
+    """Return the entries that the ACK and MARK_DELETE events of one chunk ack, and the first acks in order of position.
+
+    As `AckAccumulator.take` of the chunk alone, and `by_position` of its result: one sort serves both.
+
+    Args:
+        chunk: Without events that recover, reset or redeliver.
+
+    Complexity: O(events log events + short entries), and one bitmap operation for each long run.
+    """
+    indexes = np.flatnonzero((chunk.kind == EventKind.ACK) | (chunk.kind == EventKind.MARK_DELETE))
+    first, last = chunk.first_entry[indexes], chunk.last_entry[indexes]
+    if not len(indexes) or (last - first >= _SHORT_RUN_MAX).any():
+        fold = AckAccumulator()
+        runs = by_position(fold.take(chunk))
+        return fold.acked, runs
+    entries, owners = _spelled_out(first, last)
+    ledger_ids = chunk.ledger_id[indexes][owners]
+    is_one_ledger = bool((ledger_ids == ledger_ids[0]).all())
+    order = np.argsort(entries, kind="stable") if is_one_ledger else np.lexsort((entries, ledger_ids))
+    entries = entries[order]
+    begins = np.append(True, entries[1:] != entries[:-1])
+    if not is_one_ledger:
+        in_order = ledger_ids[order]
+        begins[1:] |= in_order[1:] != in_order[:-1]
+    if not begins.all():
+        order, entries = order[begins], entries[begins]
+    ledger_ids = ledger_ids[order]
+    numbers = entries.astype(np.uint32)
+    bounds = [*np.flatnonzero(np.diff(ledger_ids, prepend=-1)).tolist(), len(numbers)]
+    acked = {
+        int(ledger_ids[begin]): BitMap(array("I", numbers[begin:end].tobytes()))
+        for begin, end in itertools.pairwise(bounds)
+    }
+    return acked, NewlyAckedRuns(indexes[owners[order]], ledger_ids, entries, entries + 1)
+
+
 def by_position(runs: NewlyAckedRuns) -> NewlyAckedRuns:
     """Return disjoint runs in order of position."""
     rises = runs.ledger_id[1:] > runs.ledger_id[:-1]
