@@ -1,10 +1,10 @@
-"""How does one process have a store's directory to itself, and how are the directory's own names put on the disk?
+"""Locks a store's directory for one process, and syncs the directory's own names.
 
-``LOCK`` names the process that has the directory open. It stays; the kernel lets go of the lock on it when the process
-ends, however it ends.
+``LOCK`` contains the id of the process that has the directory open. The file stays; the kernel releases the lock on
+it when the process ends, for whatever reason.
 
-A forked child has no part in a store that its parent has open (`leave_to_parent_at_fork`). It would write over what the
-parent writes or, with SQLite, at its end remove the log that the parent goes on writing.
+A forked child must not use a store that its parent has open (`leave_to_parent_at_fork`): it would overwrite the
+parent's writes or, with SQLite, remove the parent's log when it exits.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class OpenedFile(Protocol):
     """A store, or a part of one, that this process has open."""
 
     def leave_to_parent(self) -> None:
-        """Refuse every later call, and let go of what was inherited without touching the store.
+        """Refuse every later call, and release the inherited resources without touching the store.
 
-        Called in a forked child, whose only thread this is. Locks that other threads held will never be let go of:
-        take none, make new ones. Nothing may be raised.
+        Called in a forked child while it has a single thread. Locks that other threads held are never released: take
+        none, create new ones. This method must not raise.
         """
         ...
 
@@ -43,7 +43,7 @@ _OPENED: weakref.WeakSet[OpenedFile] = weakref.WeakSet()
 
 
 def leave_to_parent_at_fork(opened: OpenedFile) -> None:
-    """Have `OpenedFile.leave_to_parent` called in each child that is forked from now on, as long as the object lives.
+    """Call `OpenedFile.leave_to_parent` in each child that is forked from now on, while the object lives.
 
     Args:
         opened: Hashable by identity.
@@ -60,12 +60,12 @@ os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def claim(directory: Path) -> BinaryIO:
-    """Take the lock until it is let go of by `unlock`, or all processes that have inherited the returned file end.
+    """Take the lock. It is held until `unlock`, or until all processes that inherited the returned file end.
 
     Raises:
-        StoreLockedError: Another process has it, or this one; nothing was changed.
-        StoreError: ``LOCK`` is no plain file, or has a second name; nothing was changed.
-        OSError: There is none and it cannot be made, or it may not be written.
+        StoreLockedError: This process or another one holds the lock; nothing was changed.
+        StoreError: ``LOCK`` is not a plain file, or has a second name; nothing was changed.
+        OSError: ``LOCK`` cannot be created or written.
     """
     with suppress(FileExistsError):
         os.close(open_file(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL))
@@ -75,7 +75,7 @@ def claim(directory: Path) -> BinaryIO:
     except BaseException:
         lock.close()
         raise
-    # The number is for people: a disk too full to take it must not keep the store shut.
+    # The process id is for people only: a disk without room for it must not keep the store closed.
     with suppress(OSError):
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n".encode())
@@ -83,9 +83,9 @@ def claim(directory: Path) -> BinaryIO:
 
 
 def unlock(lock: BinaryIO) -> None:
-    """Let go of the lock and close its file; doing it twice does nothing.
+    """Release the lock and close its file; no-op if already released.
 
-    Closing alone would leave the directory locked for as long as a forked child has the file open.
+    Closing the file is not enough: the directory would stay locked while a forked child has the file open.
     """
     if not lock.closed:
         with lock:
@@ -111,16 +111,16 @@ def _lock(opened: int | BinaryIO, kind: int, directory: Path) -> None:
 
 
 def _why_locked(directory: Path) -> str:
-    """Say who has a store. ``LOCK`` is read and not tried: whoever has the directory may be about to take it."""
+    """Return why a store is locked. ``LOCK`` is read but not locked: its holder may be about to lock it."""
     try:
         holder = read_start(directory / LOCK, _HOLDER_BYTES_MAX).decode("ascii", "replace").strip()
     except (OSError, StoreError):
-        return f"{directory} is being copied, or is open though its {LOCK} was removed"
+        return f"{directory} is being copied, or is open and its {LOCK} was removed"
     return f"{directory} is open in process {holder or 'unknown'}, or is being copied"
 
 
 def _unlock_directory(descriptor: int) -> None:
-    """Unlock a directory: closing alone would leave it locked for as long as a forked child has it open."""
+    """Unlock a directory. Closing is not enough: it would stay locked while a forked child has it open."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
@@ -129,7 +129,7 @@ def _unlock_directory(descriptor: int) -> None:
 
 @contextmanager
 def closed_to_others(directory: Path) -> Iterator[None]:
-    """Keep a store from being opened, but not from being copied by others too, and leave no trace.
+    """Prevent a store from being opened, but not from being copied by others too, and leave no trace.
 
     Raises:
         StoreLockedError: It is open.
@@ -144,27 +144,27 @@ def closed_to_others(directory: Path) -> Iterator[None]:
 
 @final
 class DirectoryClaim:
-    """A store's directory, which is locked itself first, and then ``LOCK`` in it.
+    """The locks of a store's directory: first the directory itself is locked, then ``LOCK`` in it.
 
-    The name of ``LOCK`` may be removed while it is held; a directory cannot be taken away unnoticed.
+    The name ``LOCK`` can be removed while the lock is held; the directory cannot be removed unnoticed.
 
     Raises:
-        StoreLockedError: It is open already, in another process or in this one, or being copied; nothing was changed.
+        StoreLockedError: The store is open, in this process or another one, or is being copied; nothing was changed.
         OSError: The directory cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock: BinaryIO | None = None
-        self._descriptor = -1  # As long as it is not locked, there is nothing to close.
+        self._descriptor = -1  # While the directory is not locked, there is no descriptor to close.
         self._descriptor = _lock_directory(directory, fcntl.LOCK_EX)
 
     def take_lock(self) -> None:
-        """Take ``LOCK``, too; see `claim`."""
+        """Also take ``LOCK``; see `claim`."""
         self._lock = claim(self._directory)
 
     def let_go(self) -> None:
-        """Unlock both; doing it twice does nothing."""
+        """Unlock both; no-op if already unlocked."""
         if self._lock is not None:
             unlock(self._lock)
         descriptor, self._descriptor = self._descriptor, -1
@@ -172,7 +172,7 @@ class DirectoryClaim:
             _unlock_directory(descriptor)
 
     def leave_to_parent(self) -> None:
-        """Close both in a forked child, and leave them locked."""
+        """Close both in a forked child without unlocking them."""
         with suppress(OSError):
             if self._lock is not None:
                 self._lock.close()
@@ -195,9 +195,9 @@ def sync_path(path: Path) -> None:
 
 
 def sync_names_above(directory: Path) -> None:
-    """Sync the names on the way down to a directory: whoever made them may have died before they were."""
+    """Sync the names of all directories above one: the process that created them may have died before its sync."""
     for path in directory.resolve().parents:
-        # A directory that we may not read was made and synced by somebody else.
+        # A directory that this process may not read was created and synced by another user.
         with suppress(PermissionError):
             sync_path(path)
         if path.is_mount():

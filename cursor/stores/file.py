@@ -1,9 +1,9 @@
-"""An embedded store with one append-only log in a directory of its own, open in one process at a time.
+"""An embedded store with one append-only log in its own directory, open in one process at a time.
 
-A mutating call is one write and one sync; calls of other threads that come while it lasts share the next
-(`ackstate.cursor.stores.file_commit`). What the directory holds stands in `ackstate.cursor.stores.file_generation`, how
-the log is framed and what of it a crash may tear in `ackstate.cursor.stores.file_log`, its records in
-`ackstate.cursor.stores.file_records`.
+Each mutating call costs one write and one sync; calls of other threads that arrive meanwhile share the next write and
+sync (`ackstate.cursor.stores.file_commit`). `ackstate.cursor.stores.file_generation` describes the files of the
+directory, `ackstate.cursor.stores.file_log` the frames of the log and the parts of it that a crash can tear, and
+`ackstate.cursor.stores.file_records` its records.
 """
 
 from __future__ import annotations
@@ -41,32 +41,33 @@ if TYPE_CHECKING:
 
 _BEHIND_SLASH = chr(ord("/") + 1)
 _COMPACTION_SIZE_MIN = 1 << 20
-_SIZE_END = 1 << 32  # No entry, path or value has so many bytes.
+_SIZE_END = 1 << 32  # The size of every entry, path and value is below this many bytes.
 
 
 @final
 class FileStore:
     """A store in a directory on a local disk; thread-safe.
 
-    Appending is O(size of the entries), amortised: when more than half of the log is dead, a call writes what is alive
-    to a new one. The log's file is laid out in advance, and stays so when it is closed: it may be twice as large as the
-    log, by 260 KiB at most. The new log needs as much free room as the live bytes take, while the old one is still
-    there; on a disk that never has it the store fills up. Opening reads the log once. In memory are 16 bytes an entry,
-    some 500 bytes a ledger and 200 more for an owner of its own, and the values with some 200 bytes each.
+    Appending is O(size of the entries), amortised: when more than half of the log is dead, a call writes the live
+    records to a new log. Room for the log's file is allocated in advance and stays allocated after a close: the file
+    is at most twice as large as the log, and at most 260 KiB larger. The new log needs as much free room as the live
+    bytes take, while the old log still exists; on a disk without that room the store fills up. Opening reads the log
+    once. Memory usage: 16 bytes per entry, some 500 bytes per ledger, 200 more for an owner with a single ledger, and
+    each value with some 200 bytes of overhead.
 
-    A forked child has no part in it: there every call is refused, and the parent's store stays as it is.
+    A forked child cannot use the store: every call is refused there, and the parent's store is unaffected.
 
     Args:
-        path: The directory. One that is missing is made, an empty one becomes a store.
-        compaction_size_min: A log below this many bytes is not compacted.
-        metadata_value_bytes_max: How many bytes a metadata value may have to be written or read; 64 MiB by default.
+        path: The directory. A missing one is created, an empty one becomes a store.
+        compaction_size_min: A log smaller than this many bytes is not compacted.
+        metadata_value_bytes_max: The largest metadata value that can be written or read, in bytes; 64 MiB by default.
 
     Raises:
-        StoreLockedError: It is open already, in another process or in this one.
-        StoreFullError: There is no room to make it or to finish what a crash left; try again when there is.
-        StoreError: It is a file, holds something else, or may not be written; nothing in it was changed.
-        CorruptStateError: It holds damaged bytes, or has lost its log.
-        UnsupportedVersionError: A newer release wrote it; nothing was changed.
+        StoreLockedError: The store is open already, in this process or another one.
+        StoreFullError: The disk has no room to create the store or to complete its recovery; retry when it has.
+        StoreError: The path is a file, holds something else, or is not writable; nothing in it was changed.
+        CorruptStateError: The store holds damaged bytes, or has lost its log.
+        UnsupportedVersionError: A newer release wrote the store; nothing was changed.
     """
 
     def __init__(
@@ -94,38 +95,38 @@ class FileStore:
         compaction_size_min: int = _COMPACTION_SIZE_MIN,
         identity: bytes | None = None,
     ) -> FileStore:
-        """Open a store in any `StoreDirectory`, which is closed with the store, or if this raises.
+        """Open a store in any `StoreDirectory`, which is closed with the store, or if this call raises.
 
         Args:
-            directory: Where it is.
-            compaction_size_min: A log below this many bytes is not compacted.
-            identity: What a store that is made will tell its log from another store's by: eight bytes, at random
-                unless given. A store that is there keeps its own.
+            directory: The directory of the store.
+            compaction_size_min: A log smaller than this many bytes is not compacted.
+            identity: Eight bytes that distinguish the log of a new store from the logs of other stores; random by
+            default. An existing store keeps its identity.
         """
         if identity is not None and len(identity) != IDENTITY_SIZE:
-            raise ValueError(f"not an identity of {IDENTITY_SIZE} bytes: {identity!r}")
+            raise ValueError(f"identity must be {IDENTITY_SIZE} bytes, got {identity!r}")
         store = cls.__new__(cls)
         store._begin(directory, compaction_size_min, identity)
         return store
 
     @classmethod
     def open_copy(cls, path: str | os.PathLike[str], *, copy_bytes_max: int = COPY_BYTES_MAX) -> FileStore:
-        """Copy a store that nobody has open, and open the copy: a look at the store that changes no byte of it.
+        """Copy a closed store and open the copy: an inspection that changes no byte of the store.
 
-        The copy is complete, with what a crash left in the log, and may be written: a repair can be tried on it. It
-        lies in the directory for temporary files, which needs room for it, and is removed when it is closed. Once this
-        returns, the store itself may be opened again. Errors call the copy by the name of the store.
+        The copy is complete, including the bytes that a crash left in the log, and is writable: you can try a repair on
+        it. It lies in the directory for temporary files, which needs room for it, and is removed when it is closed.
+        Once this returns, the store itself may be opened again. Errors in the copy name the store, not the copy.
 
         Args:
             path: The store's directory; it need not be writable.
-            copy_bytes_max: How many bytes its files may have together; 4 GiB by default.
+            copy_bytes_max: The largest total size of the store's files, in bytes; 4 GiB by default.
 
         Raises:
-            StoreLockedError: It is open, in another process or in this one.
+            StoreLockedError: The store is open, in this process or another one.
             StoreFullError: There is no room for the copy.
-            StoreError: There is no store at the path, it may not be read, or its files have too many bytes.
-            CorruptStateError: It holds damaged bytes, or has lost its log.
-            UnsupportedVersionError: A newer release wrote it.
+            StoreError: There is no store at the path, it is not readable, or its files are too large.
+            CorruptStateError: The store holds damaged bytes, or has lost its log.
+            UnsupportedVersionError: A newer release wrote the store.
         """
         place = Path(path)
         copy = copy_files(place, bytes_max=copy_bytes_max)
@@ -147,7 +148,7 @@ class FileStore:
 
     @property
     def discarded(self) -> DiscardedTail | None:
-        """The end of the log that a crash had torn and opening discarded; None if nothing was."""
+        """The torn end of the log that opening discarded; None if the log was not torn."""
         return self._log.discarded
 
     @property
@@ -161,7 +162,7 @@ class FileStore:
         return self._metadata
 
     def close(self) -> None:
-        """Let go of the log, and unlock; closing twice does nothing."""
+        """Close the log, and unlock; no-op if closed."""
         self._log.close()
         if self._copy is not None:
             self._copy.cleanup()
@@ -242,7 +243,7 @@ class _FileMetadata:
         self._log.write(lambda draft: draft.remove(path, expected_version=expected_version))
 
     def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`; O(names log values), but the first call after an opening sorts all paths."""
+        """See `MetadataStore.children`; O(names * log(values)), but the first call after an opening sorts all paths."""
         prefix = children_prefix(path)
         names = set()
         with self._log.reading() as index:
@@ -251,16 +252,16 @@ class _FileMetadata:
             while at < len(paths) and paths[at].startswith(prefix):
                 name, slash, _ = paths[at][len(prefix) :].partition("/")
                 names.add(name)
-                # Over all that is below a name, too.
+                # Skip all paths below a name, too.
                 at = bisect_left(paths, f"{prefix}{name}{_BEHIND_SLASH}", at + 1) if slash else at + 1
         return sorted(names)
 
 
 def _copied(data: bytes) -> bytes:
-    """Copy a buffer, which its owner may change; refuse what is none, or too large."""
+    """Copy a buffer, which its owner may change; refuse an object that is no buffer, or is too large."""
     copy = bytes(memoryview(data))
     if len(copy) >= _SIZE_END:
-        raise PayloadTooLargeError(f"{len(copy)} bytes are too many: below {_SIZE_END} fit")
+        raise PayloadTooLargeError(f"data must be smaller than {_SIZE_END} bytes, got {len(copy)} bytes")
     return copy
 
 

@@ -1,11 +1,12 @@
-"""How do calls from many threads share one log, and one sync?
+"""Lets calls from many threads share one log and one sync.
 
-Calls that come together make a group (`ackstate.cursor.stores.group_commit`), whose records are one write and one sync.
+Concurrent calls form a group (`ackstate.cursor.stores.group_commit`), whose records share one write and one sync.
 
-After a failed write or sync the log refuses everything: what the kernel shows may not be what is on the disk, and a
-sync that succeeds later proves nothing. Only a full disk is no failure if what was written of the group can be cut off
-again. A leader that is interrupted (`KeyboardInterrupt`) before a byte of the group is written undoes the group, and
-the next of it leads; one that is interrupted later leaves it unknown what is on the disk, which is a failure.
+After a failed write or sync the log refuses every call: the bytes that the kernel returns may differ from those on the
+disk, and a later successful sync proves nothing. A full disk is the exception, if the written part of the group can be
+cut off again. If a leader is interrupted (`KeyboardInterrupt`) before a byte of the group is written, it undoes the
+group, and the next call of the group leads. If it is interrupted later, the bytes on the disk are unknown, and that is
+a failure.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_DEAD_MIN = 1 << 12  # Bytes; a file system gives room in such blocks.
-_ROOM_MIN = 1 << 16  # Bytes that the next group may take, besides what a new log needs.
+_DEAD_MIN = 1 << 12  # Bytes; a file system allocates blocks of this size.
+_ROOM_MIN = 1 << 16  # Bytes reserved for the next group, in addition to the room for a new log.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -52,27 +53,27 @@ IDENTITY_SIZE = 8
 
 @final
 class FileLog:
-    """The log of a store, and whether it may still be used; thread-safe.
+    """The log of a store, which refuses calls after a failure; thread-safe.
 
     Args:
-        directory: Where it is; closed with the log.
+        directory: The directory of the log; closed with the log.
         compaction_size_min: See `ackstate.cursor.stores.file.FileStore`.
         identity: See `ackstate.cursor.stores.file.FileStore.over`.
 
     Attributes:
-        discarded: What opening cut off the log.
+        discarded: The torn end of the log that opening cut off.
     """
 
     def __init__(self, directory: StoreDirectory, *, compaction_size_min: int, identity: bytes | None = None) -> None:
         self._directory = directory
         self._compaction_size_min = compaction_size_min
-        self._lock = threading.Lock()  # Held by whoever uses the log.
+        self._lock = threading.Lock()  # Held during each use of the log.
         self._groups: GroupCommit[Draft] = GroupCommit()
-        self._refusal = ""  # Why nothing may be done any more; empty while all is well.
+        self._refusal = ""  # Why every call is refused; empty while the log is usable.
         self._is_closed = False
-        self._is_cutting = False  # The log was not yet synced since it was cut.
-        self._is_short = False  # The disk had no room to lay out the log.
-        self._copy_again_size = 0  # After a failed compaction the log is not compacted again before it has this size.
+        self._is_cutting = False  # The log was cut and has not been synced since.
+        self._is_short = False  # The disk had no room to allocate the log in advance.
+        self._copy_again_size = 0  # After a failed compaction, the log is not compacted again below this size.
         self.discarded: DiscardedTail | None
         try:
             with system_errors_in_our_words(directory):
@@ -81,22 +82,22 @@ class FileLog:
             directory.close()
             raise
         if isinstance(directory, KernelDirectory):
-            # Of a directory in memory a child has a copy.
+            # A directory in memory needs no such care: a forked child has its own copy.
             leave_to_parent_at_fork(self)
 
     @contextmanager
     def reading(self) -> Iterator[Index]:
-        """Hold the log for some questions to its index, which see one state."""
+        """Hold the log for several queries of its index, which all see one state."""
         with self._lock:
             yield self.index()
 
     @property
     def lock(self) -> threading.Lock:
-        """What to hold for a single question to the `index`: a `with` of it takes half as long as one of `reading`."""
+        """The lock for a single query of the `index`: `with` on it takes half as long as `reading`."""
         return self._lock
 
     def index(self) -> Index:
-        """Return what the log has made; the caller holds the lock."""
+        """Return the index of the log; the caller holds the lock."""
         if self._refusal:
             raise StoreError(self._refusal)
         return self._generation.index
@@ -104,7 +105,7 @@ class FileLog:
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
         if not 0 <= first <= end:
-            raise ValueError(f"no range of entries: {first} to {end}")
+            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         with self.reading() as index, system_errors_in_our_words(self._directory):
             ledger = index.ledger(ledger_id)
             if first < end and end > len(ledger.sizes):
@@ -113,11 +114,11 @@ class FileLog:
             return read_entries(self._generation.file, ledger, first, end, name=name)
 
     def write(self, change: Callable[[Draft], _Result]) -> _Result:
-        """Carry out a change, sync, and return what it returned; nothing of it is left if it is refused."""
+        """Execute a change, sync, and return its result; a refused change leaves no trace."""
         return self._groups.write(change, self._lead)
 
     def close(self) -> None:
-        """Let go of the log first and of the directory last; closing twice does nothing."""
+        """Close the log first and the directory last; no-op if closed."""
         with self._lock, suppress(OSError):
             if self._is_closed:
                 return
@@ -129,18 +130,18 @@ class FileLog:
                 self._directory.close()
 
     def leave_to_parent(self) -> None:
-        """See `ackstate.cursor.stores.directory_lock.OpenedFile`; the directory leaves its own."""
+        """See `ackstate.cursor.stores.directory_lock.OpenedFile`; the directory has its own such method."""
         self._lock, self._groups = threading.Lock(), GroupCommit()
         if not self._is_closed:
             self._refusal = (
-                f"{self._directory}: the process that opened the store has forked this one; open it anew here"
+                f"{self._directory}: the process that opened the store forked this one; open the store again here"
             )
         self._is_closed = True
         with suppress(OSError):
             self._generation.file.close()
 
     def _lead(self, group: Group[Draft]) -> None:
-        """Close a group and give each of its calls an outcome. The group's lock is held."""
+        """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
             calls = self._groups.closed(group)
             if self._refusal:
@@ -156,11 +157,11 @@ class FileLog:
                 self._compact_if_due()
 
     def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> StoreFullError | None:
-        """Carry out calls with one sync, and give each its outcome; only if the disk is full return the error."""
+        """Execute calls with one sync and give each its outcome. Return the error only if the disk is full."""
         generation = self._generation
         begin = generation.end
         draft = Draft(generation.index, begin)
-        # Until it is known what is on the disk, so that no second interrupt can leave it open.
+        # Set until the bytes on the disk are known, so that a second interrupt cannot leave the log usable.
         self._refusal = f"{self._directory}: a write was interrupted; close the store and open it again"
         try:
             for call in calls:
@@ -172,7 +173,7 @@ class FileLog:
                 group.is_over = True
             self._refusal = str(error) if error is not None and group.is_over else ""
         except BaseException:
-            # This thread was interrupted, or worse.
+            # This thread was interrupted, or failed in a worse way.
             if not self._is_cutting and _is_unwritten(generation.file, begin):
                 draft.keep(0)
                 self._refusal = ""
@@ -197,7 +198,7 @@ class FileLog:
         return None
 
     def _write_group(self, data: bytes) -> None:
-        """Write a group over what is laid out; where that is too small, lay out more with the same write."""
+        """Write a group over allocated zeros; if there are too few of them, allocate more with the same write."""
         file, begin = self._generation.file, self._generation.end
         end = begin + len(data)
         if end <= file.size:
@@ -208,19 +209,19 @@ class FileLog:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # There may be room for the group alone.
+            # There may be room for the group without the zeros after it.
             self._is_cutting = self._is_short = True
             file.truncate(begin)
             file.write(begin, data)
 
     def _take_back(self, error: OSError, draft: Draft) -> StoreError:
-        """Cut off what a full disk took of a group."""
+        """Cut off the part of a group that was written before the disk was full."""
         if error.errno not in FULL:
             return self._failed(error)
         self._is_cutting = True
         try:
             self._generation.file.truncate(self._generation.end)
-            # Or a power cut could leave a part of it below the group that comes next.
+            # Otherwise a power cut could leave a part of this group below the next one.
             self._generation.file.sync()
         except OSError as second:
             return self._failed(second)
@@ -229,7 +230,7 @@ class FileLog:
         return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
 
     def _compact_if_due(self) -> None:
-        """Write the state anew once most of the log is dead. It costs less than writing the dead bytes did."""
+        """Copy the live state to a new log once most of the log is dead. Costs less than writing the dead bytes did."""
         size, live_size = self._generation.end, self._generation.index.live_size
         is_due = size > 2 * live_size and size >= self._compaction_size_min
         if size < self._copy_again_size or not (is_due or self._may_be_worth_it()):
@@ -239,25 +240,25 @@ class FileLog:
             if room >= live_size:
                 self._compact()
         elif (self._is_short and size > 2 * live_size) or room < _ROOM_MIN + live_size * 9 // 8:
-            # While there is some room: what is left may be too little once it is used up.
+            # Compact while there is some room: later the remaining room may not be enough.
             self._make_room()
 
     def _may_be_worth_it(self) -> bool:
-        """Say whether writing the state anew would free a block and an eighth of what it writes at least."""
+        """Return whether a new log would free at least one block and an eighth of the bytes that it writes."""
         live_size = self._generation.index.live_size
         return not self._refusal and self._generation.end - live_size >= _DEAD_MIN + live_size // 8
 
     def _room(self) -> float:
-        """Return the bytes that a new log may take: those free on the disk and those laid out behind the old log."""
+        """Return the bytes available to a new log: those free on the disk and those allocated behind the old log."""
         try:
             return self._directory.free_size + self._generation.file.size - self._generation.end
         except OSError:
             return inf
 
     def _make_room(self) -> bool:
-        """Compact the log for want of room, at any size of the log, and return whether that was done.
+        """Compact the log because room is short, whatever its size, and return whether that was done.
 
-        Without room for it nothing is tried, because a failed try would put off the next one.
+        Without room for it nothing is tried, because a failed attempt would postpone the next one.
         """
         generation = self._generation
         if self._may_be_worth_it() and self._room() >= generation.index.live_size:
@@ -274,17 +275,17 @@ class FileLog:
             self._directory.remove(log_name(old.number))
             self._copy_again_size, self._is_short = 0, False
         except NotCopiedError:
-            # The old log goes on. Tried again when as much was written as the try cost: others may have made room.
+            # The old log stays in use. Retry after as many written bytes as the attempt cost: room may have been freed.
             self._copy_again_size = old.end + old.index.live_size + _DEAD_MIN
         except (OSError, AckStateError) as error:
-            # The calls are done; what this leaves is for the next opening to find out.
+            # The calls are complete; the next opening resolves the state of the files.
             self._refusal = str(self._failed(error))
         except BaseException as error:
             self._refusal = str(self._failed(error))
             raise
 
     def _copied(self, old: Generation) -> Generation:
-        """Write the next generation; if there is no room for it, give it what is laid out behind the log."""
+        """Write the next generation; if it lacks room, free the bytes allocated behind the old log and retry."""
         try:
             return write_generation(self._directory, old.number + 1, old)
         except NotCopiedError as error:
@@ -300,7 +301,7 @@ class FileLog:
 
 
 def _is_unwritten(file: StoreFile, begin: int) -> bool:
-    """Say whether not a byte of a group is in the file, which begins with one that is not zero."""
+    """Return whether no byte of a group is in the file. The first byte of a group is never zero."""
     try:
         return file.read(begin, 1) in {b"", b"\0"}
     except OSError:
@@ -308,7 +309,7 @@ def _is_unwritten(file: StoreFile, begin: int) -> bool:
 
 
 def _carry_out(call: Call[Draft], draft: Draft) -> None:
-    """Do what one call wants, or note why it is refused."""
+    """Execute one call, or record why it is refused."""
     count = len(draft)
     try:
         call.result = call.change(draft)

@@ -1,4 +1,4 @@
-"""How is a file store looked at without changing a byte of it? It is copied while nobody has it open."""
+"""Copies a closed file store, so that it can be inspected without changing a byte of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def copy_files(directory: Path, *, bytes_max: int) -> TemporaryCopy:
-    """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
+    """Copy a closed store to a new temporary directory without changing a byte of it.
 
-    It can be copied, but not opened, while it is being copied. Its files may have `bytes_max` bytes together.
+    Meanwhile others can copy the store, but not open it. Its files may have `bytes_max` bytes in total.
 
     Raises:
         AckStateError: See `ackstate.cursor.stores.file.FileStore.open_copy`.

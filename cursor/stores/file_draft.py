@@ -1,7 +1,7 @@
-"""The changes of some calls: done in the index at once, written to the log together, undone until they are.
+"""The changes of a group of calls: applied to the index at once, written to the log together, undoable until then.
 
-A thread can be interrupted anywhere, in a change and while it is undone (`KeyboardInterrupt`). So how to undo a change
-is noted before it begins, sets what there was rather than reverses a step, and may be done twice.
+A thread can be interrupted anywhere, in a change and in its undoing (`KeyboardInterrupt`). So the way to undo a change
+is recorded before the change begins. Undoing restores the earlier state instead of reversing a step, and may run twice.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 @final
 class Draft:
-    """A group in the making. A call that is refused has changed nothing.
+    """A group that is being built. A refused call has changed nothing.
 
     Args:
-        index: What it changes.
-        offset: Where the group will stand in the log.
+        index: The index to change.
+        offset: The offset of the group in the log.
     """
 
     def __init__(self, index: Index, offset: int) -> None:
         self._index = index
         self._end = offset + HEADER.size
-        # Each record with the bytes that follow it, and how to undo it.
+        # Each record with the bytes that follow it, and the call that undoes it.
         self._records: list[tuple[bytes, bytes, Callable[[], object]]] = []
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Draft:
         return b"".join(part for record, data, _ in self._records for part in (record, data))
 
     def keep(self, count: int) -> None:
-        """Undo all records but the first so many."""
+        """Undo all records but the first `count`."""
         while len(self._records) > count:
             record, data, undo = self._records[-1]
             undo()
@@ -157,7 +157,7 @@ class Draft:
         return ledger
 
     def _expect(self, path: str, version: int) -> Versioned | None:
-        """Return the value if it is at a version, None if it is `ABSENT` and should be."""
+        """Return the value if it is at a version; None if there is none and the version is `ABSENT`."""
         value = self._index.values.get(path)
         found = ABSENT if value is None else value.version
         if found != version:

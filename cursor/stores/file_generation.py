@@ -1,13 +1,13 @@
-"""Which file of a store's directory is its log, how is a new one made, and what is left over?
+"""Finds the log among the files of a store's directory, creates new logs, and removes leftovers.
 
-``log-<n>``: the n-th generation of the log; the highest counts.
-``log-<n>.new``: one that is being written. It is synced before it gets its name, so that a log is whole or not there.
-``MADE``: a log was there once, so that a directory without one is a store that lost it, not a new one. It has the
-identity of the store, as every group of the log does, so that no log of another store counts.
+``log-<n>``: generation n of the log; the highest generation is the current one.
+``log-<n>.new``: a log that is being written. It is synced before its rename, so a log is either complete or absent.
+``MADE``: the directory has had a log. Without a log, it is a store that lost its log, not a new store. It contains the
+identity of the store, as does every group of the log, so that the log of another store is not accepted.
 
-After a sync that failed, the kernel may show what is not on the disk, and a later sync that succeeds proves nothing
-about it. So the log is settled before it is read (`StoreFile.settle`). A name needs no such care: ext4 allows no change
-any more once its journal could not be written.
+After a failed sync, the kernel may return bytes that are not on the disk, and a later successful sync proves nothing
+about them. So the log is settled before it is read (`StoreFile.settle`). A name needs no such care: ext4 allows no
+change once its journal could not be written.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from ackstate.errors import AckStateError
 
 MADE = "MADE"
-"""The name of the mark that a store was made here."""
+"""The name of the mark: a store was created here."""
 _DATABASE = "ackstate.sqlite3"
 _NEW = ".new"
 _LOG = re.compile(r"log-([0-9]{16})", re.ASCII)
 _OURS = re.compile(rf"({_LOG.pattern}|{MADE})(\.new)?", re.ASCII)
-_MARK = struct.Struct("<4sIQI")  # magic, version, identity, the checksum of all that
+_MARK = struct.Struct("<4sIQI")  # magic, version, identity, the checksum of these three
 _MARK_MAGIC = b"ACKM"
-_BLOCK_SIZE = 1 << 20  # A copy of the state is written in groups of about so many bytes.
-_GAP = 1 << 12  # Bytes between two entries that are read with them rather than skipped.
+_BLOCK_SIZE = 1 << 20  # The approximate size of the groups in which a copy of the state is written.
+_GAP = 1 << 12  # Entries with at most this many bytes between them are read together.
 
 
 @final
@@ -67,9 +67,9 @@ class Generation:
     Attributes:
         number: 1, 2, 3, ...
         file: The log, open.
-        index: What its records have made.
-        place: Where its next group belongs.
-        end: Where its groups end; what the file holds beyond is zeros, all of them on the disk.
+        index: The state that its records produce.
+        place: The place of its next group.
+        end: The end of its groups; the file holds only synced zeros beyond it.
     """
 
     def __init__(self, number: int, file: StoreFile, index: Index, place: LogOffset, end: int) -> None:
@@ -81,11 +81,11 @@ class Generation:
 
 
 class Opened(NamedTuple):
-    """What was found in a directory, or made there.
+    """The log of a directory after opening.
 
     Attributes:
         generation: The log, all of it on the disk.
-        discarded: What was cut off its end.
+        discarded: The torn end that was cut off.
     """
 
     generation: Generation
@@ -98,33 +98,33 @@ def log_name(number: int) -> str:
 
 
 def holds_store(names: Sequence[str]) -> bool:
-    """Say whether a directory with these names holds a store, or what is left of one."""
-    # A store in SQLite has a mark of that name, too.
+    """Return whether a directory with these names holds a store, or the remains of one."""
+    # A store in SQLite also has a mark of that name.
     return (MADE in names and _DATABASE not in names) or any(map(_LOG.fullmatch, names))
 
 
 def is_read_by_opening(name: str) -> bool:
-    """Say whether what is in a file of that name matters to an opening; it removes what does not, if it is ours."""
+    """Return whether opening reads the file of that name. Opening removes our other files."""
     return name == MADE or _LOG.fullmatch(name) is not None
 
 
 def check_names(names: Sequence[str], *, directory: object) -> None:
-    """Raise `StoreError` if a directory holds something else and no store."""
+    """Raise `StoreError` if a directory holds foreign files and no store."""
     foreign = [name for name in names if not _OURS.fullmatch(name)]
     if foreign and not holds_store(names):
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign[0]} and no log")
 
 
 def open_generation(directory: StoreDirectory, draw_identity: Callable[[], int]) -> Opened:
-    """Read the log of a directory, or make the first one. What is returned survives a power cut.
+    """Read the log of a directory, or create the first one. The returned log survives a power cut.
 
     Args:
-        directory: Where it is.
-        draw_identity: Returns the identity of a store that is made.
+        directory: The directory of the log.
+        draw_identity: Returns the identity of a new store.
 
     Raises:
-        StoreError: The directory holds something else.
-        CorruptStateError: The log is damaged, or gone.
+        StoreError: The directory holds foreign files.
+        CorruptStateError: The log is damaged or missing.
         UnsupportedVersionError: A newer release wrote it.
         OSError: See `StoreDirectory`.
     """
@@ -134,7 +134,7 @@ def open_generation(directory: StoreDirectory, draw_identity: Callable[[], int])
         identity = _read_mark(directory)
     else:
         check_names(names, directory=directory)
-    # Sorted, and of one length: the highest is the last.
+    # The names are sorted and have the same length: the highest generation is the last.
     logs = [name for name in names if _LOG.fullmatch(name)]
     if logs:
         opened = _load(directory, int(logs[-1][4:]), identity)
@@ -157,21 +157,21 @@ def open_generation(directory: StoreDirectory, draw_identity: Callable[[], int])
 
 
 class NotCopiedError(OSError):
-    """A log could not be written anew, for want of room or of anything else; the old one is as good as before."""
+    """A new log could not be written, for lack of room or another reason; the old log is unaffected."""
 
 
 def write_generation(directory: StoreDirectory, number: int, source: Generation | LogOffset) -> Generation:
-    """Write a log that begins with the state of another, or with nothing, and make it the one that counts.
+    """Write a log that begins with the state of another, or with nothing, and make it the current one.
 
     Args:
-        directory: Where it will be.
-        number: Which it is.
-        source: The one that it goes on from, or the place of the first group where there is none.
+        directory: The directory of the log.
+        number: The generation of the new log.
+        source: The log whose state it copies, or the place of the first group if there is no such log.
 
     Raises:
-        CorruptStateError: An entry is not what was written; the new log does not count.
-        NotCopiedError: The new log does not count, and was removed if that could be.
-        OSError: It may count or not.
+        CorruptStateError: An entry is damaged; the new log is not the current one.
+        NotCopiedError: The new log is not the current one, and was removed if possible.
+        OSError: Either log may be the current one.
     """
     name = log_name(number)
     file, copy = _write_copy(directory, number, source)
@@ -185,7 +185,7 @@ def write_generation(directory: StoreDirectory, number: int, source: Generation 
 
 
 def _write_copy(directory: StoreDirectory, number: int, source: Generation | LogOffset) -> tuple[StoreFile, _Copy]:
-    """Write a log and sync it; it has not its name yet."""
+    """Write a log under its temporary name and sync it."""
     new, file = f"{log_name(number)}{_NEW}", None
     before, place = (source, source.place) if isinstance(source, Generation) else (None, source)
     try:
@@ -210,8 +210,8 @@ def read_entries(file: StoreFile, ledger: IndexedLedger, first: int, end: int, *
     """Return the entries from `first` (included) to `end` (excluded) of a ledger that has them.
 
     Raises:
-        CorruptStateError: One is not what was written.
-        OSError: They cannot be read.
+        CorruptStateError: An entry is damaged.
+        OSError: The entries cannot be read.
     """
     found: list[bytes] = []
     while first < end:
@@ -229,7 +229,7 @@ def read_entries(file: StoreFile, ledger: IndexedLedger, first: int, end: int, *
 
 
 def _run_end(ledger: IndexedLedger, first: int, end: int) -> int:
-    """Return the end of the entries from `first` on that are so close to each other that one read pays."""
+    """Return the end of the entries from `first` on that are close enough together for a single read."""
     number = first + 1
     previous_end = ledger.offsets[first] + ledger.sizes[first]
     size_max = ledger.offsets[first] + _BLOCK_SIZE
@@ -241,7 +241,7 @@ def _run_end(ledger: IndexedLedger, first: int, end: int) -> int:
 
 @final
 class _Copy:
-    """The state that a log begins with, on its way there."""
+    """Writes the state that a log begins with."""
 
     def __init__(self, number: int, file: StoreFile, place: LogOffset) -> None:
         self._number = number
@@ -253,7 +253,7 @@ class _Copy:
         self.end = 0
 
     def write_state(self, source: Generation | None, name: str) -> None:
-        """Write all that another log holds, whose name is `name`, or that it holds nothing."""
+        """Write the whole state of another log, whose name is `name`, or an empty state."""
         index = source.index if source else Index()
         self.index.generation = self._number
         self.index.next_ledger_id, self.index.first_version = index.next_ledger_id, index.first_version
@@ -267,7 +267,7 @@ class _Copy:
         self._write(BASE_END)
 
     def _write(self, kind: int) -> None:
-        """Write what has gathered as one group."""
+        """Write the collected records as one group."""
         data, self.place = encode_group(kind, self.place, b"".join(self._parts), offset=self.end)
         self._file.write(self.end, data)
         self.end += len(data)
@@ -291,7 +291,7 @@ class _Copy:
             copied.fenced = True
 
     def _add(self, *parts: bytes) -> int:
-        """Add a record and return where it will stand in the log."""
+        """Add a record and return its offset in the log."""
         if self._size >= _BLOCK_SIZE:
             self._write(BASE)
         offset = self.end + HEADER.size + self._size
@@ -301,11 +301,11 @@ class _Copy:
 
 
 def _load(directory: StoreDirectory, number: int, identity: int | None) -> Opened:
-    """See that all of a log is on the disk, read it, and cut off a torn tail."""
+    """Settle a log, read it, and cut off a torn tail."""
     name = f"{directory}/{log_name(number)}"
     file = directory.open(log_name(number))
     try:
-        # A process that was killed may have written what it could not sync any more, or what it could not sync at all.
+        # A killed process may have written bytes without syncing them, or its sync may have failed.
         file.settle()
         directory.sync()
         reader, index = LogReader(file, name, identity), Index()
@@ -323,7 +323,7 @@ def _load(directory: StoreDirectory, number: int, identity: int | None) -> Opene
 
 
 def _read_mark(directory: StoreDirectory) -> int:
-    """Return the identity of the store that was made here; refuse a mark that we did not make."""
+    """Return the identity of the store in this directory; refuse a foreign mark."""
     file = directory.open(MADE)
     try:
         found = file.read(0, file.size)
@@ -337,12 +337,12 @@ def _read_mark(directory: StoreDirectory) -> int:
 
 
 def _foreign_mark(directory: StoreDirectory, found: bytes) -> AckStateError:
-    """Return the error for a mark that is none of this version's."""
+    """Return the error for a mark that this version did not write."""
     version = int.from_bytes(found[4:8], "little")
     if len(found) < 12 or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
         return CorruptStateError(f"{directory}/{MADE}", offset=0, expected="the mark of a store", found=found[:64])
     if found[:4] != _MARK_MAGIC:
-        return StoreError(f"{directory} is not an ackstate store of this kind: its {MADE} is another's")
+        return StoreError(f"{directory} is not an ackstate store of this kind: another kind of store wrote its {MADE}")
     if version > VERSION:
         return UnsupportedVersionError(
             f"{directory} has format version {version}; this release reads up to version {VERSION}"
@@ -351,7 +351,7 @@ def _foreign_mark(directory: StoreDirectory, found: bytes) -> AckStateError:
 
 
 def _make_mark(directory: StoreDirectory, identity: int) -> None:
-    """Note that a store was made here, once its log has its name."""
+    """Record that a store was created here. Called once its log has its name."""
     head = _MARK.pack(_MARK_MAGIC, VERSION, identity, 0)[:-4]
     with suppress(FileNotFoundError):
         directory.remove(f"{MADE}{_NEW}")

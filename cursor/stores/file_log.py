@@ -1,21 +1,21 @@
-"""How are groups of records framed in a log, and what of its end did a crash leave behind?
+"""Frames groups of records in a log, and recognises a tail that a crash has torn.
 
-A log is a sequence of groups, and zeros from their end to that of the file: it is laid out in advance, because to sync
-a file that has grown takes the disk two writes, and to sync what was written over zeros one (`laid_out_size`).
+A log is a sequence of groups, followed by zeros up to the end of the file. The zeros are allocated in advance, because
+the sync of a file that has grown takes two disk writes, and the sync of overwritten zeros takes one (`laid_out_size`).
 
-A group was written with one call and synced before the next one was, so a crash can tear the last one only. What is
-missing of it is cut off, where the file had to grow, or reads as the zeros that were there: its end, if the process was
-killed in the middle of the call, and any of its sectors, if the power was cut. Such a tail is discarded. Everything
-else that does not check out is damage, and refused: a group that is whole but has changed, a bad group before a good
-one, a group of another log, bytes after the end.
+Each group is written with one call and synced before the next one, so a crash can tear the last group only. Its
+missing parts are cut off, if the file had to grow, or read as the zeros that were there: its end, if the process was
+killed during the call, and any of its sectors, if the power was cut. Such a tail is discarded. Every other failed
+check is damage, and the log is refused: a complete group that has changed, a bad group before a good one, a group of
+another log, bytes after the end.
 
-So that a changed group is not taken for a torn one, no group ends with a zero, and a header says how many sectors of
-zeros the caller's own bytes make: header, body and trailer each begin with a byte that is not zero, so that no sector
-but those within the body is all zeros. Only a sector with a single bit set cannot be told from a lost one when that bit
-is flipped.
+A changed group must not be mistaken for a torn one. So no group ends with a zero, and each header contains the number
+of all-zero sectors in the body. Header, body and trailer each begin with a byte that is not zero, so only sectors
+within the body can be all zeros. One ambiguity remains: a sector with a single bit set looks lost once that bit is
+flipped.
 
-A header also says in which store it stands, and where. So bytes of another log, or of this one, that a caller has put
-into an entry are no groups, whatever a crash left around them.
+A header also contains the identity of its store and its offset. So a copy of a group that a caller has put into an
+entry, from this log or another, is never accepted as a group, whatever a crash left around it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ MAGIC = b"ACKL"
 VERSION = 1
 """The version of the format, in every group."""
 BASE = 1
-"""A group of the state that a log begins with; more follow."""
+"""A group of the state that a log begins with, but not the last such group."""
 BASE_END = 2
-"""The last group of the state that a log begins with; from here on the log counts."""
+"""The last group of the state that a log begins with; the log is valid once it has this group."""
 CHANGES = 3
 """A group of changes."""
 SECTOR = 512
-"""The least that a disk writes, and aligned to that, in bytes."""
-_BLOCK = 1 << 12  # What a file system gives to a file, in bytes.
+"""The smallest aligned unit that a disk writes, in bytes."""
+_BLOCK = 1 << 12  # The allocation unit of a file system, in bytes.
 _AHEAD_MAX = 1 << 18
 _LARGE = 1 << 16
 
 # Magic, version, kind, reserved, address, sequence, chain: all known before a group is read.
 _KNOWN = struct.Struct("<4sBBHQQI")
-# The known ones, length of the body, sectors of zeros in it, and the checksum of all that.
+# The fields of `_KNOWN`, length of the body, number of all-zero sectors in it, checksum of all these.
 HEADER = struct.Struct("<4sBBHQQIQII")
-# The same in fewer parts: what is the same in all groups of changes, as one number, and no sectors of zeros.
+# The same header in fewer fields: the constant fields of a change group as one number, and no all-zero sectors.
 _CHANGES_HEADER = struct.Struct("<QQQIQ4xI")
 _CHANGES_BEGIN = int.from_bytes(struct.pack("<4sBBH", MAGIC, VERSION, CHANGES, 0), "little")
-# The checksum of header (without its checksum) and body, between two bytes in which no flipped bit makes a zero.
+# The checksum of header (without its checksum) and body, between two bytes that no single flipped bit makes zero.
 TRAILER = struct.Struct("<BIB")
 _END = 0xA5
 _ADDRESS_MAX = (1 << 64) - 1
@@ -63,16 +63,16 @@ _HEADER_SIZE, _TRAILER_SIZE = HEADER.size, TRAILER.size
 _HEADER_CHECKED = HEADER.size - 4
 _ZERO = b"\0"
 _ZEROS = bytes(SECTOR)
-_WINDOW = 1 << 17  # Read at once, in bytes.
+_WINDOW = 1 << 17  # Read with one call, in bytes.
 
 
 class LogOffset(NamedTuple):
-    """What the next group of a log says of its place.
+    """The place of the next group in a log, as its header states it.
 
     Attributes:
-        identity: Of the store, a random number below 2**64.
-        sequence: Its number, one more than that of the group before, over all generations of the log.
-        chain: The checksum of the group before.
+        identity: The identity of the store, a random number below 2**64.
+        sequence: Number of the group: one more than that of the previous group, over all generations of the log.
+        chain: The checksum of the previous group.
     """
 
     identity: int
@@ -81,12 +81,12 @@ class LogOffset(NamedTuple):
 
 
 class DiscardedTail(NamedTuple):
-    """What a crash left at the end of a log, and opening discarded.
+    """The torn end of a log, which opening discarded.
 
     Attributes:
-        offset: Where it began in the log.
-        byte_count: Its bytes, up to the last that is not zero.
-        reason: Why it counts as torn, in words.
+        offset: Its beginning in the log.
+        byte_count: Its size, up to the last byte that is not zero.
+        reason: Why it counts as torn, as text.
     """
 
     offset: int
@@ -95,25 +95,25 @@ class DiscardedTail(NamedTuple):
 
 
 def encode_group(kind: int, place: LogOffset, body: bytes, *, offset: int) -> tuple[bytes, LogOffset]:
-    """Return the bytes of a group that is to be written at `offset`, and the place after it."""
+    """Return the bytes of a group that will be written at `offset`, and the place after it."""
     zero_sectors = _zero_sectors(body, offset + HEADER.size)
     identity, sequence, chain = place
     address = _address(identity, offset)
     header = HEADER.pack(MAGIC, VERSION, kind, 0, address, sequence, chain, len(body), zero_sectors, 0)
     header = header[:_HEADER_CHECKED]
     header_checksum = google_crc32c.value(header)
-    # Not of the header with its checksum, which makes the same of every header.
+    # The header's own checksum is excluded: a CRC over data and its CRC is the same for every header.
     checksum = google_crc32c.extend(header_checksum, body)
     parts = (header, header_checksum.to_bytes(4, "little"), body, TRAILER.pack(_END, checksum, _END))
     return b"".join(parts), LogOffset(identity, sequence + 1, checksum)
 
 
 def laid_out_size(begin: int, end: int) -> int:
-    """Return the size that a log's file is to have when it grows to hold a group from `begin` to `end`, in bytes.
+    """Return the new size of a log's file, in bytes, when it grows to hold a group from `begin` to `end`.
 
-    It is twice `end`, or 256 KiB more where that is less, and ends with a block, or with a sector in a log that is
-    smaller than that. So of n bytes in small groups O(log n), and then one group in 256 KiB, make the file grow. A
-    large group gains less than it costs to write as many zeros.
+    It is twice `end`, or `end` and 256 KiB if that is less, rounded up to a block, or to a sector in a log that is
+    smaller than a block. So n bytes in small groups grow the file O(log n) times, and then once per 256 KiB. A large
+    group gains less than the cost of writing as many zeros.
     """
     if end - begin >= _LARGE:
         return end
@@ -127,35 +127,35 @@ class LogReader:
 
     Args:
         file: The log.
-        name: What to call it in errors.
-        identity: Of the store that it belongs to; None for whichever the log says.
+        name: The name of the log in errors.
+        identity: The identity of its store; None accepts any.
 
     Attributes:
-        end: Where the last group that was read ends; where the log ends once all were.
-        torn: What lies beyond `end`, once all groups were read.
+        end: The end of the last group that was read; the end of the log once all groups were read.
+        torn: The torn tail beyond `end`, once all groups were read.
     """
 
     def __init__(self, file: StoreFile, name: str, identity: int | None = None) -> None:
         self._file = file
         self._name = name
-        self._kinds: tuple[int, ...] = (BASE, BASE_END)  # That may come next: the state that a log begins with first.
+        self._kinds: tuple[int, ...] = (BASE, BASE_END)  # The kinds that may come next.
         self._identity = -1 if identity is None else identity  # -1 before the first group.
-        self._sequence = self._chain = -1  # Of the next group; -1 before the first, which may begin anywhere.
+        self._sequence = self._chain = -1  # Of the next group; -1 accepts any, before the first group.
         self.end = 0
         self.torn: DiscardedTail | None = None
 
     @property
     def place(self) -> LogOffset:
-        """Where the next group belongs, once one was read."""
+        """The place of the next group, once a group was read."""
         assert self._sequence >= 0
         return LogOffset(self._identity, self._sequence, self._chain)
 
     def groups(self) -> Iterator[list[tuple[int, bytes]]]:
-        """Return of each group that checks out, in order, where its body begins in the log, and the body; some at once.
+        """Yield the sound groups in order, several at once: for each the offset of its body in the log, and the body.
 
         Raises:
-            CorruptStateError: Something does not check out and is no torn tail.
-            UnsupportedVersionError: A newer release wrote it.
+            CorruptStateError: A group is damaged, and is not a torn tail.
+            UnsupportedVersionError: A newer release wrote the log.
         """
         size, read = self._file.size, self._file.read
         base, buffer = 0, read(0, min(size, _WINDOW))
@@ -168,7 +168,7 @@ class LogReader:
                     self._end_log()
                     break
                 if base + len(buffer) < size and _size_at(buffer, at) > len(buffer) - at:
-                    # A header first, which then says how much more; a damaged one says nothing that is believed.
+                    # Read a header first, which states the group's size; the size in a damaged header is ignored.
                     wanted = max(_WINDOW, _size_at(read(self.end, HEADER.size), 0))
                     base, buffer, at = self.end, read(self.end, min(size - self.end, wanted)), 0
                 group = self._group_at(buffer, at)
@@ -181,10 +181,10 @@ class LogReader:
             raise self._damage("a whole log", f"{size} bytes")
 
     def _changes_at(self, buffer: bytes, at: int) -> list[tuple[int, bytes]]:
-        """Return the groups of changes from a place in the buffer on that check out one after another; step over them.
+        """Return consecutive sound change groups from an offset in the buffer on, and step over them.
 
-        As `_group_at` does, which says what is wrong with the next one, in a third of the time: a log may have as many
-        groups as entries.
+        Does the same as `_group_at` in a third of the time, but without the error for the next group. A log may have as
+        many groups as entries.
         """
         groups: list[tuple[int, bytes]] = []
         sequence, chain = self._sequence, self._chain
@@ -223,7 +223,7 @@ class LogReader:
         return groups
 
     def _group_at(self, buffer: bytes, at: int) -> tuple[int, bytes] | None:
-        """Return the group at a place in the buffer and step over it, or None if it does not check out."""
+        """Return the group at an offset in the buffer and step over it, or None if it fails a check."""
         begin, size = at + _HEADER_SIZE, len(buffer)
         if begin > size:
             return None
@@ -234,7 +234,7 @@ class LogReader:
         if version != VERSION or reserved or kind not in self._kinds or sequence >> 63:
             raise self._foreign(version, kind, reserved)
         if self._identity < 0:
-            self._identity = address  # The first group stands at 0.
+            self._identity = address  # The first group is at offset 0.
         if self._sequence >= 0 and (self._sequence != sequence or self._chain != chain):
             raise self._damage(self.place, LogOffset((address - self.end) & _ADDRESS_MAX, sequence, chain))
         if address != (self._identity + self.end) & _ADDRESS_MAX:
@@ -254,7 +254,7 @@ class LogReader:
         return offset, body
 
     def _foreign(self, version: int, kind: int, reserved: int) -> AckStateError:
-        """Return the error for a sound header that does not belong here."""
+        """Return the error for a sound header that is not valid here."""
         if version > VERSION:
             return UnsupportedVersionError(
                 f"{self._name} has format version {version}; this release reads up to version {VERSION}"
@@ -262,7 +262,7 @@ class LogReader:
         return self._damage("a group that belongs here", f"version {version}, kind {kind}, reserved {reserved}")
 
     def _misplaced(self, address: int) -> AckStateError:
-        """Return the error for a group that was not written here."""
+        """Return the error for a group that was written to another place."""
         expected, found = (f"{number & _ADDRESS_MAX:016x}" for number in (self._identity, address - self.end))
         return self._damage(f"a group of store {expected}", f"one of store {found}, or of another place")
 
@@ -279,7 +279,7 @@ class LogReader:
         self.torn = DiscardedTail(self.end, len(tail.rstrip(_ZERO)), reason)
 
     def _ends_in_zeros(self) -> bool:
-        """Say whether nothing but zeros follows: of a sparse file there may be more than the memory holds."""
+        """Return whether only zeros follow. Reads in windows: a sparse file may be larger than the memory."""
         size = self._file.size
         return all(_is_zeros(self._file.read(at, min(_WINDOW, size - at))) for at in range(self.end, size, _WINDOW))
 
@@ -288,12 +288,12 @@ class LogReader:
 
 
 def torn_reason(tail: bytes, place: LogOffset, *, offset: int) -> str:
-    """Say why the tail of a log, whose first group does not check out, is what a crash left; empty if it is not.
+    """Return why the tail of a log, whose first group fails a check, counts as torn by a crash; empty if it does not.
 
     Args:
-        tail: All from the end of the last good group to the end of the file; not zeros alone.
-        place: Where the group belongs that the tail begins with.
-        offset: Where the tail begins in the log.
+        tail: All bytes from the end of the last sound group to the end of the file; not only zeros.
+        place: The expected place of the group at the beginning of the tail.
+        offset: The offset of the tail in the log.
     """
     if not _is_header(tail):
         return _torn_header_reason(tail, place, offset)
@@ -322,7 +322,7 @@ def _lost(zeros: list[int], offset: int) -> str:
 
 
 def _may_begin(tail: bytes, place: LogOffset, *, offset: int) -> bool:
-    """Say whether each sector, up to where it turns to zeros, is as a group here must begin, as far as known."""
+    """Return whether each sector, up to its trailing zeros, has the expected bytes of a header here."""
     identity, sequence, chain = place
     known = _KNOWN.pack(MAGIC, VERSION, CHANGES, 0, _address(identity, offset), sequence, chain)
     for begin, piece in _pieces(tail[: len(known) + SECTOR], offset):
@@ -333,7 +333,7 @@ def _may_begin(tail: bytes, place: LogOffset, *, offset: int) -> bool:
 
 
 def _has_group_from(tail: bytes, place: LogOffset, *, offset: int) -> bool:
-    """Say whether a group of this store, with the number of a place or a higher one, stands anywhere in a tail."""
+    """Return whether a tail contains a group of this store at its own offset, with the number of `place` or higher."""
     at = tail.find(MAGIC)
     while at >= 0:
         if _is_header(tail[at : at + HEADER.size]):
@@ -345,7 +345,7 @@ def _has_group_from(tail: bytes, place: LogOffset, *, offset: int) -> bool:
 
 
 def _address(identity: int, offset: int) -> int:
-    """Return what a group of a store has in its header if it stands at `offset`, and no group elsewhere."""
+    """Return the address in the header of a store's group at `offset`; a group at another offset has another."""
     return (identity + offset) & _ADDRESS_MAX
 
 
@@ -356,7 +356,7 @@ def _is_header(data: bytes) -> bool:
 
 
 def _size_at(data: bytes, at: int) -> int:
-    """Return the size of a group by its header; that of a header where none can be read."""
+    """Return the size of a group from its header, or the size of a header if none can be read."""
     if not _is_header(data[at : at + HEADER.size]):
         return HEADER.size
     length: int = HEADER.unpack_from(data, at)[7]
@@ -364,7 +364,7 @@ def _size_at(data: bytes, at: int) -> int:
 
 
 def _pieces(data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Cut data that stands at `offset` where sectors end; each piece with where it begins in the data."""
+    """Split data, which begins at `offset`, at the ends of sectors; yield each piece with its beginning in the data."""
     begin, end = 0, SECTOR - offset % SECTOR
     while begin < len(data):
         yield begin, data[begin:end]
@@ -372,7 +372,7 @@ def _pieces(data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _zero_pieces(data: bytes, offset: int, end: int) -> list[int]:
-    """Return where those begin of the pieces of data that stands at `offset` which begin below `end` and are zeros."""
+    """Return the beginnings of the all-zero pieces of data at `offset`, for pieces that begin below `end`."""
     return [begin for begin, piece in _pieces(data, offset) if begin < end and _is_zeros(piece)]
 
 
@@ -381,7 +381,7 @@ def _is_zeros(data: bytes) -> bool:
 
 
 def _zero_sectors(body: bytes, offset: int) -> int:
-    """Count the whole sectors of zeros in a body that stands at `offset`."""
+    """Count the whole all-zero sectors of a body at `offset`."""
     if len(body) < SECTOR or _ZEROS not in body:
         return 0
     return sum(piece == _ZEROS for _, piece in _pieces(body, offset))

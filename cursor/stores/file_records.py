@@ -1,6 +1,6 @@
-"""What a `FileStore` knows in memory, and the records of its log: how each is written, and what it does when read.
+"""The in-memory index of a `FileStore`, and the records of its log: their bytes and their replay.
 
-The entries stay in the log; the index has of each where it stands, its size and its checksum: 16 bytes.
+The entries stay in the log. The index has the offset, the size and the checksum of each entry: 16 bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BEGIN = struct.Struct("<BQQQ")  # generation, next ledger id, first version
 _CREATE = struct.Struct("<BQI")  # ledger id, size of the owner; the owner in UTF-8
 _APPEND = struct.Struct("<BQII")  # ledger id, size of the entry, its checksum; the entry
-_APPEND_BUT_KIND = struct.Struct("<xQII")  # The same where the kind is known.
+_APPEND_BUT_KIND = struct.Struct("<xQII")  # The same without the kind.
 _FENCE = struct.Struct("<BQ")  # ledger id
 _DELETE = struct.Struct("<BQ")  # ledger id
 _PUT = struct.Struct("<BQII")  # version, size of the path, size of the value; path in UTF-8, value
@@ -30,11 +30,11 @@ _REMOVE = struct.Struct("<BI")  # size of the path; the path in UTF-8
 _BEGIN_KIND, _CREATE_KIND, _APPEND_KIND, _FENCE_KIND, _DELETE_KIND, _PUT_KIND, _REMOVE_KIND = range(1, 8)
 
 APPEND_SIZE = _APPEND.size
-"""What an entry takes in the log beside its own bytes."""
+"""The overhead of an entry in the log, in bytes."""
 
 
 def begin_record(generation: int, next_ledger_id: int, first_version: int) -> bytes:
-    """Return the first record of a log: which it is, and the ids that may be used next."""
+    """Return the first record of a log: its generation, and the next free ids."""
     return _BEGIN.pack(_BEGIN_KIND, generation, next_ledger_id, first_version)
 
 
@@ -44,7 +44,7 @@ def create_record(ledger_id: int, owner: bytes) -> bytes:
 
 
 def append_record(ledger_id: int, size: int, checksum: int) -> bytes:
-    """Return what stands in the log before an entry."""
+    """Return the bytes before an entry in the log."""
     return _APPEND.pack(_APPEND_KIND, ledger_id, size, checksum)
 
 
@@ -72,47 +72,47 @@ def remove_record(path: str) -> bytes:
 
 @final
 class IndexedLedger:
-    """A ledger; its n-th entry is the n-th of each array."""
+    """A ledger; index n of each array belongs to entry n."""
 
     __slots__ = ("checksums", "fenced", "offsets", "owner", "record_size", "sizes")
 
     def __init__(self, owner: str, record_size: int) -> None:
         self.owner = owner
         self.fenced = False
-        self.record_size = record_size  # What its own record takes in the log, without its entries, in bytes.
+        self.record_size = record_size  # The size of its own record in the log, without its entries, in bytes.
         self.offsets = array("Q")
         self.sizes = array("I")
         self.checksums = array("I")
 
     @property
     def live_size(self) -> int:
-        """What its records take in the log, in bytes; O(entries), 1 ms for a million at most."""
-        # Counted when it is asked for, which is when a ledger goes, and not with each entry. And of a copy: an array of
-        # which an interrupted thread still holds a view could not be cut by `keep`.
+        """The size of its records in the log, in bytes; O(entries), at most 1 ms for a million."""
+        # Computed on demand, when a ledger is deleted, not at each append. Computed on a copy: `keep` cannot shorten an
+        # array while an interrupted thread still holds a view of it.
         sizes = np.array(self.sizes)
         return self.record_size + APPEND_SIZE * len(sizes) + int(sizes.sum(dtype=np.uint64))
 
     def keep(self, count: int) -> None:
-        """Forget all entries but the first so many."""
+        """Remove all entries but the first `count`."""
         for column in (self.offsets, self.sizes, self.checksums):
             del column[count:]
 
 
 @final
 class Index:
-    """What the records up to a point have made. O(1) for each, but a deleted ledger's entries are freed."""
+    """The state produced by the records up to a point. Each record costs O(1), plus freeing deleted entries."""
 
     def __init__(self) -> None:
-        self.generation = 0  # None was read yet.
+        self.generation = 0  # 0 until a log is read.
         self.ledgers: dict[int, IndexedLedger] = {}
         self.ids_of: dict[str, set[int]] = {}
         self.values: dict[str, Versioned] = {}
-        self._paths: list[str] | None = None  # Those of the values, sorted; None until they are asked for.
+        self._paths: list[str] | None = None  # The paths of the values, sorted; None until `paths` is called.
         # Above every id ever returned, also of deleted ledgers.
         self.next_ledger_id = 1
-        # Above every version of every deleted value: a value that comes back never matches an old version.
+        # Above every version of every deleted value: a value that is created again never matches an old version.
         self.first_version = 0
-        self.live_size = 0  # What the records that are still needed take in the log, in bytes.
+        self.live_size = 0  # The size of the live records in the log, in bytes.
 
     def ledger(self, ledger_id: int) -> IndexedLedger:
         """Return a ledger; `LedgerNotFoundError` if there is none."""
@@ -128,7 +128,7 @@ class Index:
         self.next_ledger_id = max(self.next_ledger_id, ledger_id + 1)
 
     def insert_ledger(self, ledger_id: int, ledger: IndexedLedger) -> None:
-        """Put a ledger where there is none; `live_size` is the caller's to set."""
+        """Insert a ledger; the caller updates `live_size`."""
         self.ledgers[ledger_id] = ledger
         self.ids_of.setdefault(ledger.owner, set()).add(ledger_id)
 
@@ -139,29 +139,29 @@ class Index:
         self.forget_owner(ledger_id, ledger.owner)
 
     def forget_owner(self, ledger_id: int, owner: str) -> None:
-        """Let a ledger be no longer among its owner's, if it is."""
+        """Remove a ledger from its owner's list; no-op if it is not in it."""
         ids = self.ids_of.get(owner, set())
         ids.discard(ledger_id)
         if not ids:
             self.ids_of.pop(owner, None)
 
     def add_entry(self, ledger: IndexedLedger, offset: int, size: int, checksum: int) -> None:
-        """Add an entry that stands at `offset`."""
+        """Add an entry at an offset."""
         ledger.offsets.append(offset)
         ledger.sizes.append(size)
         ledger.checksums.append(checksum)
         self.live_size += APPEND_SIZE + size
 
     def paths(self) -> list[str]:
-        """Return the paths of the values, sorted; O(n log n) the first time. The list is the index's own."""
+        """Return the paths of the values, sorted; O(n log n) the first time. The caller must not change the list."""
         if self._paths is None:
             self._paths = sorted(self.values)
         return self._paths
 
     def set_value(self, path: str, value: Versioned | None) -> Versioned | None:
-        """Replace a value, or remove it with None, and return the one before.
+        """Replace a value, or remove it with None, and return the previous one.
 
-        Once `paths` was called, a new path moves the pointers to those behind it.
+        Once `paths` was called, a new path costs O(paths) to insert.
         """
         if self._paths is not None:
             _set_member(self._paths, path, is_member=value is not None)
@@ -175,17 +175,17 @@ class Index:
         return before
 
     def replay(self, groups: Iterable[tuple[int, bytes]], *, name: str) -> None:
-        """Do what the records of some groups say.
+        """Apply the records of some groups.
 
         Args:
-            groups: Of each where its body begins in the log, and the body.
-            name: What to call the log in errors.
+            groups: For each group the offset of its body in the log, and the body.
+            name: The name of the log in errors.
 
         Raises:
-            CorruptStateError: They say what cannot be.
+            CorruptStateError: A record is invalid.
         """
         unpack, ledgers = _APPEND_BUT_KIND.unpack_from, self.ledgers
-        entries_size = 0  # What the entries take with their records.
+        entries_size = 0  # The size of the entries with their records.
         for offset, body in groups:
             at, end = 0, len(body)
             entries_size += end
@@ -195,9 +195,9 @@ class Index:
                         begin, at = at, _REPLAYS[body[at]](self, body, at)
                         entries_size -= at - begin
                         continue
-                    # Most records are entries: as in `add_entry`, in a third of the time. A store has so many of them
-                    # that half of what opening it takes is these lines; whole columns at once, found with numpy, took
-                    # no less, as each record says where the next one is.
+                    # Most records are entries, so this repeats `add_entry` in a third of the time. Opening a store
+                    # spends half of its time in these lines. Whole columns with numpy is no faster, because each
+                    # record has to be read to find the next one.
                     ledger_id, size, checksum = unpack(body, at)
                     ledger = ledgers[ledger_id]
                     at += APPEND_SIZE
@@ -213,7 +213,7 @@ class Index:
 
 
 def _set_member(ordered: list[str], name: str, *, is_member: bool) -> None:
-    """Let a name be, or not be, in a list that is sorted."""
+    """Add a name to a sorted list or remove it; no-op if nothing would change."""
     at = bisect_left(ordered, name)
     was_member = at < len(ordered) and ordered[at] == name
     if is_member and not was_member:
@@ -235,7 +235,7 @@ def _replay_create(index: Index, body: bytes, at: int) -> int:
     _, ledger_id, size = _CREATE.unpack_from(body, at)
     begin = at + _CREATE.size
     if ledger_id in index.ledgers:
-        raise ValueError(f"ledger {ledger_id} a second time")
+        raise ValueError(f"ledger {ledger_id} is created twice")
     index.add_ledger(_countable(ledger_id), body[begin : begin + size].decode(), _CREATE.size + size)
     return begin + size
 
@@ -276,7 +276,7 @@ def _replay_remove(index: Index, body: bytes, at: int) -> int:
 
 def _countable(number: int) -> int:
     if number >> 63:
-        raise ValueError(f"{number}, from which there is no counting on")
+        raise ValueError(f"an id or version must be below 2**63, got {number}")
     return number
 
 

@@ -1,13 +1,13 @@
-"""How do calls from many threads share one sync?
+"""Lets calls from many threads share one sync.
 
-A mutating call joins the group that is open. The first of a group to get the group's lock leads it: it waits for the
-store, closes the group, and carries all of it out with one sync. Calls that come meanwhile make the next group. So a
-lone call waits for nobody, and calls that would wait for each other's syncs share one. The others of a group then find
-it over and go, each with its own outcome, without waiting for the store; but what the leader does for the store after
-the sync, such as the compaction of a `FileStore`, they wait for as it does.
+A mutating call joins the open group. The first call of a group to get the group's lock is its leader: it waits for the
+store, closes the group, and executes all of its calls with one sync. Calls that arrive meanwhile form the next group.
+So a single call never waits for others, and concurrent calls share a sync. The other calls of a group return their own
+outcomes without waiting for the store. But if the leader does further work after the sync, such as the compaction of a
+`FileStore`, they wait for that too.
 
-Locks are taken in this order: a group's, the store's own, the one for joining. A leader that is interrupted
-(`KeyboardInterrupt`) lets go of them; unless the group is over by then, the next of it leads it.
+Locks are taken in this order: the group's, the store's, the one for joining. An interrupted leader
+(`KeyboardInterrupt`) releases all of them; unless the group is over by then, its next call becomes the leader.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Call(Generic[_Medium]):
-    """What one caller wants done, and what became of it.
+    """One caller's change, and its outcome.
 
     Attributes:
-        change: Does it to the medium, in any thread, and anew if that one is interrupted.
-        result: What `change` returned.
-        error: Why it was not done; None if it was.
-        is_withdrawn: Its caller was interrupted: it is not to be done any more behind its back.
+        change: Applies the change to the medium. Runs in any thread, and again if that thread is interrupted.
+        result: The result of `change`.
+        error: Why the change was refused; None if it was not.
+        is_withdrawn: The caller was interrupted: the change must not be executed after the caller has returned.
     """
 
     change: Callable[[_Medium], Any]
@@ -45,9 +45,9 @@ class Group(Generic[_Medium]):
     """Calls that share a sync.
 
     Attributes:
-        lock: Held by whoever leads the group.
-        calls: In the order in which they are carried out.
-        is_over: Each call has its outcome, and nobody is to lead the group any more.
+        lock: Held by the leader of the group.
+        calls: In order of execution.
+        is_over: Each call has its outcome, and the group needs no leader any more.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class Group(Generic[_Medium]):
 
 @final
 class GroupCommit(Generic[_Medium]):
-    """The group that is open, and how to join it; thread-safe."""
+    """The open group, and the way to join it; thread-safe."""
 
     def __init__(self) -> None:
-        self._joining = threading.Lock()  # Held for an instant, to join the open group or to close it.
+        self._joining = threading.Lock()  # Held briefly, to join the open group or to close it.
         self._open_group: Group[_Medium] = Group()
 
     def write(self, change: Callable[[_Medium], _Result], lead: Callable[[Group[_Medium]], None]) -> _Result:
-        """Have a change carried out with others, and return what it returned, or raise what it met.
+        """Execute a change together with others, and return its result or raise its error.
 
         Args:
             change: See `Call`.
@@ -88,17 +88,17 @@ class GroupCommit(Generic[_Medium]):
         return result
 
     def closed(self, group: Group[_Medium]) -> list[Call[_Medium]]:
-        """Let nobody join a group any more, and return the calls of it that are to be carried out."""
+        """Close a group to further calls, and return its calls that are to be executed."""
         with self._joining:
             if self._open_group is group:
                 self._open_group = Group()
         calls = [call for call in group.calls if not call.is_withdrawn]
         for call in calls:
-            call.error = None  # What it met under a leader that was interrupted.
+            call.error = None  # The error under an interrupted leader.
         return calls
 
 
 def fail(calls: list[Call[_Medium]], make_error: Callable[[], Exception]) -> None:
-    """Give each call that has no error yet one of its own, because raising an error changes it."""
+    """Give each call without an error its own error instance, because raising an error changes it."""
     for call in calls:
         call.error = call.error or make_error()

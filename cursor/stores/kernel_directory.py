@@ -1,4 +1,4 @@
-"""The directory of a store on a local disk: plain system calls, and a lock that the kernel keeps."""
+"""The directory of a store on a local disk: plain system calls, and a kernel lock."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @final
 class KernelDirectory:
-    """A directory that this process alone has open; see `StoreDirectory`.
+    """A directory that only this process has open; see `StoreDirectory`.
 
     Args:
-        path: The directory. One that is missing is made with its parents, and only its owner may enter it.
-        called: What errors call it, if not by its path.
+        path: The directory. A missing one is created with its parents, and only its owner may enter it.
+        called: The name of the directory in errors; its path by default.
 
     Raises:
-        StoreLockedError: It is open already, in another process or in this one; nothing was changed.
-        OSError: It cannot be made or written.
+        StoreLockedError: It is open already, in this process or another one; nothing was changed.
+        OSError: It cannot be created or written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, called: str = "") -> None:
@@ -66,7 +66,7 @@ class KernelDirectory:
 
     @property
     def free_size(self) -> int:
-        """The bytes that are free on the disk for this user."""
+        """The bytes on the disk that are free for this user."""
         found = os.statvfs(self._path)
         return found.f_bavail * found.f_frsize
 
@@ -83,7 +83,7 @@ class KernelDirectory:
         sync_path(self._path)
 
     def close(self) -> None:
-        """See `StoreDirectory.close`; closing twice does nothing."""
+        """See `StoreDirectory.close`; no-op if closed."""
         self._claim.let_go()
 
     def leave_to_parent(self) -> None:
@@ -111,15 +111,15 @@ class KernelFile:
     @property
     def size(self) -> int:
         """See `StoreFile.size`."""
-        # Not counted here: whoever is interrupted in a write asks what it has written.
-        # And where the descriptor stands is nobody's concern; asking for the size alone takes three times as long.
+        # The kernel is asked each time: an interrupted write needs to find out how much it has written. lseek moves the
+        # descriptor's position, which no call uses; fstat takes three times as long.
         return os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def write(self, offset: int, data: bytes) -> None:
         """See `StoreFile.write`."""
         written, size = os.pwrite(self._descriptor, data, offset), len(data)
         while written < size:
-            # One call takes at most 2 GiB, and what room there is on a disk that is about to be full.
+            # One call writes at most 2 GiB, and less if the disk becomes full.
             written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -127,11 +127,11 @@ class KernelFile:
         try:
             found = os.pread(self._descriptor, size, offset)
         except MemoryError:
-            # What a foreign file says of its size, or its holes, may be beyond any memory.
+            # The size or the holes of a foreign file may exceed any memory.
             raise OSError(errno.ENOMEM, f"no memory for {size} bytes of a file") from None
         if not 0 < len(found) < size:
             return found
-        # One call returns at most 2 GiB, and less if a signal comes in between.
+        # One call returns at most 2 GiB, and less if a signal arrives.
         parts = [found]
         while found and (size := size - len(found)):
             offset += len(found)
@@ -140,7 +140,7 @@ class KernelFile:
         return b"".join(parts)
 
     def next_data(self, offset: int) -> int:
-        """Return where the first bytes from `offset` on are that are in no hole; the size if there are none."""
+        """Return the offset of the first data from `offset` on that is in no hole; the size if there is none."""
         try:
             return os.lseek(self._descriptor, offset, os.SEEK_DATA)
         except OSError as error:
@@ -159,14 +159,14 @@ class KernelFile:
     def settle(self) -> None:
         """See `StoreFile.settle`.
 
-        The pages of a failed sync are clean, so that a later sync leaves them out, and still there to be read. The
-        kernel drops clean pages when it is told that they are not needed, and what it reads again is the disk's.
+        After a failed sync the pages are clean, so that a later sync skips them, but they can still be read. The kernel
+        drops clean pages when advised that they are not needed, and then reads the bytes of the disk.
         """
         self.sync()
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """See `StoreFile.close`; closing twice does nothing."""
+        """See `StoreFile.close`; no-op if closed."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,6 +1,6 @@
-"""Stores in memory for tests, with scripted faults: the n-th write fails, or is the last one.
+"""Stores in memory for tests, with scripted faults: mutation n fails, or is the last one.
 
-A `MemoryDisk` is what survives. To crash, drop the `MemoryStore` and open a new one on the same ``store.disk``.
+A `MemoryDisk` survives a crash. To crash, drop the `MemoryStore` and open a new one on the same ``store.disk``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _Result = TypeVar("_Result")
 
 
 class PowerCutError(StoreError):
-    """The process that held this store is dead, as scripted; only a new store on the same disk goes on."""
+    """The process that held this store is dead, as scripted; only a new store on the same disk is usable."""
 
 
 class FaultKind(Enum):
-    """What happens at a scripted mutation."""
+    """The effect of a fault on the scripted mutation."""
 
     FAIL_BEFORE = "it fails and did not happen; the store survives"
     FAIL_AFTER = "it happened and fails nevertheless; the store survives"
@@ -60,8 +60,8 @@ class Fault:
     """A fault at one mutation of a store.
 
     Attributes:
-        mutation: Which one, as `MemoryStore.mutation_count` counts them: the first is 0.
-        kind: What happens there.
+        mutation: The number of the mutation, as counted by `MemoryStore.mutation_count`: the first is 0.
+        kind: The effect of the fault.
     """
 
     mutation: int
@@ -69,7 +69,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.mutation < 0:
-            raise ValueError(f"mutations count from 0, not from {self.mutation}")
+            raise ValueError(f"mutation must be at least 0, got {self.mutation}")
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Ledger:
 
 @final
 class MemoryDisk:
-    """What survives a crash. It is passed from store to store; nothing in it is for a caller but `_check`."""
+    """The contents that survive a crash. It is passed from store to store; callers use nothing of it but `_check`."""
 
     def __init__(self) -> None:
         # One lock for all stores on the disk: a second owner in a test is a second store.
@@ -94,11 +94,11 @@ class MemoryDisk:
         self.values: dict[str, Versioned] = {}
         # Above every id ever returned, also of deleted ledgers.
         self.next_ledger_id = 1
-        # Above every version of every deleted value: a value that comes back never matches an old version.
+        # Above every version of every deleted value: a value that is created again never matches an old version.
         self.first_version = 0
 
     def make_ledger(self, owner: str) -> int:
-        """Make an empty ledger and return its id."""
+        """Create an empty ledger and return its id."""
         self.ledgers[self.next_ledger_id] = _Ledger(owner)
         self.next_ledger_id += 1
         return self.next_ledger_id - 1
@@ -110,7 +110,7 @@ class MemoryDisk:
         return self.ledgers[ledger_id]
 
     def open_ledger(self, ledger_id: int) -> _Ledger:
-        """Return a ledger that may be appended to; `LedgerFencedError` if it was fenced."""
+        """Return a ledger that accepts appends; `LedgerFencedError` if it was fenced."""
         ledger = self.ledger(ledger_id)
         if ledger.fenced:
             raise LedgerFencedError(f"ledger {ledger_id} was fenced")
@@ -138,12 +138,12 @@ class MemoryStore:
     """A store whose disk is an object, with scripted faults; thread-safe.
 
     Mutations are `create`, `append`, `append_all`, `delete` and `fence` of the ledgers, `put` and `delete` of
-    the metadata. A call that is refused (fenced, not found, other version) is none. Each is O(its own size).
+    the metadata. A refused call (fenced, not found, other version) does not count. Each is O(its own size).
 
     Args:
-        disk: What an earlier store left; a new one by default. Several stores may share one at the same time.
+        disk: The disk of an earlier store; a new one by default. Several stores may share one at the same time.
         faults: At most one for each mutation of this store.
-        metadata_value_bytes_max: How many bytes a metadata value may have to be written or read; 64 MiB by default.
+        metadata_value_bytes_max: The largest metadata value that can be written or read, in bytes; 64 MiB by default.
 
     >>> store = MemoryStore(faults=[Fault(1, FaultKind.CRASH_AFTER)])
     >>> ledger_id = store.ledgers.create("billing")
@@ -167,12 +167,12 @@ class MemoryStore:
 
     @property
     def disk(self) -> MemoryDisk:
-        """What survives this store."""
+        """The disk, which survives this store."""
         return self._session.disk
 
     @property
     def mutation_count(self) -> int:
-        """How many mutations were begun on this store, the failed ones included."""
+        """The number of mutations started on this store, failed ones included."""
         return self._session.mutation_count
 
     @property
@@ -186,18 +186,18 @@ class MemoryStore:
         return self._metadata
 
     def inject(self, fault: Fault) -> None:
-        """Script one more fault, at a mutation that is still to come; one that is scripted there is replaced."""
+        """Script one more fault, at a future mutation; it replaces a fault that is scripted there."""
         if fault.mutation < self.mutation_count:
             raise ValueError(f"mutation {fault.mutation} is over: {self.mutation_count} were begun")
         self._session.faults[fault.mutation] = fault.kind
 
     def forget_faults(self) -> None:
-        """Script nothing any more."""
+        """Remove all scripted faults."""
         self._session.faults.clear()
 
     @property
     def fired_fault_count(self) -> int:
-        """How many scripted faults have happened on this store."""
+        """The number of scripted faults that have occurred on this store."""
         return self._session.fired_fault_count
 
     @property
@@ -207,25 +207,25 @@ class MemoryStore:
 
     @property
     def has_broken_ledgers(self) -> bool:
-        """Whether ledgers cannot be written, as `break_ledgers` says."""
+        """Whether `break_ledgers` is in effect."""
         return self._session.has_broken_ledgers
 
     def break_ledgers(self) -> None:
-        """Fail every `create` and append, which do not happen, until `mend_ledgers`; metadata goes on working."""
+        """Fail every `create` and append, without effect, until `mend_ledgers`; metadata still works."""
         self._session.has_broken_ledgers = True
 
     def mend_ledgers(self) -> None:
-        """Let ledgers be written again."""
+        """End the effect of `break_ledgers`."""
         self._session.has_broken_ledgers = False
 
     def close(self) -> None:
-        """Refuse every later call; closing twice, or after a crash, does nothing."""
+        """Refuse every later call; no-op if closed or crashed."""
         self._session.close()
 
 
 @final
 class _Session:
-    """The life of one store on a disk: what it has done, what it is scripted to do, how it ended."""
+    """The use of a disk by one store: its mutation count, its scripted faults, and how it ended."""
 
     def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
         self.disk = disk
@@ -238,7 +238,7 @@ class _Session:
 
     @contextmanager
     def use(self) -> Iterator[MemoryDisk]:
-        """Hold the disk while a call lasts, unless this session is over."""
+        """Hold the disk for a call, unless this session is over."""
         with self.disk.lock:
             if self._end is not None:
                 error, reason = self._end
@@ -256,7 +256,7 @@ class _Session:
             raise StoreError("no ledger can be written, as scripted")
 
     def mutate(self, change: Callable[[], _Result]) -> _Result:
-        """Do a change that nothing speaks against, or what is scripted for it. The disk is held."""
+        """Make a valid change, or cause the fault that is scripted for it. The caller holds the disk."""
         number = self.mutation_count
         self.mutation_count += 1
         kind = self.faults.get(number)
@@ -271,7 +271,7 @@ class _Session:
         raise error(reason)
 
     def close(self) -> None:
-        """End the session, unless it has ended worse."""
+        """End the session, unless a crash or a failed sync has ended it."""
         with self.disk.lock:
             if self._end is None:
                 self._end = (StoreError, "the store is closed")
@@ -305,7 +305,7 @@ class _MemoryLedgers:
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
         if not 0 <= first <= end:
-            raise ValueError(f"no range of entries: {first} to {end}")
+            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         with self._session.use() as disk:
             entries = disk.ledger(ledger_id).entries
             if first < end and end > len(entries):

@@ -1,11 +1,11 @@
-"""Opens the files of a store: plain files only, never what a link leads to, and never by waiting.
+"""Opens the files of a store: plain files only, without following links, and without blocking.
 
 A link in a store's directory could lead anywhere, and its target would be read, locked or truncated. A named pipe
-would keep the caller waiting for ever, and a device has no end. A second name of a file (a hard link) would have its
-bytes changed, so a file with one is only read.
+would block the caller for ever, and a device has no end. Writing a file with a second name (a hard link) would change
+the file under that name too, so such a file is only read.
 
-Only the owner may read a new store: the directory has mode 0700 and each file 0600. The modes of what is
-there already are left alone. `SECURITY.md` says what all this protects against.
+Only the owner may read a new store: the directory has mode 0700 and each file 0600. The modes of existing files are
+left alone. `SECURITY.md` states the threats that this protects against.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def open_file(path: Path, flags: int) -> int:
     """Open a plain file and return its descriptor, or create a file that only its owner may read.
 
     Args:
-        path: Of the file; directories on the way to it may be links.
-        flags: As `os.open` takes them. A file that is written must have no second name.
+        path: The path of the file; directories above it may be links.
+        flags: The flags of `os.open`. A file that is opened for writing must have no second name.
 
     Raises:
-        StoreError: It is something else than a plain file, or is to be written and has a second name.
-        OSError: It cannot be opened, or is missing.
+        StoreError: The path is not a plain file, or is opened for writing and has a second name.
+        OSError: The file cannot be opened, or is missing.
     """
-    # Looked at first, because opening a device can have an effect already; and again, because it may be another by now.
+    # Checked before opening, because opening a device can have an effect; checked again, since it may be replaced.
     check_plain_files([path])
     quick = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     descriptor = os.open(path, flags | quick, FILE_MODE)
@@ -58,7 +58,7 @@ def open_file(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise
     if flags & os.O_EXCL and stat.S_IMODE(found.st_mode) != FILE_MODE:
-        # An unusual umask; a file system without modes refuses.
+        # An unusual umask needs this; a file system without modes refuses it.
         with suppress(OSError):
             os.fchmod(descriptor, FILE_MODE)
     return descriptor
@@ -76,7 +76,7 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def create_empty(path: Path) -> None:
-    """Create an empty file in the place of whatever had the name before, which is removed and never followed.
+    """Create an empty file. An existing entry of that name is removed, never followed.
 
     Raises:
         OSError: It cannot be created, or a directory has the name.
@@ -86,12 +86,12 @@ def create_empty(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a missing directory that only its owner may enter, and the missing ones above it with the usual modes.
+    """Create a missing directory that only its owner may enter, and its missing parents with the usual modes.
 
     An existing entry is left alone, even if it is no directory.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     try:
         path.mkdir(_DIRECTORY_MODE, parents=True)
@@ -103,12 +103,12 @@ def make_directory(path: Path) -> None:
 
 
 def check_plain_files(paths: Iterable[Path]) -> None:
-    """Make sure that whatever has some names is a plain file; open nothing, and follow no link.
+    """Check that all existing entries at some paths are plain files; open nothing, and follow no link.
 
-    What cannot be looked at is left to whoever opens it: it may be missing.
+    An entry that cannot be examined is skipped, since it may be missing: opening it reports the error.
 
     Raises:
-        StoreError: One is something else.
+        StoreError: One is not a plain file.
     """
     for path in paths:
         with suppress(OSError):
@@ -116,10 +116,10 @@ def check_plain_files(paths: Iterable[Path]) -> None:
 
 
 def check_files_to_write(paths: Iterable[Path]) -> None:
-    """Make sure, like `check_plain_files`, that files can be written without changing those in another place.
+    """Check, like `check_plain_files`, that writing some files cannot change a file in another place.
 
     Raises:
-        StoreError: One is no plain file, or has a second name.
+        StoreError: One is not a plain file, or has a second name.
     """
     for path in paths:
         with suppress(OSError):

@@ -1,12 +1,12 @@
-"""The embedded default: one SQLite database in a directory of its own, open in one process at a time.
+"""The embedded default store: one SQLite database in its own directory, open in one process at a time.
 
-A mutating call is one transaction and one sync (WAL, ``synchronous=FULL``); calls of other threads that come while it
-lasts share the next (`ackstate.cursor.stores.sqlite_connection`). What the directory holds, and what opening it checks,
-stands in `ackstate.cursor.stores.sqlite_database`.
+Each mutating call is one transaction and one sync (WAL, ``synchronous=FULL``); calls of other threads that arrive
+meanwhile share the next transaction (`ackstate.cursor.stores.sqlite_connection`).
+`ackstate.cursor.stores.sqlite_database` describes the files of the directory and the checks of an opening.
 
-Entries live in a rowid table. Measured against ``WITHOUT ROWID`` at a page of 4 KiB: 1 KB entries take 1.4
-times their size and not 4.6 times, and appending 100 KB takes 0.37 ms and not 0.58 ms. Each ledger counts its
-entries besides, so that one lost through damage is noticed.
+Entries are in a rowid table. Measured against ``WITHOUT ROWID`` with pages of 4 KiB: 1 KB entries take 1.4 times
+their size instead of 4.6 times, and appending 100 KB takes 0.37 ms instead of 0.58 ms. Each ledger also counts its
+entries, so that an entry lost through damage is noticed.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.stores.temporary_copy import TemporaryCopy
 
-# Found through the index, and named by the rows themselves: so a damaged index never passes one entry off as another.
+# The rows are found through the index, but named by their own columns: so a damaged index cannot confuse two entries.
 _READ = (
     "SELECT found.ledger_id, found.entry_id, found.data"
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
     " WHERE sought.ledger_id = ? AND sought.entry_id >= ? AND sought.entry_id < ? ORDER BY sought.entry_id"
 )
-# For the same reason: who asks for its ledgers deletes some of them. A row that is not there has no owner.
+# The same precaution: callers delete some of the returned ledgers. A missing row has no owner.
 _OWNED = (
     "SELECT found.owner, sought.id FROM ledgers AS sought LEFT JOIN ledgers AS found ON found.id = sought.id"
     " WHERE sought.owner = ? ORDER BY sought.id"
 )
-# Data that is too large is not even read.
+# Data above the limit is not even read.
 _GET = "SELECT CASE WHEN length(data) <= ? THEN data END, version, length(data) FROM metadata WHERE path = ?"
-# And again: what a damaged index names may be a row of another ledger.
+# The same precaution: a damaged index may lead to a row of another ledger.
 _DELETE = (
     "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
@@ -63,30 +63,30 @@ _DELETE = (
 
 @final
 class SqliteStore:
-    """A store in a directory on a local disk; thread-safe, but not to be carried over a fork.
+    """A store in a directory on a local disk; thread-safe, but not usable across a fork.
 
-    Appending is O(size of the entries) and O(log n) in what the store holds. The space of deleted ledgers is
-    used again, not given back to the file system.
+    Appending is O(size of the entries) and O(log n) in the size of the store. The space of deleted ledgers is reused,
+    not returned to the file system.
 
-    A child that is forked while a store is open has no part in it: there every call but `close` is refused, and as long
-    as it lives it cannot open that store again, since SQLite takes the locks of the parent for its own.
+    A child that is forked while a store is open cannot use it: every call but `close` is refused there. The child can
+    never open that store again either, since SQLite mistakes the locks of the parent for its own.
 
-    Opening a store of format version 1 seals its rows, once: that takes free room for as much again as the store has,
-    on its disk and in the directory for temporary files, while it lasts.
+    Opening a store of format version 1 adds checksums to its rows, once: meanwhile this takes as much free room as the
+    store has, both on its disk and in the directory for temporary files.
 
     Args:
-        path: The directory. One that is missing is made, an empty one becomes a store.
-        check_pages: Whether to look for damaged pages now, which reads the whole database: 0.1 to 0.4 s for 100 MB,
-            0.1 s more when none of it is in the kernel's cache. If not, they are found when they are read; what is
-            written beside damage meanwhile, by whichever cursor, may not be readable.
-        metadata_value_bytes_max: How many bytes a metadata value may have to be written or read; 64 MiB by default.
+        path: The directory. A missing one is created, an empty one becomes a store.
+        check_pages: Whether to check all pages for damage now, which reads the whole database: 0.1 to 0.4 s for 100 MB,
+        0.1 s more if none of it is in the kernel's cache. Without the check, a damaged page is reported when it is
+        read; data written next to the damage in the meantime, by any cursor, may not be readable.
+        metadata_value_bytes_max: The largest metadata value that can be written or read, in bytes; 64 MiB by default.
 
     Raises:
-        StoreLockedError: It is open already, in another process or in this one.
-        StoreFullError: There is no room to make it or to finish what a crash left; try again when there is.
-        StoreError: It is a file, holds something else, or may not be written; nothing in it was changed.
-        CorruptStateError: It holds damaged bytes or a database that is not ours, or has lost its database.
-        UnsupportedVersionError: A newer release wrote it; nothing was changed.
+        StoreLockedError: The store is open already, in this process or another one.
+        StoreFullError: The disk has no room to create the store or to complete its recovery; retry when it has.
+        StoreError: The path is a file, holds something else, or is not writable; nothing in it was changed.
+        CorruptStateError: The store holds damaged bytes or a foreign database, or has lost its database.
+        UnsupportedVersionError: A newer release wrote the store; nothing was changed.
     """
 
     def __init__(
@@ -105,23 +105,23 @@ class SqliteStore:
     def open_copy(
         cls, path: str | os.PathLike[str], *, check_pages: bool = True, copy_bytes_max: int = COPY_BYTES_MAX
     ) -> SqliteStore:
-        """Copy a store that nobody has open, and open the copy: a look at the store that changes no byte of it.
+        """Copy a closed store and open the copy: an inspection that changes no byte of the store.
 
-        The copy is complete, with what a crash left in the log, and may be written: a repair can be tried on it. It
-        lies in the directory for temporary files, which needs room for it, and is removed when it is closed. Once this
-        returns, the store itself may be opened again. Errors in what was copied name the copy.
+        The copy is complete, including the bytes that a crash left in the log, and is writable: you can try a repair on
+        it. It lies in the directory for temporary files, which needs room for it, and is removed when it is closed.
+        Once this returns, the store itself may be opened again. Errors in the copied files name the copy.
 
         Args:
             path: The store's directory; it need not be writable.
-            check_pages: As above.
-            copy_bytes_max: How many bytes its files may have together; 4 GiB by default.
+            check_pages: See the constructor.
+            copy_bytes_max: The largest total size of the store's files, in bytes; 4 GiB by default.
 
         Raises:
-            StoreLockedError: It is open, in another process or in this one.
+            StoreLockedError: The store is open, in this process or another one.
             StoreFullError: There is no room for the copy.
-            StoreError: There is no store at the path, it may not be read, or its files have too many bytes.
-            CorruptStateError: It holds damaged bytes or a database that is not ours, or has lost its database.
-            UnsupportedVersionError: A newer release wrote it.
+            StoreError: There is no store at the path, it is not readable, or its files are too large.
+            CorruptStateError: The store holds damaged bytes or a foreign database, or has lost its database.
+            UnsupportedVersionError: A newer release wrote the store.
         """
         copy = copy_database(Path(path), bytes_max=copy_bytes_max)
         try:
@@ -143,7 +143,7 @@ class SqliteStore:
         return self._metadata
 
     def close(self) -> None:
-        """Fold the log into the database as far as there is room, and unlock; closing twice does nothing."""
+        """Copy the log to the database as far as there is room, and unlock; no-op if closed."""
         self._database.close()
         if self._copy is not None:
             self._copy.cleanup()
@@ -172,7 +172,7 @@ class _SqliteLedgers:
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
-        # Through a memoryview, because bytes() would take an int for a size.
+        # Through a memoryview, because bytes(5) is five zeros.
         batch = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
         seal = self._database.seal
 
@@ -195,7 +195,7 @@ class _SqliteLedgers:
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
         if not 0 <= first <= end:
-            raise ValueError(f"no range of entries: {first} to {end}")
+            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         with self._database.reading() as connection:
             count, _ = self._count_and_fence(connection, ledger_id)
             if first == end:
@@ -256,14 +256,14 @@ class _SqliteLedgers:
         return data
 
     def _open_end(self, connection: sqlite3.Connection, ledger_id: int) -> int:
-        """Return the next entry id of a ledger that may be written."""
+        """Return the next entry id of a ledger that accepts appends."""
         count, fenced = self._count_and_fence(connection, ledger_id)
         if fenced:
             raise LedgerFencedError(f"ledger {ledger_id} was fenced")
         return count
 
     def _count_and_fence(self, connection: sqlite3.Connection, ledger_id: int) -> tuple[int, int]:
-        """Return how many entries a ledger has, and whether it is fenced (1 or 0)."""
+        """Return the number of entries of a ledger, and whether it is fenced (1 or 0)."""
         row = None
         if _is_sqlite_integer(ledger_id):
             row = connection.execute(
@@ -275,7 +275,7 @@ class _SqliteLedgers:
         if row is None:
             raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
         count, fenced, last = row
-        # Told twice, so that entries lost or gained through damage are noticed; which may also make a text of a number.
+        # The count is stored twice, so that a lost or extra entry is noticed. Damage can also turn a number into text.
         if not isinstance(last, int) or count != last + 1 or fenced not in {0, 1}:
             raise self._database.damage(f"ledger {ledger_id} with {count!r} entries, the last one {last!r}")
         return count, fenced
@@ -332,7 +332,7 @@ class _SqliteMetadata:
         """See `MetadataStore.children`."""
         prefix = children_prefix(path)
         with self._database.reading() as connection:
-            # A zero comes right after the slash: the range holds what begins with the prefix, and no more.
+            # The character after the slash is a zero: the range holds exactly the paths that begin with the prefix.
             query = "SELECT path FROM metadata WHERE path > ? AND path < ?"
             rows = connection.execute(query, (prefix, f"{prefix[:-1]}0")).fetchall()
             paths = [self._database.text(value_path) for (value_path,) in rows]
@@ -352,7 +352,7 @@ class _SqliteMetadata:
         return Versioned(data, version)
 
     def _expect(self, connection: sqlite3.Connection, path: str, version: int) -> None:
-        """Refuse a value that is not at a version, or not `ABSENT`; its data may be damaged."""
+        """Refuse a value that is at another version, or exists if `ABSENT` is expected; its data may be damaged."""
         row = connection.execute("SELECT version FROM metadata WHERE path = ?", (path,)).fetchone()
         found = ABSENT if row is None else self._database.integer(row[0])
         if found != version:

@@ -1,10 +1,10 @@
-"""How do calls from many threads share one connection, and one sync?
+"""Lets calls from many threads share one connection and one sync.
 
-Calls that come together make a group (`ackstate.cursor.stores.group_commit`), which is one transaction with a savepoint
-for each call, so that a call that is refused undoes itself only.
+Concurrent calls form a group (`ackstate.cursor.stores.group_commit`), which is one transaction with a savepoint for
+each call, so that a refused call undoes only its own changes.
 
-For a savepoint SQLite keeps a copy of each page that the call changes, beyond 64 KiB in the directory for temporary
-files; no room there counts as a full disk.
+For a savepoint, SQLite copies each page that the call changes, beyond 64 KiB into the directory for temporary files;
+no room there counts as a full disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# The codes that our fixed statements meet on a damaged file only.
+# The errors that our fixed statements can meet only in a damaged file.
 _DAMAGE = frozenset(
     {
         sqlite3.SQLITE_ERROR,
@@ -42,7 +42,7 @@ _DAMAGE = frozenset(
     }
 )
 
-# On a damaged file SQLite may complain in a text that is no UTF-8, and Python then about that.
+# The error message for a damaged file may be invalid UTF-8, which Python reports as a UnicodeDecodeError.
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 _INHERITED: set[Path] = set()  # Directories of stores that were open when this process was forked.
@@ -50,19 +50,19 @@ _INHERITED: set[Path] = set()  # Directories of stores that were open when this 
 
 @final
 class SqliteConnection:
-    """The only connection to a store's database, and whether it may still be used; thread-safe.
+    """The only connection to a store's database, which refuses calls after a failure; thread-safe.
 
     Attributes:
-        seal: Of the rows of this store.
+        seal: Seals and checks the rows of this store.
     """
 
     def __init__(self, directory: Path, *, check_pages: bool) -> None:
         self._directory = directory
-        self._lock = threading.Lock()  # Held by whoever uses the connection.
+        self._lock = threading.Lock()  # Held during each use of the connection.
         self._groups: GroupCommit[sqlite3.Connection] = GroupCommit()
-        self._is_ours = True  # Not in a forked child.
-        self._is_closed = False  # And nothing is left that a forked child could harm.
-        self._refusal = ""  # Why nothing may be done any more; empty while all is well.
+        self._is_ours = True  # False in a forked child.
+        self._is_closed = False  # Once closed, nothing is left that a forked child could harm.
+        self._refusal = ""  # Why every call is refused; empty while the store is usable.
         try:
             self._claim, self._connection = open_database(directory, check_pages=check_pages)
         except _ERRORS as error:
@@ -76,7 +76,7 @@ class SqliteConnection:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection for some queries, which see one state."""
+        """Hold the connection for some queries, which all see one state."""
         with self._lock:
             self._roll_back()
             if self._refusal:
@@ -87,19 +87,19 @@ class SqliteConnection:
                 raise self._in_our_words(error) from error
 
     def write(self, change: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Carry out a change, sync, and return what it returned; nothing of it is left if it raises.
+        """Execute a change, sync, and return its result; a change that raises leaves no trace.
 
         Args:
-            change: Is called in any thread, and anew if that one is interrupted.
+            change: Called in any thread, and again if that thread is interrupted.
         """
         return self._groups.write(change, self._lead)
 
     def close(self) -> None:
-        """Let go of the connection first and of the lock last."""
+        """Close the connection first and the lock last."""
         with self._lock:
             self._refusal = self._refusal or f"{self._directory}: the store is closed"
             if self._is_ours:
-                # What does not fit on a full disk stays in the log for the next opening.
+                # On a full disk, the rest of the log is left for the next opening.
                 with suppress(sqlite3.Error):
                     self._connection.close()
             self._is_closed = True
@@ -111,32 +111,32 @@ class SqliteConnection:
         self._claim.leave_to_parent()
         if self._is_closed:
             return
-        # SQLite would close the connection with the interpreter, and then copy the log to the database and remove it,
-        # while the parent goes on writing to it. An object with one reference too many is never closed.
+        # At exit, SQLite would close the connection, copy the log to the database and remove it, while the parent still
+        # writes to it. An object with one extra reference is never closed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._is_ours = False
         self._refusal = f"{self._directory}: the store was open when this process was forked; its parent has it"
         _INHERITED.add(self._directory.absolute())
 
     def damage(self, found: str) -> CorruptStateError:
-        """Return the error for a database that says what it cannot say."""
+        """Return the error for a database with impossible contents."""
         database = str(self._directory / DATABASE)
         return CorruptStateError(database, offset=0, expected="sound pages", found=found)
 
     def integer(self, value: object) -> int:
-        """Return what a column holds if it is an integer; damage can make it anything."""
+        """Return the value of a column if it is an integer; damage can change its type."""
         if not isinstance(value, int):
             raise self.damage(f"{value!r} where a number belongs")
         return value
 
     def blob(self, value: object) -> bytes:
-        """Return what a column holds if it is bytes."""
+        """Return the value of a column if it is bytes."""
         if not isinstance(value, bytes):
             raise self.damage(f"{value!r} where bytes belong")
         return value
 
     def text(self, value: object) -> str:
-        """Return what a column holds if it is text."""
+        """Return the value of a column if it is text."""
         if not isinstance(value, str):
             raise self.damage(f"{value!r} where text belongs")
         return value
@@ -147,7 +147,7 @@ class SqliteConnection:
             return self.blob(row and row[0])
 
     def _lead(self, group: Group[sqlite3.Connection]) -> None:
-        """Close a group and give each of its calls an outcome. The group's lock is held."""
+        """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
             calls = self._groups.closed(group)
             self._roll_back()
@@ -158,7 +158,7 @@ class SqliteConnection:
             group.is_over = True
 
     def _commit(self, group: Group[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
-        """Carry out calls in one transaction."""
+        """Execute calls in one transaction."""
         is_committing = False
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -171,14 +171,14 @@ class SqliteConnection:
         except sqlite3.Error as error:
             self._undo(calls, error, is_committing=is_committing)
         except BaseException:
-            # This thread was interrupted. If all is committed, the others go; otherwise the next of them starts over.
+            # This thread was interrupted. Unless the transaction was committed, the group's next call leads.
             group.is_over = is_committing and not self._connection.in_transaction
             raise
 
     def _carry_out(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
-        """Do what one call wants, or undo it and note why it is refused."""
+        """Execute one call, or undo it and record why it is refused."""
         if is_alone:
-            # A savepoint would cost a copy of each page that is changed: to delete a ledger, half of its size.
+            # A savepoint would copy each page that is changed: half of a ledger's size, to delete it.
             self._try(call, undo="ROLLBACK")
         else:
             self._connection.execute("SAVEPOINT call")
@@ -195,18 +195,18 @@ class SqliteConnection:
             self._connection.execute(undo)
 
     def _ends_group(self, error: Exception) -> bool:
-        # Short of memory, SQLite may have rolled back everything.
+        # When memory is short, SQLite may have rolled back the whole transaction.
         if not self._connection.in_transaction:
             return True
-        # A call that meets a damaged page is undone by itself: one cursor's damage is not the others'.
+        # A call that meets a damaged page is undone alone: the damage concerns one cursor, not the others.
         survived = sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CORRUPT
         return isinstance(error, sqlite3.Error) and _primary_code(error) not in survived
 
     def _undo(self, calls: list[Call[sqlite3.Connection]], error: sqlite3.Error, *, is_committing: bool) -> None:
-        """Undo a group, and tell the calls that do not know it yet.
+        """Undo a group, and give an error to each call that has no outcome yet.
 
-        What was met in one call, such as damage, is told to that one; the others learn that the store is not to be
-        used any more. A full disk and a failed commit are everybody's.
+        An error that only one call met, such as damage, is that call's outcome; for the other calls the store has
+        become unusable. A full disk or a failed commit is the outcome of every call.
         """
         is_full = _primary_code(error) == sqlite3.SQLITE_FULL
         if is_full:
@@ -219,7 +219,7 @@ class SqliteConnection:
             fail(calls, lambda: StoreError(self._refusal))
 
     def _roll_back(self) -> None:
-        """Undo the transaction that was begun last, by this thread or by one that was interrupted."""
+        """Roll back the open transaction, which this thread began or an interrupted one."""
         try:
             if not self._refusal and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -227,7 +227,7 @@ class SqliteConnection:
             self._distrust(error)
 
     def _distrust(self, error: sqlite3.Error) -> None:
-        # The cached pages may differ from those on the disk now; opening anew reads and syncs them again.
+        # The cached pages may now differ from those on the disk; a new opening reads and syncs them.
         self._refusal = f"{self._directory}: a write failed ({error}); close the store and open it again"
 
     def _in_our_words(self, error: sqlite3.Error | UnicodeDecodeError) -> AckStateError:
@@ -245,6 +245,6 @@ class SqliteConnection:
 
 
 def _primary_code(error: sqlite3.Error | UnicodeDecodeError) -> int:
-    # Without a code it is not SQLite that complains but Python, about a text that is no UTF-8.
+    # An error without a code is not SQLite's but Python's, about text that is invalid UTF-8.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF

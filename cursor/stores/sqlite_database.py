@@ -1,27 +1,26 @@
-"""How is an SQLite database opened so that it is ours alone, whole, and on the disk?
+"""Opens an SQLite database so that it is locked, undamaged, and on the disk.
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
-the other), ``MADE`` (`ackstate.cursor.stores.sqlite_mark`), and ``LOCK``, which names the process that has it open.
-``LOCK`` stays; the kernel lets go of the lock on it when the process ends, however it ends.
+the other), ``MADE`` (`ackstate.cursor.stores.sqlite_mark`), and ``LOCK``, which contains the id of the process that has
+it open. ``LOCK`` stays; the kernel releases the lock on it when the process ends, for whatever reason.
 
-``LOCK`` may be removed. SQLite's own locks do not stand against that: they are the process's, and fall when it closes
-any descriptor of the file. So before the database is first opened the directory is locked itself, too.
+``LOCK`` can be removed. SQLite's own locks do not help then: they belong to the process, and are released when it
+closes any descriptor of the file. So the directory itself is locked too, before the database is first opened.
 
-SQLite opens its files by their names. It follows no link to a log, but one to a database, and it would wait for a named
-pipe; so the names are checked first (`ackstate.cursor.stores.plain_files`).
+SQLite opens its files by name. It would follow a link to a database, though not to a log, and a named pipe would
+block it. So the names are checked first (`ackstate.cursor.stores.plain_files`).
 
-The log is synced, read from the disk and not from the kernel's cache, which after a failed sync shows what the disk has
-not, and checked before SQLite sees it (`ackstate.cursor.stores.sqlite_log`). Opening copies all of it into the database
-and syncs it. So what a killed process wrote and never synced is on the disk before a caller can read it. The price: a
-store that was not closed does not open on a full disk.
+Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.cursor.stores.sqlite_log`).
+It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
+into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them. The
+price: a store that was not closed cannot be opened on a full disk.
 
-Opening checks the header, the schema and, unless told not to, every page: SQLite's ``PRAGMA integrity_check`` walks all
-trees and free pages and finds those that are no pages of their tree, cells that overlap, keys out of order, pages used
-twice or never, and rows that their index lacks: what is written beside a damaged key of an index might never be read
-again, whoever wrote it. Bytes that changed within a row are found when it is read
-(`ackstate.cursor.stores.sqlite_seal`). A store of 100 MB takes 0.1 s (entries of 20 kB) to 0.4 s (of 150 bytes), and
-0.1 s more when none of it is in the kernel's cache; it would be 1.3 to 2.3 s if the file were not read from front to
-back first. Without the check, damaged pages are found when they are read.
+Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
+and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
+rows that are missing from an index: a row written next to a damaged key might never be found again. Bytes that changed
+within a row are noticed when it is read (`ackstate.cursor.stores.sqlite_seal`). The check of a 100 MB store takes 0.1 s
+(entries of 20 kB) to 0.4 s (of 150 bytes), and 0.1 s more if none of it is in the kernel's cache; it would take 1.3 to
+2.3 s if the file were not read from front to back first. Without the check, a damaged page is noticed when it is read.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ if TYPE_CHECKING:
 DATABASE = "ackstate.sqlite3"
 """The name of the database in a store's directory."""
 _UNFINISHED = "ackstate.sqlite3.new"
-# What a crash while a store is made can leave behind, beside LOCK.
+# The files, in addition to LOCK, that a crash during the creation of a store can leave behind.
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
-# What stands beside a database and belongs to it. An index of the log, "-shm", only repeats what the log says.
+# The files next to a database that belong to it. The index of the log, "-shm", only repeats the log.
 _LOGS = ("-journal", "-wal")
 # Files that opening a store reads or writes in place; all its other files are removed or replaced.
 _OPENED = frozenset({LOCK, MADE, *(f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))})
@@ -82,43 +81,43 @@ _APPLICATION_ID_OFFSET = 68
 _APPLICATION_ID = int.from_bytes(b"acks", "big")
 _FORMAT_VERSION = 2
 _DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
-_UNSEALED_VERSION = 1  # Without checksums of rows; sealed when it is opened.
+_UNSEALED_VERSION = 1  # Without checksums of rows; they are added when the store is opened.
 
 _PRAGMAS = (
-    # First: nothing that a foreign schema names may have an effect before the schema was found to be ours.
+    # First: a foreign schema must have no effect before the schema is checked.
     "trusted_schema = OFF",
     "cell_size_check = ON",
-    # Exclusive also keeps the index of the log out of a shared file, which a full disk could tear away.
+    # Exclusive also avoids a shared file for the index of the log, which a full disk could truncate.
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = FULL",
-    # Some distributions overwrite deleted pages with zeros, which doubles the price of a delete.
+    # Some distributions overwrite deleted pages with zeros, which doubles the cost of a delete.
     "secure_delete = OFF",
-    # A log blown up by one huge transaction is cut back to this many bytes.
+    # A log that one huge transaction has enlarged is truncated to this many bytes.
     f"journal_size_limit = {8 << 20}",
     "wal_checkpoint(TRUNCATE)",
 )
 
-# What the check says of a page that cannot be read, which is no damage.
+# The finding of the check for a page that cannot be read, which is no damage.
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 
 
 def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, sqlite3.Connection]:
-    """Lock a directory, make its database if there is none, check it, and connect.
+    """Lock a directory, create its database if there is none, check it, and connect.
 
     Returns:
-        What holds the locks until it is let go of, and the connection.
+        The claim, which holds the locks until it is released, and the connection.
 
     Raises:
         AckStateError: See `ackstate.cursor.stores.sqlite.SqliteStore`.
-        sqlite3.Error: See above; to be put in our words.
+        sqlite3.Error: For the same reasons; the caller translates it.
     """
     with system_errors_in_our_words(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
         claim = DirectoryClaim(directory)
         try:
-            # Before LOCK is made: what is not ours is left as it is.
+            # Before LOCK is created: a foreign directory is left unchanged.
             if database.exists():
                 _check_header(database)
             claim.take_lock()
@@ -129,9 +128,9 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
 
 
 def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
-    """Copy a store that nobody has open to a new temporary directory, and leave it as it is to the last byte.
+    """Copy a closed store to a new temporary directory without changing a byte of it.
 
-    It can be copied, but not opened, while it is being copied. Its files may have `bytes_max` bytes together.
+    Meanwhile others can copy the store, but not open it. Its files may have `bytes_max` bytes in total.
 
     Raises:
         AckStateError: See `ackstate.cursor.stores.sqlite.SqliteStore.open_copy`.
@@ -156,7 +155,7 @@ def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
 
 
 def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
-    """Make a database if there is none, and connect; the header of one that there is was found good."""
+    """Connect, after creating the database if there is none; the header of an existing one was checked."""
     database = directory / DATABASE
     if database.exists():
         log = directory / f"{DATABASE}-wal"
@@ -166,7 +165,7 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
     else:
         _check_not_lost(directory)
         _create(directory)
-    # Each time, because whoever made the database may have died between the rename and this.
+    # Each time, because the process that created the database may have died between the rename and this.
     sync_path(directory)
     if not is_marked(directory):
         make_mark(directory)
@@ -176,30 +175,30 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
 
 
 def _check_not_lost(directory: Path) -> None:
-    """Refuse a directory without a database in which a store was made."""
+    """Refuse a directory in which a store was created and whose database is missing."""
     if is_marked(directory):
         database = str(directory / DATABASE)
         raise CorruptStateError(database, offset=0, expected="the database of a store that was made", found="none")
 
 
 def _settle(log: Path) -> None:
-    """Have a log, if there is one, read as the disk has it.
+    """Settle the log, if there is one, so that it is read as it is on the disk.
 
-    Or SQLite would copy a transaction to the database that is not in the log on the disk, and a power cut in between
-    would leave a part of it there for good.
+    Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
+    during the copy would leave a permanent part of it there.
     """
     with suppress(FileNotFoundError), closing(KernelFile(open_file(log, os.O_RDONLY))) as file:
         file.settle()
 
 
 def _prepare(directory: Path) -> None:
-    """Make a missing directory, and refuse one that holds something else before anything in it is touched."""
+    """Create a missing directory, and refuse one with foreign files before anything in it is touched."""
     make_directory(directory)
     check_files_to_write(directory / name for name in _OPENED)
     names = {path.name for path in directory.iterdir()}
     if DATABASE in names:
-        # Its header waits for the lock: closing the file would drop the locks that SQLite holds on it elsewhere in this
-        # process.
+        # Its header is checked under the lock: closing the file here would release the locks that SQLite holds on it
+        # elsewhere in this process.
         return
     if MADE in names and (names <= STORE_FILES or bears_our_mark(directory)):
         _check_not_lost(directory)
@@ -209,7 +208,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _check_header(database: Path) -> None:
-    """Refuse a file that is not ours, or newer, before SQLite touches it."""
+    """Refuse a file that is foreign, or newer, before SQLite touches it."""
     header = read_start(database, _HEADER_SIZE)
     name = str(database)
     if len(header) < _HEADER_SIZE:
@@ -236,8 +235,8 @@ def _check_header(database: Path) -> None:
 
 
 def _create(directory: Path) -> None:
-    """Build an empty database under another name and rename it, so that a crash leaves all of it or none."""
-    # LOCK first: what a crash leaves counts as ours only beside it.
+    """Create an empty database under a temporary name and rename it, so that a crash leaves all of it or none."""
+    # LOCK first: the files that a crash leaves are recognised as ours only if LOCK is there.
     sync_path(directory)
     sync_names_above(directory)
     for name in _LEFTOVERS:
@@ -246,7 +245,7 @@ def _create(directory: Path) -> None:
     # SQLite gives its logs the mode of the database.
     create_empty(unfinished)
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
-        # Synced as a whole below. Built with a rollback journal, so that the ids are in the file's header.
+        # Synced as a whole below. Created with a rollback journal, so that the ids are in the file's header.
         for statement in (
             "PRAGMA synchronous = OFF",
             "BEGIN",
@@ -264,7 +263,7 @@ def _create(directory: Path) -> None:
 
 
 def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
-    """Open a database whose header was found good; it is not made anew if it has gone meanwhile."""
+    """Open a database whose header was checked; do not create it if it was removed in the meantime."""
     uri = f"{database.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
     try:
@@ -284,9 +283,9 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
 
 
 def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
-    """Return the format version; refuse a database that was cut or has other tables.
+    """Return the format version; refuse a database that was truncated or has other tables.
 
-    Its log is empty, so its size is what it says.
+    Its log is empty, so the file must have the size that its header states.
     """
     ((page_count,),) = connection.execute("PRAGMA page_count")
     ((page_size,),) = connection.execute("PRAGMA page_size")
@@ -299,13 +298,13 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
 
 
 def _seal_rows(database: Path, connection: sqlite3.Connection) -> None:
-    """Turn a store of the version before into one of ours, all or nothing. Complexity: O(size of the store).
+    """Upgrade a store of the previous version to the present one, all or nothing. Complexity: O(size of the store).
 
-    All of it goes through the log, and SQLite keeps what was there before in the directory for temporary files: each
-    needs free room for as much again while it lasts.
+    The whole store is written to the log, and SQLite saves the previous pages in the directory for temporary files:
+    meanwhile each needs as much free room as the store.
 
     Raises:
-        StoreFullError: There is less; nothing was changed, or all was and only the log is still to be copied.
+        StoreFullError: There is less room. Nothing was changed, or only the copy of the log to the database is missing.
     """
     try:
         _seal_all_rows(connection)
@@ -320,7 +319,7 @@ def _seal_rows(database: Path, connection: sqlite3.Connection) -> None:
 
 
 def _room_to_seal(database: Path) -> int:
-    # Each page once in the log, whose frames have a header; and rows grow by their seals.
+    # Each page is once in the log, whose frames have headers; and the seals make the rows longer.
     return database.stat().st_size * 21 // 20
 
 
@@ -342,14 +341,14 @@ def _seal_all_rows(connection: sqlite3.Connection) -> None:
 
 
 def _read_through(database: Path) -> None:
-    """Bring a file into the kernel's cache in one sweep: the check asks for its pages in the order of the trees."""
+    """Read a file into the kernel's cache in one sweep: the check reads its pages in the order of the trees."""
     with open_to_read(database) as file:
         while file.read(1 << 20):
             pass
 
 
 def _check_pages(database: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a database with pages that are not what SQLite wrote."""
+    """Refuse a database with damaged pages."""
     (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != "ok":
         unread = _UNREAD.search(str(found))

@@ -1,17 +1,18 @@
 """Finds damage in SQLite's write-ahead log that SQLite does not report.
 
-At the first frame that does not check out SQLite ends the log, silently: right for what a crash tore, which is the last
-transaction at most, since every commit is synced. A frame damaged before that takes later transactions along, all of
-them durable. So the log is read here first, and refused if the damage is certain: if the first frame that does not
-check out is followed by the end of its own transaction and that of a later one. Of a damaged last transaction no log
-can tell whether it was ever synced; nor of the last two, if the frame that ended the first of them is gone altogether.
+SQLite silently ends the log at the first frame that fails a check. That is right for a tail torn by a crash, which is
+at most the last transaction, since every commit is synced. But a frame damaged before that tail takes later, durable
+transactions with it. So the log is read here first, and refused if the damage is certain: if the first bad frame is
+followed by the end of its own transaction and the end of a later one. No log shows whether a damaged last transaction
+was ever synced. The same is true of the last two, if the frame that ended the first of them is gone altogether.
 
 Nothing in SQLite reports such damage: of 400 logs of 100 commits with one flipped bit, it lost 51 commits of each on
 average, and `PRAGMA integrity_check` found nothing in any of them. This check refuses 394 of the logs, and SQLite lost
 only the last commit of the other 6 (`benchmarks.bench_sqlite_log`).
 
-Each frame's checksum is a linear function of its bytes and of the checksum before, so frames behind a damaged one check
-out by themselves, and one changed bit is recognised as such: then the frame still says whether it ends a transaction.
+Each frame's checksum is a linear function of its bytes and of the previous checksum. So the frames after a damaged
+one can be checked on their own. A single flipped bit can be located, and then the frame still shows whether it ends a
+transaction.
 
 The formats: https://www.sqlite.org/fileformat2.html sections 3 and 4.
 """
@@ -41,17 +42,17 @@ _NUMBER_TO_SALTS_BYTES = 16  # The beginning of a frame: page number, size, two 
 _SECTOR_BYTES = 512
 _FRAMES_AT_ONCE = 1024
 
-_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # At its end, it follows the name of a super-journal.
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # At the end of a journal, it follows the name of a super-journal.
 
 _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
 
 
 def check_log(log: Path, database: Path) -> None:
-    """Refuse a log from which SQLite would silently drop transactions that were synced; it is not changed.
+    """Refuse a log if SQLite would silently drop synced transactions from it; the log is not changed.
 
     Args:
         log: The write-ahead log; a missing one has nothing to check.
-        database: The file that it belongs to, whose header was found good.
+        database: The database of the log, whose header was checked.
 
     Raises:
         CorruptStateError: It is damaged before its last transaction.
@@ -86,14 +87,14 @@ def check_log(log: Path, database: Path) -> None:
 def check_journal(journal: Path) -> None:
     """Refuse a rollback journal that names a super-journal, which SQLite would delete once it has rolled back.
 
-    That is the journal of a transaction on several databases. A store is one database with a write-ahead log: such a
-    journal was forged, and the file that it names may be any.
+    Such a journal belongs to a transaction on several databases. A store is one database with a write-ahead log, so
+    the journal was forged, and may name any file.
 
     Args:
         journal: The rollback journal; a missing one has nothing to check.
 
     Raises:
-        CorruptStateError: It names one.
+        CorruptStateError: It names a super-journal.
         OSError: It cannot be read.
     """
     try:
@@ -108,19 +109,19 @@ def check_journal(journal: Path) -> None:
 
 
 def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
-    """Count the transactions that end at a bad frame or behind it, as far as that is certain."""
-    # The frame right behind the bad one may not check out for that one's sake. A write that found no room leaves frames
-    # like it, and nothing that goes on from them.
+    """Count the transactions that certainly end at a bad frame or after it."""
+    # The frame after the bad one may fail only because its checksum continues the bad one. A write that found no room
+    # leaves such frames, but no frames that continue from them.
     is_sound = frames.checks_out | (frames.has_header_in_one_sector & np.append(frames.checks_out[1:], False))
     ends = is_sound & (frames.sizes != 0) & frames.has_salts(salts)
     return int(np.count_nonzero(ends[bad + 1 :])) + frames.surely_ends_at(bad, salts)
 
 
 def _check_without_header(log: Path, content: bytes, database: Path) -> None:
-    """Refuse a log with a damaged header, which SQLite would ignore, if it holds what the database does not.
+    """Refuse a log with a damaged header, which SQLite would ignore, if it has changes that the database lacks.
 
-    The header is synced before the first frame. A crash may tear it, but then the frames behind it are none, or old
-    ones that were all copied into the database.
+    The header is synced before the first frame. A crash may tear it, but then there are no frames after it, or only
+    old ones that were all copied into the database.
     """
     with open_to_read(database) as file:
         start = file.read(_HEADER_BYTES)
@@ -138,7 +139,7 @@ def _check_without_header(log: Path, content: bytes, database: Path) -> None:
 
 
 def _pages_without_header(content: bytes, page_size: int) -> Iterator[dict[int, bytes]]:
-    """Yield what the transactions of the newest log would change, for each way in which it may be meant."""
+    """Yield the pages that the newest log would change, for each possible reading of its damaged header."""
     stored = np.frombuffer(content, ">u4", 2, 24).astype(np.uint32)
     for order in "<>":
         for checksum in (stored, _header_checksum(content, order)):
@@ -151,13 +152,13 @@ def _pages_without_header(content: bytes, page_size: int) -> Iterator[dict[int, 
 @final
 @dataclass(frozen=True)
 class _Frames:
-    """The frames of a log, without one that was cut at its end.
+    """The frames of a log, except a frame that is cut at its end.
 
     Attributes:
         content: The log.
-        order: Of the bytes of the words that are summed up, ``<`` or ``>``.
+        order: The byte order of the words in the checksums, ``<`` or ``>``.
         page_size: In bytes.
-        checksum: Of what precedes the first frame.
+        checksum: The checksum of the bytes before the first frame.
     """
 
     content: bytes
@@ -169,45 +170,45 @@ class _Frames:
         return max(0, len(self.content) - _HEADER_BYTES) // (_FRAME_HEADER_BYTES + self.page_size)
 
     def offset(self, index: int) -> int:
-        """Return where in the log a frame begins."""
+        """Return the offset of a frame in the log."""
         return _HEADER_BYTES + index * (_FRAME_HEADER_BYTES + self.page_size)
 
     @cached_property
     def sizes(self) -> _Words:
-        """Of each frame: pages in the database if a transaction ends here, else 0."""
+        """For each frame: the pages in the database if a transaction ends here, else 0."""
         return self._headers[:, 1]
 
     @cached_property
     def salts(self) -> _Words:
-        """Two of each frame; those of one log are alike."""
+        """Two for each frame; all frames of one log have the same."""
         return self._headers[:, 2:4]
 
     @cached_property
     def checks_out(self) -> NDArray[np.bool_]:
-        """Whether the bytes of each frame have its checksum, given the one stored before."""
+        """Whether each frame's bytes match its checksum, given the stored checksum before it."""
         return np.asarray((self._computed == self._headers[:, 4:6]).all(axis=1))
 
     @cached_property
     def has_header_in_one_sector(self) -> NDArray[np.bool_]:
-        """Whether of each frame page number, size and salts are, of which a crash then leaves all or nothing."""
+        """Whether each frame has page number, size and salts in one sector; a crash then leaves all of them or none."""
         offsets = np.arange(len(self)) * (_FRAME_HEADER_BYTES + self.page_size) + _HEADER_BYTES
         return np.asarray(offsets % _SECTOR_BYTES <= _SECTOR_BYTES - _NUMBER_TO_SALTS_BYTES)
 
     def has_salts(self, salts: _Words) -> NDArray[np.bool_]:
-        """Tell which frames have these salts."""
+        """Return for each frame whether it has these salts."""
         return np.asarray((self.salts == salts).all(axis=1))
 
     def first_bad(self, salts: _Words) -> int:
-        """Return the index of the first frame that SQLite would not take; how many there are if it takes all."""
+        """Return the index of the first frame that SQLite would reject; the number of frames if it accepts all."""
         is_bad = ~(self.checks_out & self.has_salts(salts))
         return int(is_bad.argmax()) if is_bad.any() else len(self)
 
     def surely_ends_at(self, index: int, salts: _Words) -> bool:
-        """Tell whether a transaction ended at a bad frame, whatever of it is damaged."""
+        """Return whether a transaction certainly ended at a bad frame, wherever its damage is."""
         size = int(self.sizes[index])
         if self.checks_out[index] or self._is_confirmed(index):
             return size != 0
-        # A crash leaves all of a sector or nothing: beside these salts stands the size that was written with them.
+        # A crash leaves all of a sector or nothing: a sector with these salts also has the size written with them.
         if size and self.has_header_in_one_sector[index] and self.has_salts(salts)[index]:
             return True
         size_word = int(self._words(index, index + 1)[0, 1])
@@ -227,14 +228,14 @@ class _Frames:
         return pages
 
     def _is_confirmed(self, index: int) -> bool:
-        """Tell whether the next frame's checksum says that this one's bytes are sound: then its checksum is not."""
+        """Return whether the next frame's checksum confirms this frame's bytes: then only its checksum is damaged."""
         if index + 1 >= len(self):
             return False
         words = self._words(index + 1, index + 2)
         return bool(np.array_equal(_sums(self._computed[index : index + 1], words)[0], self._headers[index + 1, 4:6]))
 
     def _one_bit_changes(self, index: int) -> Iterator[tuple[int, int]]:
-        """Yield which word of a frame would have to change by what for its checksum, if that is a matter of one bit."""
+        """Yield the words of a frame, and the change of each, that would repair its checksum by flipping one bit."""
         missing = self._headers[index, 4:6] - self._computed[index]
         weights = _weights(self._word_count)[0]
         for power in (*(2**bit for bit in range(32)), *(-(2**bit) % 2**32 for bit in range(32))):
@@ -256,7 +257,7 @@ class _Frames:
         return 2 + self.page_size // 4
 
     def _words(self, first: int, end: int) -> _Words:
-        """Return what is summed up of some frames: the first 8 bytes, and the page."""
+        """Return the words of some frames that are in the checksum: the first 8 bytes, and the page."""
         raw = self._raw[first:end]
         summed = np.concatenate([raw[:, :2], raw[:, _FRAME_HEADER_BYTES // 4 :]], axis=1)
         return summed.view(f"{self.order}u4").astype(np.uint32)
@@ -277,18 +278,18 @@ def _header_checksum(content: bytes, order: str) -> _Words:
 
 
 def _sums(before: _Words, words: _Words) -> _Words:
-    """Return a checksum for each row of words, going on from the checksum before."""
+    """Return a checksum for each row of words, each continued from the checksum before."""
     weights, carried = _weights(words.shape[1])
     return words @ weights + before @ carried
 
 
 @cache
 def _weights(word_count: int) -> tuple[_Words, _Words]:
-    """Return what each word adds to the two sums, and what each of the sums before does.
+    """Return the contribution of each word to the two sums, and the contribution of each of the previous sums.
 
     Two words x, y change the sums (s, t) to (s + x + t, t + y + (s + x + t)).
     """
-    (a, b), (c, d) = (1, 0), (0, 1)  # What s and t of now will have become at the end.
+    (a, b), (c, d) = (1, 0), (0, 1)  # The contributions of the present s and t to the final sums.
     rows = []
     for _ in range(word_count // 2):
         rows += [(c, d), ((a + c), (b + d))]

@@ -1,8 +1,8 @@
-"""How is a database that is gone told from one that never was?
+"""The mark ``MADE``, which distinguishes a store that lost its database from a new store.
 
-``MADE`` stands in a store's directory from when its database has its name: a directory that holds it and no database is
-a store that lost it, not a new one. Its bytes say that the store is in SQLite; a `FileStore` has a mark of that name,
-too, with others.
+``MADE`` is in a store's directory as soon as its database has its name: a directory with the mark and without a
+database is a store that lost it, not a new one. The mark's bytes identify a store in SQLite; a `FileStore` has a mark
+of the same name with other bytes.
 
 12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MADE = "MADE"
 """The name of the mark in a store's directory."""
 UNFINISHED_MARK = "MADE.new"
-"""What a crash while the mark is made leaves."""
+"""The leftover of a crash during the creation of the mark."""
 
 _MAGIC = b"ACKQ"
 _VERSION = 1
@@ -33,7 +33,7 @@ _MARK_BYTES_MAX = 1024  # A newer one, or that of another kind of store, may be 
 
 
 def is_marked(directory: Path) -> bool:
-    """Tell whether a store in SQLite was made in a directory.
+    """Return whether a store in SQLite was created in a directory.
 
     Raises:
         StoreError: There is a mark of another kind of store, or it is no plain file.
@@ -50,7 +50,7 @@ def is_marked(directory: Path) -> bool:
     if len(found) < _MARK_BYTES or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
         raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_VERSION), found=found)
     if found[:4] != _MAGIC:
-        raise StoreError(f"{directory} is not an ackstate store of this kind: its {MADE} is another's")
+        raise StoreError(f"{directory} is not an ackstate store of this kind: another kind of store wrote its {MADE}")
     version = int.from_bytes(found[4:8], "little")
     if version > _VERSION:
         raise UnsupportedVersionError(
@@ -60,7 +60,7 @@ def is_marked(directory: Path) -> bool:
 
 
 def bears_our_mark(directory: Path) -> bool:
-    """Tell whether the mark in a directory, if there is one, was made by a store in SQLite, of whatever version.
+    """Return whether a store in SQLite, of any version, made the mark in a directory; False if there is none.
 
     Raises:
         StoreError: It is no plain file.
@@ -72,7 +72,7 @@ def bears_our_mark(directory: Path) -> bool:
 
 
 def make_mark(directory: Path) -> None:
-    """Note, all or nothing, that a store was made here; the name of its database was synced before.
+    """Record, all or nothing, that a store was created here; the name of its database was synced before.
 
     Raises:
         OSError: It cannot be written.

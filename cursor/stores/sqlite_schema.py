@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# SQLite keeps these texts as they are here.
+# SQLite stores these texts unchanged.
 IDENTITY_TABLE = "CREATE TABLE identity (salt BLOB NOT NULL)"
 """One row."""
 NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
 UNSEALED_SCHEMA = (
-    # AUTOINCREMENT: the id of a deleted ledger never comes back.
+    # AUTOINCREMENT: the id of a deleted ledger is never used again.
     "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
     " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
     "CREATE INDEX ledgers_by_owner ON ledgers (owner)",
     "CREATE TABLE entries (ledger_id INTEGER NOT NULL, entry_id INTEGER NOT NULL, data BLOB NOT NULL,"
     " PRIMARY KEY (ledger_id, entry_id))",
     "CREATE TABLE metadata (path TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)",
-    # One row, above every version of every deleted value: one that comes back never matches an old version.
+    # One row, above every version of every deleted value: a value that is created again never matches an old version.
     "CREATE TABLE first_version (version INTEGER NOT NULL)",
 )
 """Of a store of format version 1, whose rows have no checksums."""
@@ -36,7 +36,7 @@ _FOUND_CHARACTERS_MAX = 200
 
 
 def check_schema(database: Path, connection: sqlite3.Connection, statements: Sequence[str]) -> None:
-    """Refuse a database whose schema is not to the letter what some statements create.
+    """Refuse a database whose schema is not exactly the one that some statements create.
 
     A foreign trigger or view of any name could change the data that is written or read.
     """

@@ -1,7 +1,7 @@
-"""How is a row recognised as the one that was written? SQLite keeps no checksums, so each row's data ends with one.
+"""Seals rows with a checksum, so that a changed row is noticed; SQLite stores no checksums.
 
-It covers the data, the row's key, and a number that each store draws for itself: so a changed bit is found when the row
-is read, and so is a row of another place or of another store.
+The checksum is at the end of a row's data. It covers the data, the row's key, and a random number of the store: so a
+flipped bit is noticed when the row is read, and so is a row of another place or another store.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import final
 import google_crc32c
 
 SEAL_BYTES = 4
-"""By how much a sealed row is longer than its data."""
+"""The size of a seal in bytes."""
 
-_ENTRY = struct.Struct("<cqq")  # what it is, ledger id, entry id
-_VALUE = struct.Struct("<cq")  # what it is, version; then the path
+_ENTRY = struct.Struct("<cqq")  # row kind, ledger id, entry id
+_VALUE = struct.Struct("<cq")  # row kind, version; then the path
 
 
 @final
@@ -23,7 +23,7 @@ class RowSeal:
     """Seals and checks the rows of one store; frozen.
 
     Args:
-        salt: The store's number.
+        salt: The store's random number.
     """
 
     def __init__(self, salt: bytes) -> None:
@@ -38,12 +38,12 @@ class RowSeal:
         return data + self._seal(_VALUE.pack(b"V", version) + path.encode(), data)
 
     def data_of_entry(self, ledger_id: int, entry_id: int, row: bytes) -> bytes | None:
-        """Return the data of an entry's row; None if it is not as it was written."""
+        """Return the data of an entry's row; None if it is damaged."""
         data = row[:-SEAL_BYTES]
         return data if self._seal(_ENTRY.pack(b"E", ledger_id, entry_id), data) == row[len(data) :] else None
 
     def data_of_value(self, path: str, version: int, row: bytes) -> bytes | None:
-        """Return the data of a metadata value's row; None if it is not as it was written."""
+        """Return the data of a metadata value's row; None if it is damaged."""
         data = row[:-SEAL_BYTES]
         return data if self._seal(_VALUE.pack(b"V", version) + path.encode(), data) == row[len(data) :] else None
 

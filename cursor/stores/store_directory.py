@@ -1,7 +1,7 @@
-"""The calls of a file system that `FileStore` makes, and what each promises about a power cut.
+"""The file system calls of a `FileStore`, and the guarantees of each about a power cut.
 
-Below them is the kernel (`KernelDirectory`), or a disk in memory that shows every state a crash could leave
-(`ackstate.analysis.crash.simulated_disk`). A name is a plain file name without a slash. Every call may raise `OSError`.
+They are implemented by the kernel (`KernelDirectory`), and by a disk in memory that shows every possible state after a
+crash (`ackstate.analysis.crash.simulated_disk`). Names contain no slash. Every call may raise `OSError`.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ if TYPE_CHECKING:
 
 
 class StoreFile(Protocol):
-    """A file that is written and read anywhere.
+    """A file that can be read and written at any offset.
 
-    A power cut leaves each sector of 512 bytes that was written since the last sync as it was before or as a write left
-    it, whatever becomes of the others; a file that has grown may end anywhere in between, and what never reached the
-    disk below its end reads as zeros. A process that is killed may leave any number of the first bytes of its last
+    A power cut leaves each 512-byte sector written since the last sync either as it was before or as a write left it,
+    independently of the other sectors. A file that has grown may end anywhere in between, and bytes below its end that
+    never reached the disk read as zeros. A killed process may have written any number of the first bytes of its last
     write.
     """
 
     @property
     def size(self) -> int:
-        """Bytes in the file, those not yet synced included."""
+        """The size of the file in bytes, unsynced bytes included."""
         ...
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write over what stands at `offset`, which is at most `size`, and beyond the end as far as it reaches.
+        """Overwrite the bytes at `offset`, which is at most `size`, and extend the file as needed.
 
-        The first bytes of it may have been written if it raises.
+        If this raises, the first bytes of the data may have been written.
         """
         ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset` on; fewer only where the file ends."""
+        """Return `size` bytes from `offset` on; fewer only at the end of the file."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes; certain after the next sync."""
+        """Cut the file to `size` bytes; durable after the next sync."""
         ...
 
     def sync(self) -> None:
-        """Return when all that was written survives a power cut; the file's name may still not.
+        """Return when all written bytes survive a power cut; the file's name may still not.
 
-        If it raises, what was written since the last sync may be lost although it can be read, and a later sync that
-        succeeds proves nothing about it.
+        If this raises, the bytes written since the last sync may be lost although they can be read, and a later
+        successful sync proves nothing about them.
         """
         ...
 
     def settle(self) -> None:
-        """Sync, and forget what a sync that failed earlier, in whatever process, left to be read and not on the disk.
+        """Sync, and drop cached bytes that are not on the disk because an earlier sync failed, in any process.
 
-        From now on reading shows what a power cut would leave: sectors that are lost read as zeros.
+        From now on, reading returns the bytes that a power cut would leave: lost sectors read as zeros.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the file; nothing is synced."""
+        """Close the file without a sync."""
         ...
 
 
@@ -66,7 +66,7 @@ class StoreDirectory(Protocol):
 
     @property
     def free_size(self) -> float:
-        """The bytes that its files may still take together; infinite if nothing says how many."""
+        """The room for its files in bytes; infinite if there is no limit."""
         ...
 
     def names(self) -> Sequence[str]:
@@ -74,7 +74,7 @@ class StoreDirectory(Protocol):
         ...
 
     def create(self, name: str) -> StoreFile:
-        """Make an empty file; `FileExistsError` if there is one. Its name is certain after `sync`."""
+        """Create an empty file; `FileExistsError` if it exists. Its name is durable after `sync`."""
         ...
 
     def open(self, name: str) -> StoreFile:
@@ -82,20 +82,20 @@ class StoreDirectory(Protocol):
         ...
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name, replacing what has it, all or nothing; certain after `sync`.
+        """Rename a file, replacing a file of the new name, all or nothing; durable after `sync`.
 
-        Without a sync of the file before, a power cut may leave the new name with none or part of its bytes.
+        Unless the file was synced before, a power cut may leave the new name with none or part of its bytes.
         """
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a name; certain after `sync`."""
+        """Remove a name; durable after `sync`."""
         ...
 
     def sync(self) -> None:
-        """Return when every name made, changed or removed so far survives a power cut."""
+        """Return when every name created, changed or removed so far survives a power cut."""
         ...
 
     def close(self) -> None:
-        """Let another process have the directory."""
+        """Unlock the directory for other processes."""
         ...

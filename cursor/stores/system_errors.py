@@ -1,4 +1,4 @@
-"""What does an error of the operating system mean for a store?"""
+"""Translates errors of the operating system to errors of a store."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The numbers of the errors by which a system says that there is no room."""
+"""The numbers of the system errors for a lack of room."""
 
 
 @contextmanager
 def system_errors_in_our_words(what: object) -> Iterator[None]:
-    """Turn what the operating system says into `StoreError`, of a full disk into `StoreFullError`.
+    """Turn an error of the operating system into a `StoreError`, and a full disk into a `StoreFullError`.
 
     Args:
-        what: What the text begins with.
+        what: The beginning of the message.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Copies the files of a store to a temporary directory, and removes what an earlier process left there.
 
-A copy lies in ``ackstate-copy-*`` among the temporary files, which its process keeps locked: one that is not locked was
-left by a process that was killed, and the next process of the same user removes it.
+A copy lies in ``ackstate-copy-*`` among the temporary files, and its process keeps it locked. An unlocked one is the
+leftover of a killed process, and the next process of the same user removes it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COPY_BYTES_MAX = 4 << 30
-"""How many bytes the files of a store may have to be copied, unless the caller names another limit."""
+"""The default limit for the total size of a store's files that are copied, in bytes."""
 _PREFIX = "ackstate-copy-"
 _CHUNK_BYTES = 1 << 20
 
 
 @final
 class TemporaryCopy:
-    """A new directory among those for temporary files, removed with this, or at the end of the process that made it.
+    """A new directory among the temporary files, removed with this object or at the end of the process that created it.
 
     Args:
-        directory: What is to be copied; the name of the copy tells of it.
+        directory: The directory to copy; the name of the copy includes its name.
 
     Attributes:
         name: Its path.
@@ -66,7 +66,7 @@ class TemporaryCopy:
             copy_file(source, Path(self.name, source.name))
 
     def cleanup(self) -> None:
-        """Remove it with all that it holds; doing it twice, or in a forked child, does nothing."""
+        """Remove it with its contents; no-op if removed, or in a forked child."""
         self._remove()
 
     def leave_to_parent(self) -> None:
@@ -98,7 +98,7 @@ def copy_file(source: Path, copy: Path) -> None:
 
 
 def _locked_place() -> tuple[Path, int]:
-    """Make a directory and lock it; return its path, and the descriptor that holds the lock."""
+    """Create a directory and lock it; return its path, and the descriptor that holds the lock."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX))
         try:
@@ -106,7 +106,7 @@ def _locked_place() -> tuple[Path, int]:
         except FileNotFoundError:
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Another process may have taken it for a leftover before it was locked.
+        # Another process may have removed it as a leftover before it was locked.
         if place.exists():
             return place, descriptor
         os.close(descriptor)
@@ -118,7 +118,7 @@ def _remove(place: Path, lock: int) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Remove the copies of this user that no process keeps locked; what cannot be removed stays."""
+    """Remove the copies of this user that no process has locked; a copy that cannot be removed stays."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,18 +1,17 @@
 """A store in a ZooKeeper cluster, for ZooKeeper 3.5 or newer through kazoo: ``pip install 'ackstate[zookeeper]'``.
 
-Many processes may open one root at the same time: what is owned, and taken over by `fence`, is a ledger. Each append
-is a transaction that names the version of the ledger's node, and a fence changes that node. So an append of a former
-owner is refused by the servers, however long it was on its way.
+Many processes may open one root at the same time; the unit of ownership is a ledger, which is taken over by `fence`.
+Each append is a transaction that names the version of the ledger's node, and a fence changes that node. So the servers
+refuse a former owner's append, however late it arrives.
 
-Durability. ZooKeeper syncs its log on a majority of the servers before it answers (``forceSync``, on unless somebody
-has turned it off). A call that loses its connection raises `StoreError`: it may or may not have happened. Once a later
-call of the same store has returned, it will not happen any more. The connection is found again by itself; calls wait
-for it, but not for ever. Once the session is lost, or a call is left without an answer, every call is refused until the
-store is opened anew.
+Durability. ZooKeeper syncs its log on a majority of the servers before it answers (``forceSync``, on by default). A
+call that loses its connection raises `StoreError`: it may or may not have happened. Once a later call of the same store
+has returned, it will not happen any more. The client reconnects automatically; calls wait for the connection, up to a
+limit. After the session is lost, or a call gets no answer, every call is refused until the store is opened again.
 
 Entries of any size are stored in chunks. An `append_all` that fits into one request is one transaction. A larger one
-stages its chunks beyond the end of the ledgers, where nobody reads, and one transaction then moves the ends: all or
-nothing as well. A value of the metadata must fit into one request.
+first writes its chunks beyond the end of the ledgers, where no caller reads, and one transaction then moves the ends:
+again all or nothing. A value of the metadata must fit into one request.
 
 Names and bytes of the nodes: `ackstate.cursor.stores.zookeeper_nodes`.
 """
@@ -52,25 +51,25 @@ if TYPE_CHECKING:
 
 @final
 class ZooKeeperStore:
-    """A store below one node of a ZooKeeper cluster; thread-safe, but not to be carried over a fork.
+    """A store below one node of a ZooKeeper cluster; thread-safe, but not usable across a fork.
 
-    Appending costs one round trip and one sync of the servers, reading two round trips. What other processes do is
-    seen at once.
+    Appending costs one round trip and one sync of the servers, reading two round trips. Changes by other processes are
+    visible at once.
 
     Args:
-        hosts: ``host:port`` pairs with commas between; a path does not belong here but into `root`.
-        root: The path of the store's node. One that is missing is made; an empty one becomes a store.
-        session_timeout_s: How long the servers keep the session when they do not hear from it. They may bound it.
+        hosts: ``host:port`` pairs separated by commas; a path belongs into `root`.
+        root: The path of the store's node. A missing one is created; an empty one becomes a store.
+        session_timeout_s: How long the servers keep the session without hearing from it. The servers may bound it.
         call_timeout_s: How long a call waits for a connection, and again for an answer.
-        request_bytes_max: The largest request that is sent. The servers drop the connection at one that is larger than
-            their ``jute.maxbuffer``, 1,048,575 bytes unless configured.
+        request_bytes_max: The largest request that is sent. The servers drop the connection at a request larger than
+        their ``jute.maxbuffer``, 1,048,575 bytes by default.
         client_options: More arguments for `kazoo.client.KazooClient`: ``auth_data``, ``default_acl``, ``use_ssl``, ...
 
     Raises:
-        StoreError: No server answered in time, or the node holds something else; nothing in it was changed.
-        CorruptStateError: It holds bytes that are not what was written.
-        UnsupportedVersionError: A newer release wrote it; nothing was changed.
-        ValueError: An argument makes no sense.
+        StoreError: No server answered in time, or the node is not a store; nothing in it was changed.
+        CorruptStateError: The store holds damaged bytes.
+        UnsupportedVersionError: A newer release wrote the store; nothing was changed.
+        ValueError: An argument is invalid.
     """
 
     def __init__(  # noqa: PLR0913 - settings are named, not packed
@@ -107,24 +106,24 @@ class ZooKeeperStore:
         request_bytes_max: int = 1_000_000,
         client_options: Mapping[str, Any] | None = None,
     ) -> ZooKeeperStore:
-        """Open a store that is there, to look at it: no node is made, changed or deleted, now or later.
+        """Open an existing store for reading: no node is ever created, changed or deleted.
 
-        Others may have it open and go on writing; what they do is seen at once. Every call that would change something
-        is a `StoreError`, also one that would find nothing to change.
+        Other processes may write to it at the same time; their changes are visible at once. Every mutating call raises
+        `StoreError`, even if it would change nothing.
 
         Args:
-            hosts: As above, and so all that follow.
+            hosts: As for the constructor, like all that follow.
             root: The path of the store's node.
             session_timeout_s: How long the servers keep the session.
             call_timeout_s: How long a call waits for a connection, and again for an answer.
-            request_bytes_max: Without effect, taken so that the same settings serve both.
+            request_bytes_max: Ignored; accepted so that the same settings serve both.
             client_options: More arguments for `kazoo.client.KazooClient`.
 
         Raises:
             StoreError: No server answered in time, or there is no store at the root.
-            CorruptStateError: The root's node holds bytes that are not what was written.
-            UnsupportedVersionError: A newer release wrote it.
-            ValueError: An argument makes no sense.
+            CorruptStateError: The root's node holds damaged bytes.
+            UnsupportedVersionError: A newer release wrote the store.
+            ValueError: An argument is invalid.
         """
         session = _connect(
             hosts,
@@ -157,7 +156,7 @@ class ZooKeeperStore:
         return self._metadata
 
     def close(self) -> None:
-        """End the session; closing twice does nothing."""
+        """End the session; no-op if closed."""
         self._session.close()
 
 
@@ -170,14 +169,14 @@ def _connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
     request_bytes_max: int,
     client_options: Mapping[str, Any] | None,
 ) -> ZooKeeperSession:
-    """Begin a session if the arguments make sense."""
+    """Begin a session if the arguments are valid."""
     check_path(root)
     if "/" in hosts:
-        raise ValueError(f"hosts takes no path, found {hosts!r}; the path goes into root")
+        raise ValueError(f"hosts must be host:port pairs without a path, got {hosts!r}; the path goes into root")
     if not (session_timeout_s > 0 and call_timeout_s > 0):
-        raise ValueError(f"timeouts must be positive, found {session_timeout_s} s and {call_timeout_s} s")
+        raise ValueError(f"timeouts must be positive, got {session_timeout_s} s and {call_timeout_s} s")
     if request_bytes_max < 2 * CHUNK_ROOM_BYTES:
-        raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, found {request_bytes_max}")
+        raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, got {request_bytes_max}")
     return ZooKeeperSession(
         hosts,
         root=root,
@@ -207,7 +206,7 @@ def _check_ours(session: ZooKeeperSession, name: str) -> None:
 
 
 def _prepare(session: ZooKeeperSession, root: str) -> None:
-    """Make the store's nodes if there are none, and refuse a root that is not ours."""
+    """Create the store's nodes if there are none, and refuse a root with foreign nodes."""
     (found,) = session.read(nodes.STORE)
     if found is None:
         session.make_root()
@@ -231,11 +230,11 @@ def _make_if_empty(session: ZooKeeperSession, root: str) -> None:
 
 @final
 class _ZooKeeperMetadata:
-    """Versions are the numbers of the transactions that made them, so they rise over the whole store.
+    """The values of one store. Their versions are transaction numbers, so they rise over the whole store.
 
-    The servers compare the version of a node, which begins again when the node is deleted and made again. Every
-    delete therefore changes one node more, which is looked at first and which every transaction here names too: none
-    spans a delete unseen.
+    A node's own version restarts at 0 when the node is deleted and created again, and the servers compare only that
+    version. So every delete also changes one more node. Each transaction here reads that node first and names its
+    version, so no delete can happen in between unseen.
     """
 
     def __init__(self, session: ZooKeeperSession) -> None:
@@ -281,7 +280,7 @@ class _ZooKeeperMetadata:
         if found is None:
             missing = [directory for directory, there in zip(above, found_above, strict=True) if there is None]
             operations += [create_directory(directory) for directory in reversed(missing)]
-            # Made and then set, because only setting tells the transaction's number.
+            # Created empty and then set, because only setting returns the transaction's number.
             operations += [create(node, b""), set_data(node, encoded, 0)]
         else:
             operations.append(set_data(node, encoded, found.version))
@@ -306,7 +305,7 @@ class _ZooKeeperMetadata:
 
 
 def _deletions_of_the_empty(paths: list[str], found: list[Node | None]) -> Iterator[SessionOperation]:
-    """Yield what deletes the directories that led to nothing but a value that is being deleted, nearest first."""
+    """Yield the deletions of directories that lead only to a value that is being deleted, nearest first."""
     for path, node in zip(paths, found, strict=True):
         if node is None or node.child_count > 1 or _holds_value(path, node):
             return

@@ -1,11 +1,11 @@
-"""The ledgers of a ZooKeeper store: one node with the state of each, and below it the chunks of its entries.
+"""The ledgers of a ZooKeeper store: a node with the state of each, and below it the chunks of its entries.
 
-A transaction that appends changes the ledger's node too, from the version that this process has seen last. So nobody
-can append to what another has fenced, deleted or appended to without having seen it.
+A transaction that appends also changes the ledger's node, if it has the version that this process saw last. So no
+process can append to a ledger that another has fenced, deleted or appended to since.
 
-An append that is too large for one request stages its chunks beyond the end of the ledgers, where nobody reads, and
-then moves the ends in one transaction. What was staged and never counted is in the way of the next append, which
-removes it.
+An append that is too large for one request first writes its chunks beyond the end of the ledgers, where no caller
+reads, and then moves the ends in one transaction. If the ends were never moved, the next append removes the staged
+chunks.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ackstate.errors import CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Of a request that stages one chunk, for all that is not its data: the paths and the ledger's node.
+# The part of a request with one chunk that is not its data: the paths and the ledger's node.
 CHUNK_ROOM_BYTES = 16 * 1024
-"""How much larger than the data of a chunk a request must be."""
+"""The least difference between the size of a request and the size of a chunk's data."""
 
 
 class _Head(NamedTuple):
-    """A ledger's state and the version of the node that says so."""
+    """A ledger's state and the version of its node."""
 
     state: LedgerState
     version: int
@@ -53,15 +53,15 @@ class ZooKeeperLedgers:
     def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
         self._chunk_bytes_max = session.request_bytes_max - CHUNK_ROOM_BYTES
-        # As last seen, so that an append need not look first; the servers refuse one that was made for an old head.
+        # The last seen heads, so that an append need not read first; the servers refuse a transaction for an old head.
         self._heads: dict[int, _Head] = {}
         self._creating = threading.Lock()
-        # Ledgers that a thread of ours appends to. Two at once would only make each other start over.
+        # Ledgers with an append in progress in this process. Two at once would only make each other retry.
         self._busy: set[int] = set()
         self._released = threading.Condition()
 
     def finish_deletions(self) -> None:
-        """Remove the chunks that deletions which were cut off have left."""
+        """Remove the chunks left by interrupted deletions."""
         for name in self._session.children(nodes.GARBAGE) or []:
             self._clear(_number(name, nodes.GARBAGE))
 
@@ -79,9 +79,9 @@ class ZooKeeperLedgers:
         """See `LedgerStore.append_all`.
 
         Raises:
-            PayloadTooLargeError: The nodes of so many ledgers do not fit into one request (about 5,000 do).
+            PayloadTooLargeError: The nodes of the ledgers do not fit into one request (about 5,000 do).
         """
-        # A memoryview, because bytes would make zeros of an int.
+        # Through a memoryview, because bytes(5) is five zeros.
         batch = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
         self._session.check_writable()
         if not batch:
@@ -92,7 +92,7 @@ class ZooKeeperLedgers:
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
         if not 0 <= first <= end:
-            raise ValueError(f"no range of entries: {first} to {end}")
+            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         state = self._state(ledger_id)
         if first == end:
             return []
@@ -109,10 +109,9 @@ class ZooKeeperLedgers:
         return self._state(ledger_id).entry_count - 1
 
     def delete(self, ledger_id: int) -> None:
-        """See `LedgerStore.delete`. One transaction takes the ledger away; then its chunks go, at most 1,000 at a time.
+        """See `LedgerStore.delete`. One transaction removes the ledger; then its chunks go, at most 1,000 at a time.
 
-        A call that is cut off between leaves chunks that no caller sees; the next opening of the store to write
-        removes them.
+        An interrupted call leaves chunks that no caller sees. The next opening of the store for writing removes them.
         """
         self._session.settle(lambda: self._take_away(ledger_id))
         self._heads.pop(ledger_id, None)
@@ -135,7 +134,7 @@ class ZooKeeperLedgers:
 
     @contextmanager
     def _holding(self, ledger_ids: set[int]) -> Iterator[None]:
-        """Keep this process's other appends away from some ledgers."""
+        """Block this process's other appends to some ledgers."""
         with self._released:
             self._released.wait_for(lambda: self._busy.isdisjoint(ledger_ids))
             self._busy |= ledger_ids
@@ -183,7 +182,7 @@ class ZooKeeperLedgers:
         return entry_ids
 
     def _open_heads(self, ledger_ids: list[int]) -> dict[int, _Head]:
-        """Return the heads of ledgers, as last seen, if all may be written; the first that may not is the error."""
+        """Return the last seen heads of ledgers if all accept appends; raise for the first ledger that does not."""
         seen = {ledger_id: head for ledger_id in ledger_ids if (head := self._heads.get(ledger_id))}
         unseen = [ledger_id for ledger_id in ledger_ids if ledger_id not in seen]
         paths = [nodes.ledger_path(ledger_id) for ledger_id in unseen]
@@ -196,7 +195,7 @@ class ZooKeeperLedgers:
         return seen
 
     def _creations(self, ledger_id: int, entry_id: int, entry: bytes) -> Iterator[tuple[int, SessionOperation]]:
-        """Yield what makes the chunks of an entry, each with its ledger."""
+        """Yield the operations that create the chunks of an entry, each with its ledger."""
         size = self._chunk_bytes_max
         parts = [entry[begin : begin + size] for begin in range(0, len(entry), size)] or [b""]
         for number, part in enumerate(parts):
@@ -222,13 +221,13 @@ class ZooKeeperLedgers:
             self._heads[ledger_id] = _Head(state, result.version)
 
     def _stage(self, heads: dict[int, _Head], chunks: list[tuple[int, SessionOperation]]) -> None:
-        """Write chunks beyond the ends of their ledgers, as long as these are as they were."""
+        """Write chunks beyond the ends of their ledgers, provided the ledgers have not changed."""
         checks = {ledger_id: check(nodes.ledger_path(ledger_id), head.version) for ledger_id, head in heads.items()}
         for pack in self._session.packs([checks[ledger_id], creation] for ledger_id, creation in chunks):
             self._session.commit(pack)
 
     def _remove_staged(self, ledger_ids: list[int]) -> None:
-        """Remove what appends that were cut off have left beyond the ends of ledgers."""
+        """Remove the chunks that interrupted appends left beyond the ends of ledgers."""
         for ledger_id in ledger_ids:
             path = nodes.ledger_path(ledger_id)
             (found,) = self._session.read(path)
@@ -236,7 +235,7 @@ class ZooKeeperLedgers:
             names = self._session.children(path) or []
             staged = [f"{path}/{name}" for name in names if nodes.entry_id_of(name) >= state.entry_count]
             if staged and found:
-                # A new version, so that whoever is still staging there cannot move the end over what is removed.
+                # A new version, so that a process still staging there cannot move the end over the removed chunks.
                 (changed,) = self._session.commit([set_data(path, found.data, found.version)])
                 unchanged = check(path, changed.version)
                 for pack in self._session.packs([unchanged, delete(chunk)] for chunk in staged):
@@ -248,7 +247,7 @@ class ZooKeeperLedgers:
     def _chunks(self, ledger_id: int, paths: Sequence[str]) -> list[Chunk]:
         found = self._session.read(*paths)
         if None in found:
-            # Deleted since we looked, or lost.
+            # The ledger was deleted after its state was read, or the chunk was lost.
             self._state(ledger_id)
         return [nodes.decode_chunk(path, existing(node, path).data) for path, node in zip(paths, found, strict=True)]
 
@@ -273,7 +272,7 @@ class ZooKeeperLedgers:
         return state.entry_count - 1
 
     def _take_away(self, ledger_id: int) -> None:
-        """Let a ledger disappear for every caller, and note that its chunks are to be removed."""
+        """Make a ledger invisible to every caller, and record that its chunks are to be removed."""
         path = nodes.ledger_path(ledger_id)
         (found,) = self._session.read(path)
         if found is None:
@@ -294,7 +293,7 @@ class ZooKeeperLedgers:
         self._session.commit(operations)
 
     def _clear(self, ledger_id: int) -> None:
-        """Remove the nodes of a ledger that was taken away; another process may be at it too."""
+        """Remove the nodes of an invisible ledger; another process may be removing them too."""
         self._session.settle(lambda: self._try_clear(ledger_id))
 
     def _try_clear(self, ledger_id: int) -> None:
@@ -307,7 +306,7 @@ class ZooKeeperLedgers:
 
 
 def _state_of(ledger_id: int, found: Node | None) -> LedgerState:
-    """Return what a ledger's node says, if there is one for a caller to see."""
+    """Return the state in a ledger's node; `LedgerNotFoundError` if there is none or it was deleted."""
     state = found and nodes.decode_ledger(ledger_id, found.data)
     if state is None or state.status is LedgerStatus.DELETED:
         raise LedgerNotFoundError(f"there is no ledger {ledger_id}")

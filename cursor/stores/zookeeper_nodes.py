@@ -1,7 +1,7 @@
-"""What the nodes of a ZooKeeper store are called, and their bytes: a frame whose checksum covers the node's path.
+"""The names of the nodes of a ZooKeeper store, and their bytes: a frame whose checksum covers the node's path.
 
-So a node that was damaged, cut, or written for another place is found when it is read. `docs/wire-format.md` draws
-the tree and the frame. All paths here are below the store's root.
+So a node that was damaged, cut, or written for another place is recognised when it is read. `docs/wire-format.md`
+draws the tree and the frame. All paths here are below the store's root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAGIC = b"ACKZ"
 _HEADER = struct.Struct("<4sBBHI")  # magic, version, kind, reserved, body size
 _CHECKSUM = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _CHECKSUM.size
-"""How much larger than its body a frame is."""
+"""The size of a frame without its body."""
 
 _LEDGER = struct.Struct("<QB")  # entry count, status; then the owner in UTF-8
 _CHUNK = struct.Struct("<I")  # chunk count; then the data
@@ -37,7 +37,7 @@ _COUNTER = struct.Struct("<Q")
 
 
 class NodeKind(IntEnum):
-    """What a node holds."""
+    """The kind of a node's contents."""
 
     STORE = 1
     DIRECTORY = 2
@@ -48,7 +48,7 @@ class NodeKind(IntEnum):
 
 
 class LedgerStatus(IntEnum):
-    """Whether a ledger takes appends. A deleted one is gone for every caller; its chunks are still being removed."""
+    """The status of a ledger. A deleted one is invisible to every caller; its chunks are still being removed."""
 
     OPEN = 0
     FENCED = 1
@@ -56,7 +56,7 @@ class LedgerStatus(IntEnum):
 
 
 class LedgerState(NamedTuple):
-    """What the node of a ledger says."""
+    """The contents of a ledger's node."""
 
     entry_count: int
     status: LedgerStatus
@@ -64,27 +64,27 @@ class LedgerState(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One part of an entry, and how many parts the entry has."""
+    """One part of an entry, and the number of parts of the entry."""
 
     chunk_count: int
     data: bytes
 
 
 def ledger_path(ledger_id: int) -> str:
-    """Return where a ledger's state is; its chunks are below."""
+    """Return the path of a ledger's state; its chunks are below."""
     return f"{LEDGERS}/{ledger_id:d}"
 
 
 def chunk_path(ledger_id: int, entry_id: int, chunk: int) -> str:
-    """Return where a part of an entry is; parts count from 0."""
+    """Return the path of a part of an entry; parts count from 0."""
     return f"{ledger_path(ledger_id)}/{entry_id:010d}.{chunk:04d}"
 
 
 def entry_id_of(path: str) -> int:
-    """Return the entry that a chunk's path belongs to.
+    """Return the entry id in a chunk's path.
 
     Raises:
-        CorruptStateError: It is no such path.
+        CorruptStateError: The path is not that of a chunk.
     """
     entry_id, dot, chunk = path.rpartition("/")[2].partition(".")
     if not (dot and entry_id.isdecimal() and chunk.isdecimal()):
@@ -98,7 +98,7 @@ def owner_path(owner: str) -> str:
 
 
 def value_path(path: str) -> str:
-    """Return where the value of a metadata path is; ``/`` is the directory of all."""
+    """Return the path of the node with a metadata path's value; ``/`` is the directory of all values."""
     names = path.split("/")[1:] if path != "/" else []
     return METADATA + "".join(f"/{_node_name(name)}" for name in names)
 
@@ -110,19 +110,19 @@ def directories_above(value: str) -> list[str]:
 
 
 def name_in_metadata(node_name: str) -> str:
-    """Return the name that a node below `METADATA` stands for.
+    """Return the name that a node below `METADATA` encodes.
 
     Raises:
-        CorruptStateError: No name is written so.
+        CorruptStateError: The node encodes no name.
     """
     return _unquoted(node_name, METADATA)
 
 
 def owner_in_owners(node_name: str) -> str:
-    """Return the owner that a node below `OWNERS` stands for.
+    """Return the owner that a node below `OWNERS` encodes.
 
     Raises:
-        CorruptStateError: No owner is written so.
+        CorruptStateError: The node encodes no owner.
     """
     return "" if node_name == _node_name("") else _unquoted(node_name, OWNERS)
 
@@ -135,31 +135,31 @@ def _unquoted(node_name: str, directory: str) -> str:
 
 
 def _node_name(name: str) -> str:
-    # ZooKeeper has no empty name, and a dot or two mean what they mean in a file system.
+    # ZooKeeper allows no empty name, and treats one or two dots as a file system does.
     return quote(name, safe="").replace(".", "%2E") if name in {".", ".."} else quote(name, safe="") or "%"
 
 
 def encode(kind: NodeKind, path: str, body: bytes = b"") -> bytes:
-    """Return the bytes of a node, which can be read at this path only."""
+    """Return the bytes of a node, which are valid only at this path."""
     header = _HEADER.pack(_MAGIC, _VERSION, kind, 0, len(body))
     return b"".join((header, _CHECKSUM.pack(_checksum(path, header, body)), body))
 
 
 def kind_of(path: str, data: bytes) -> NodeKind:
-    """Return what a node holds.
+    """Return the kind of a node.
 
     Raises:
-        CorruptStateError: Its bytes are not what was written to this path.
+        CorruptStateError: Its bytes are damaged, or were written to another path.
         UnsupportedVersionError: A newer release wrote them.
     """
     return _open_frame(path, data)[0]
 
 
 def decode(kind: NodeKind, path: str, data: bytes) -> bytes:
-    """Return the body of a node that should be of a kind.
+    """Return the body of a node of the expected kind.
 
     Raises:
-        CorruptStateError: It is of another, or its bytes are not what was written to this path.
+        CorruptStateError: The node is of another kind, its bytes are damaged, or they were written to another path.
         UnsupportedVersionError: A newer release wrote them.
     """
     found, body = _open_frame(path, data)
@@ -175,7 +175,7 @@ def encode_ledger(ledger_id: int, state: LedgerState) -> bytes:
 
 
 def decode_ledger(ledger_id: int, data: bytes) -> LedgerState:
-    """Return what a ledger's node says; errors as `decode`."""
+    """Return the state in a ledger's node; errors as `decode`."""
     path = ledger_path(ledger_id)
     body = decode(NodeKind.LEDGER, path, data)
     try:
@@ -191,7 +191,7 @@ def encode_chunk(path: str, chunk: Chunk) -> bytes:
 
 
 def decode_chunk(path: str, data: bytes) -> Chunk:
-    """Return what a chunk's node says; errors as `decode`."""
+    """Return the chunk in a node; errors as `decode`."""
     body = decode(NodeKind.CHUNK, path, data)
     count = _CHUNK.unpack_from(body)[0] if len(body) >= _CHUNK.size else 0
     if not count:
@@ -205,7 +205,7 @@ def encode_counter(path: str, number: int) -> bytes:
 
 
 def decode_counter(path: str, data: bytes) -> int:
-    """Return what a counter's node says; errors as `decode`."""
+    """Return the number in a counter's node; errors as `decode`."""
     body = decode(NodeKind.COUNTER, path, data)
     if len(body) != _COUNTER.size:
         raise _damage(path, FRAME_BYTES, f"{_COUNTER.size} bytes", f"{len(body)} bytes")

@@ -1,14 +1,14 @@
-"""How is a ZooKeeper session used so that a write is never sent twice, nor after its call has returned?
+"""A ZooKeeper session that never sends a write twice, nor after its call has returned.
 
-kazoo keeps the connection and finds the session again. It never repeats a request by itself: only its `retry` does,
-which is not used here. Writes are sent once, and only while there is a connection; a write whose answer did not come
-may or may not have happened. Reads are sent again after a lost connection.
+kazoo keeps the connection and reconnects to the session. It never repeats a request on its own: only its `retry` does,
+which is not used here. Writes are sent once, and only while there is a connection; a write without an answer may or may
+not have happened. Reads are sent again after a lost connection.
 
-A write that was cut off cannot take effect behind the back of a later read of the same session: when a session
-reconnects, the server drops what is left of its old connection.
+An unanswered write cannot take effect after a later read of the same session: when a session reconnects, the server
+drops the remaining requests of its old connection.
 
-Each read is preceded by a `sync` on the same connection: a follower of a cluster may lag, and a value that another
-process has written must not look absent.
+Each read follows a `sync` on the same connection: a follower in the cluster may lag, and a value that another process
+has written must not look absent.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# How often a call starts over because others were faster. Each time one of them has got on, so this is never met
-# unless something is wrong.
+# How often a call is retried because others were faster. Each lost race is the progress of another call, so the limit
+# is reached only if something is wrong.
 _ATTEMPTS_MAX = 200
-# kazoo wakes its sender with a byte per request through a socket pair, which takes some 270.
+# kazoo wakes its sender with one byte per request through a socket pair, which has room for some 270.
 _REQUESTS_AT_ONCE = 64
-# A transaction of more operations keeps the server from its other clients for too long.
+# A larger transaction keeps the server from its other clients for too long.
 _OPERATIONS_MAX = 1_000
-# What stands around the operations of a request: its header and the end of the list.
+# The overhead of a request besides its operations: its header and the end of the list.
 _REQUEST_BYTES = 32
-# What stands around an operation's path and data: two lengths, a header, and flags or a version.
+# The overhead of an operation besides its path and data: two lengths, a header, and flags or a version.
 _OPERATION_BYTES = 21
 
 
 class LostRaceError(Exception):
-    """A transaction found another state than the one it was made for; it did nothing, so it may be made anew.
+    """A transaction found a state other than the expected one; it did nothing, and may be built again and retried.
 
     Args:
-        name_taken: Whether it would have made a node that exists.
+        name_taken: Whether it would have created a node that exists.
     """
 
     def __init__(self, *, name_taken: bool) -> None:
@@ -69,17 +69,17 @@ class LostRaceError(Exception):
 
 
 class _ConnectionLostError(StoreError):
-    """The answer did not come."""
+    """The connection was lost before the answer came."""
 
 
 class Node(NamedTuple):
-    """A node as it was read.
+    """A node as read.
 
     Attributes:
         data: Its bytes.
-        version: Counts its changes from 0; begins again at 0 when it is deleted and made again.
+        version: Counts its changes from 0; restarts at 0 if the node is deleted and created again.
         changed_zxid: The transaction that last changed its data: never the same for two changes of one path.
-        child_count: How many nodes are below it.
+        child_count: The number of nodes directly below it.
     """
 
     data: bytes
@@ -90,7 +90,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionOperation:
-    """One step of a transaction. Made by `check`, `create`, `set_data` and `delete`."""
+    """One step of a transaction, created by `check`, `create`, `set_data` or `delete`."""
 
     verb: Literal["check", "create", "set_data", "delete"]
     path: str
@@ -104,7 +104,7 @@ def check(path: str, version: int) -> SessionOperation:
 
 
 def create(path: str, data: bytes) -> SessionOperation:
-    """Make a node that must not exist, below one that does."""
+    """Create a node that must not exist, below one that does."""
     return SessionOperation("create", path, data)
 
 
@@ -119,15 +119,15 @@ def delete(path: str, version: int = -1) -> SessionOperation:
 
 
 def create_directory(path: str) -> SessionOperation:
-    """Make a node that holds nothing but others."""
+    """Create a node that only holds other nodes."""
     return create(path, encode(NodeKind.DIRECTORY, path))
 
 
 def existing(found: Node | None, path: str) -> Node:
-    """Return a node that must be there.
+    """Return a node that must exist.
 
     Raises:
-        CorruptStateError: It is not.
+        CorruptStateError: It does not exist.
     """
     if found is None:
         raise CorruptStateError(f"node {path or '/'}", offset=0, expected="a node", found="none")
@@ -136,14 +136,14 @@ def existing(found: Node | None, path: str) -> Node:
 
 @final
 class ZooKeeperSession:
-    """One session with a cluster, and whether it may still be used; thread-safe.
+    """One session with a cluster, which refuses calls once it is closed or lost; thread-safe.
 
     Args:
-        hosts: ``host:port`` pairs with commas between.
-        root: What stands before every path.
-        session_timeout_s: How long the servers keep the session without hearing from it; they may bound it.
+        hosts: ``host:port`` pairs separated by commas.
+        root: The prefix of every path.
+        session_timeout_s: How long the servers keep the session without hearing from it. The servers may bound it.
         call_timeout_s: How long a call waits for a connection, and again for an answer.
-        request_bytes_max: What the servers take in one request, their ``jute.maxbuffer``, and some room.
+        request_bytes_max: The largest request that the servers accept, their ``jute.maxbuffer``, less some reserve.
         client_options: More arguments for `KazooClient`.
 
     Raises:
@@ -165,16 +165,16 @@ class ZooKeeperSession:
         self._root_bytes = len(root.encode())
         self._call_timeout_s = call_timeout_s
         self.request_bytes_max = request_bytes_max
-        self._refusal = ""  # Why nothing may be done any more; empty while all is well.
+        self._refusal = ""  # Why every call is refused; empty while the session is usable.
         self._only_reads = False
-        self._usable = threading.Event()  # Set while there is a connection, and for good once there is a refusal.
+        self._usable = threading.Event()  # Set while there is a connection, and permanently after a refusal.
         self._stopping = threading.Lock()
         reconnect = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0}
         options = {"connection_retry": reconnect, **client_options}
         try:
             self._client = KazooClient(hosts, timeout=session_timeout_s, **options)
         except ConfigurationError as error:
-            # Only their names: there may be passwords among them.
+            # Only the names of the options: their values may include passwords.
             raise ValueError(f"client_options {sorted(client_options)}: {error}") from error
         acl = self._client.default_acl or OPEN_ACL_UNSAFE
         self._acl_bytes = 4 + sum(12 + len(entry.id.scheme.encode()) + len(entry.id.id.encode()) for entry in acl)
@@ -186,34 +186,34 @@ class ZooKeeperSession:
             raise StoreError(f"{self._name}: no server answered within {call_timeout_s} s") from error
 
     def refuse_changes(self) -> None:
-        """Let reads through and nothing else, from now on."""
+        """Refuse every mutating call from now on."""
         self._only_reads = True
 
     def make_root(self) -> None:
-        """Make the root's node, without data, and those above it where they are missing."""
+        """Create the root's node, without data, and its missing parents."""
         names = self._root.split("/")
         for end in range(2, len(names) + 1):
             self._exchange([partial(self._client.create_async, "/".join(names[:end]), b"")])
 
     def read(self, *paths: str) -> list[Node | None]:
-        """Return nodes as they are now, looked at in this order and not all at one instant; None for a missing one."""
+        """Return the current nodes, read in this order but not at one instant; None for a missing node."""
         requests = [partial(self._client.get_async, self._root + path) for path in paths]
         answers = self._read(requests)
         return [answer and Node(answer[0], answer[1].version, answer[1].mzxid, answer[1].numChildren)
                 for answer in answers]  # fmt: skip
 
     def children(self, path: str) -> list[str] | None:
-        """Return the names of the nodes below one, in no order; None if it does not exist."""
+        """Return the names of the nodes below a node, unordered; None if the node does not exist."""
         (names,) = self._read([partial(self._client.get_children_async, self._root + path)])
         return names if names is None else list(names)
 
     def commit(self, operations: Sequence[SessionOperation]) -> list[Any]:
-        """Carry out operations, all or none, on the servers' disks, and return what kazoo says of each.
+        """Execute operations, all or none, durably, and return kazoo's result of each.
 
         Raises:
             PayloadTooLargeError: They are too large for one request.
-            LostRaceError: A node was not as one of the operations expects.
-            StoreError: There is no connection, or it was lost and whether they were carried out is unknown.
+            LostRaceError: A node was not in the state that an operation expects.
+            StoreError: There is no connection, or it was lost and it is unknown whether the operations were executed.
         """
         self.check_size(operations)
         transaction = self._client.transaction()
@@ -231,19 +231,20 @@ class ZooKeeperSession:
         return self._without_errors(results)
 
     def check_size(self, operations: Sequence[SessionOperation]) -> None:
-        """Raise `PayloadTooLargeError` if one request cannot carry operations out."""
+        """Raise `PayloadTooLargeError` if operations do not fit into one request."""
         size_bytes = self.request_bytes(operations)
         if size_bytes > self.request_bytes_max:
             raise PayloadTooLargeError(
-                f"{self._name}: a request of {size_bytes} bytes, where {self.request_bytes_max} fit; nothing was sent"
+                f"{self._name}: a request must have at most {self.request_bytes_max} bytes, got {size_bytes};"
+                " nothing was sent"
             )
 
     def request_bytes(self, operations: Sequence[SessionOperation]) -> int:
-        """Return the size of the request that carries operations out, at most a few bytes too high."""
+        """Return the size of the request for some operations, at most a few bytes too high."""
         return _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
 
     def packs(self, groups: Iterable[Sequence[SessionOperation]]) -> Iterator[list[SessionOperation]]:
-        """Yield groups of operations in order, as many in each list as fit into a request; a group stays together."""
+        """Yield operations in order, as many in each list as fit into a request; groups are never split."""
         pack: list[SessionOperation] = []
         size_bytes = 0
         for group in groups:
@@ -258,10 +259,10 @@ class ZooKeeperSession:
             yield pack
 
     def settle(self, attempt: Callable[[], _Result]) -> _Result:
-        """Call what changes something until the race is not lost, and return what the call returned.
+        """Call a mutating function until it loses no race, and return its result.
 
         Raises:
-            StoreError: Changes are refused, or the race was lost too often; nothing was written.
+            StoreError: Changes are refused, or too many races were lost; nothing was written.
         """
         self.check_writable()
         for _ in range(_ATTEMPTS_MAX):
@@ -281,10 +282,10 @@ class ZooKeeperSession:
             raise StoreError(f"{self._name}: the store was opened to read; nothing was written")
 
     def close(self) -> None:
-        """End the session; closing twice does nothing."""
+        """End the session; no-op if closed."""
         self._refuse("the store is closed")
         with self._stopping:
-            # Whatever goes wrong here, the session ends by itself after its time.
+            # If this fails, the session still ends after its timeout.
             with suppress(Exception):
                 self._client.stop()
             with suppress(Exception):
@@ -315,9 +316,9 @@ class ZooKeeperSession:
                     raise
 
     def _exchange(self, requests: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Send requests, in order and some of them at once, and return the answers.
+        """Send requests in order, several at once, and return the answers.
 
-        None where a node to read is missing or a node to make is there.
+        The answer is None if a node to read is missing, or a node to create exists.
         """
         answers: list[Any] = []
         for begin in range(0, len(requests), _REQUESTS_AT_ONCE):
@@ -339,7 +340,7 @@ class ZooKeeperSession:
         except (NoNodeError, NodeExistsError):
             return None
         except self._client.handler.timeout_exception as error:
-            # Not to be sent any more: the caller will soon look whether the call happened.
+            # No later request is sent: the caller may soon check whether this call happened.
             self._refuse("a call was not answered; close the store and open it again")
             self.close()
             raise StoreError(f"{self._name}: no answer within {self._call_timeout_s} s") from error
@@ -355,9 +356,9 @@ class ZooKeeperSession:
         return _OPERATION_BYTES + self._root_bytes + len(operation.path) + len(operation.data) + acl_bytes
 
     def _without_errors(self, results: list[Any]) -> list[Any]:
-        """Return the results of a transaction that was carried out; one error means that none of it was."""
+        """Return the results of an executed transaction; any error means that no operation was executed."""
         for result in results:
-            # These two stand for the operations before and after the one that failed.
+            # These two errors stand for the operations before and after the one that failed.
             if not isinstance(result, Exception) or isinstance(result, (RolledBackError, RuntimeInconsistency)):
                 continue
             if isinstance(result, (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)):

@@ -129,5 +129,5 @@ def test_damaged_text_and_malformed_names_are_refused():
             registry.put(name, "17")
     store.metadata.put(f"/b/{KEY}", b"1\xff", expected_version=ABSENT)
     assert registry.get_all() == {KEY: "1\\xff"}
-    with pytest.raises(ValueError, match="not a metadata path"):
+    with pytest.raises(ValueError, match="path must be a metadata path"):
         MetadataBucketRegistry(store.metadata, "b/")

@@ -122,7 +122,7 @@ def test_children_are_found_without_a_look_at_all_values(monkeypatch):
 
 
 def test_an_identity_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="not an identity of 8 bytes: b'short'"):
+    with pytest.raises(ValueError, match="identity must be 8 bytes, got b'short'"):
         FileStore.over(FakeDirectory(), identity=b"short")
 
 

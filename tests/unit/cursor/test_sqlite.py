@@ -297,7 +297,7 @@ def test_nobody_else_opens_a_store_whose_lock_was_removed_whatever_this_process_
         ledger_id = store.ledgers.create("billing")
         (tmp_path / "LOCK").unlink()
         for another in (SqliteStore.open_copy, SqliteStore):
-            with pytest.raises(StoreLockedError, match="though its LOCK was removed"):
+            with pytest.raises(StoreLockedError, match="and its LOCK was removed"):
                 another(tmp_path)
             assert not (tmp_path / "LOCK").exists()
         with start(OPENER, tmp_path) as opener:

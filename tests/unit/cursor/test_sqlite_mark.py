@@ -71,12 +71,12 @@ def test_a_damaged_or_newer_mark_is_refused_by_name(tmp_path):
 
 
 def test_neither_store_takes_the_mark_of_the_other_for_its_own(lost, tmp_path):
-    with pytest.raises(StoreError, match="its MADE is another's"):
+    with pytest.raises(StoreError, match="another kind of store wrote its MADE"):
         FileStore(lost)
     FileStore(tmp_path / "files").close()
     for log in (tmp_path / "files").glob("log-*"):
         log.unlink()
     before = contents_of(tmp_path / "files")
-    with pytest.raises(StoreError, match="its MADE is another's"):
+    with pytest.raises(StoreError, match="another kind of store wrote its MADE"):
         SqliteStore(tmp_path / "files")
     assert contents_of(tmp_path / "files") == before
