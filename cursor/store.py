@@ -1,18 +1,18 @@
-"""What a cursor needs of a storage: two small protocols, with their durability contract in prose.
+"""The storage of a cursor: two small protocols, with their durability contract in prose.
 
-A `LedgerStore` keeps logs of opaque entries, a `MetadataStore` small values that are swung by compare-and-set. A
-`Store` has one of each. `ackstate.cursor.testing.check_store` is the contract as code: every backend passes it.
+A `LedgerStore` stores logs of opaque entries, a `MetadataStore` small values that are changed by compare-and-set. A
+`Store` has one of each. `ackstate.cursor.testing.check_store` is the contract as code: every store passes it.
 
-Durability. A mutating call that returns has been synced: it survives a crash of the process, of the machine, and a
-power cut. A mutating call that raises `StoreError` may or may not have happened, but never by half; whoever needs to
-know reads back. A store whose sync has failed refuses every later call until it is opened anew, because the pages that
-it would read may not be those on the disk. A connection that was lost is not a failed sync and may come back.
+Durability. When a mutating call returns, its change is synced: it survives a crash of the process or the machine, and a
+power cut. A mutating call that raises `StoreError` may or may not have happened, but never by half; to find out, read
+the data back. A store whose sync has failed refuses every later call until it is opened again, because the cached pages
+may differ from those on the disk. A lost connection is not a failed sync, and may be restored.
 
-Damage. Any call may find that the stored bytes are not what was written: `CorruptStateError`.
+Damage. Any call may find that the stored bytes have changed: `CorruptStateError`.
 
-Owners. A store on a disk is open once at a time: a second opener, in another process or the same, gets
-`StoreLockedError`; one in a cluster may be open many times. In any store a ledger is taken over by `fence`: whoever
-held it before gets `LedgerFencedError` at its next append.
+Owners. A store on a disk is open once at a time: a second opener, in this process or another one, gets
+`StoreLockedError`; a store in a cluster may be open many times. In any store a ledger is taken over by `fence`: its
+previous holder gets `LedgerFencedError` at its next append.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ABSENT = -1
 
 
 METADATA_VALUE_BYTES_MAX = 64 << 20
-"""How many bytes a metadata value may have, unless the one who opens a store names another limit."""
+"""The largest metadata value in bytes, unless the caller that opens a store sets another limit."""
 
 
 class StoreError(AckStateError):
@@ -37,11 +37,11 @@ class StoreError(AckStateError):
 
 
 class StoreLockedError(StoreError):
-    """The store is open already, in another process or in this one; nothing was touched."""
+    """The store is open already, in this process or another one; nothing was changed."""
 
 
 class StoreFullError(StoreError):
-    """The disk is full; the call did not happen, and may be tried again when there is room."""
+    """The disk is full; the call did not happen, and may be retried when there is room."""
 
 
 class PayloadTooLargeError(StoreError):
@@ -53,19 +53,19 @@ class LedgerFencedError(StoreError):
 
 
 class LedgerNotFoundError(StoreError):
-    """There is no such ledger, or no such entry in it; nothing was touched."""
+    """There is no such ledger, or no such entry in it; nothing was changed."""
 
 
 class VersionMismatchError(StoreError):
-    """The metadata value is not at the expected version; nothing was touched."""
+    """The metadata value is not at the expected version; nothing was changed."""
 
 
 class DamagedValueError(CorruptStateError):
-    """A metadata value is not what was written; it may be replaced or deleted, at the version that it has.
+    """A metadata value is damaged; it can be replaced or deleted at its version.
 
     Args:
-        error: What is wrong.
-        version: Its version.
+        error: The damage.
+        version: The version of the value.
     """
 
     def __init__(self, error: CorruptStateError, version: int) -> None:
@@ -84,11 +84,11 @@ class LedgerStore(Protocol):
     """Logs of opaque entries. Ids of ledgers rise and are never used again; entry ids of a ledger are 0, 1, 2, ..."""
 
     def create(self, owner: str) -> int:
-        """Make an empty ledger and return its id, above every id returned before.
+        """Create an empty ledger and return its id, above every id returned before.
 
         Args:
-            owner: Whom it belongs to, so that a ledger orphaned by a crash can be found by `owned_by`. Any text that
-                has a form in UTF-8, taken as it is.
+            owner: The owner, by which `owned_by` finds a ledger orphaned by a crash. Any text that can be encoded in
+            UTF-8; it is not interpreted.
 
         Raises:
             ValueError: The owner holds a lone surrogate.
@@ -131,7 +131,7 @@ class LedgerStore(Protocol):
         ...
 
     def delete(self, ledger_id: int) -> None:
-        """Delete a ledger and its entries; one that does not exist is deleted already."""
+        """Delete a ledger and its entries; no-op if it does not exist."""
         ...
 
     def fence(self, ledger_id: int) -> int:
@@ -153,7 +153,7 @@ class LedgerStore(Protocol):
     def owners(self) -> list[str]:
         """Return every owner that has a ledger, once, sorted by code points.
 
-        It may be O(ledgers): it is for a check of the whole store.
+        It may be O(ledgers): it is meant for a check of the whole store.
         """
         ...
 
@@ -161,18 +161,17 @@ class LedgerStore(Protocol):
 class MetadataStore(Protocol):
     """Small values under slash-separated paths such as ``/managed-ledgers/orders/billing``.
 
-    A path begins with a slash, ends without one, has no empty name in it and has a form in UTF-8, as a text with a
-    lone surrogate has not; another is a `ValueError`. Children are sorted by code points. The
-    versions of a path never repeat, also when its value is deleted and made again, so that an old expectation
-    never matches a new value.
+    A path begins with a slash, does not end with one, has no empty name in it, and can be encoded in UTF-8 (a lone
+    surrogate cannot); any other path raises `ValueError`. Children are sorted by code points. The versions of a path
+    never repeat, even if its value is deleted and created again, so that an old expectation never matches a new value.
     """
 
     def get(self, path: str) -> Versioned | None:
         """Return the value and its version, or None where there is none.
 
         Raises:
-            PayloadTooLargeError: It was written under a larger limit than this store has. It may be replaced or
-                deleted.
+            PayloadTooLargeError: It was written under a larger limit than the present one. It can be replaced or
+            deleted.
         """
         ...
 
@@ -182,11 +181,11 @@ class MetadataStore(Protocol):
         Args:
             path: The whole path.
             data: The new value.
-            expected_version: What `get` returned, or `ABSENT` to create the value.
+            expected_version: The version that `get` returned, or `ABSENT` to create the value.
 
         Raises:
             VersionMismatchError: The value is at another version, exists, or does not exist.
-            PayloadTooLargeError: The value has more bytes than the store takes.
+            PayloadTooLargeError: The value exceeds the store's limit.
         """
         ...
 
@@ -199,7 +198,7 @@ class MetadataStore(Protocol):
         ...
 
     def children(self, path: str) -> list[str]:
-        """Return the names one level below a path or ``/`` that hold a value or lead to one, sorted."""
+        """Return the names one level below a path or ``/`` that have a value or are part of a longer path, sorted."""
         ...
 
 
@@ -217,17 +216,17 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the storage so that another may open it, and refuse every later call with `StoreError`.
+        """Release the storage so that another process may open it, and refuse every later call with `StoreError`.
 
-        Closing twice does nothing.
+        No-op if closed.
         """
         ...
 
 
 def check_owner(owner: str) -> None:
-    """Raise `ValueError` unless an owner has a form in UTF-8."""
+    """Raise `ValueError` unless an owner can be encoded in UTF-8."""
     if not _has_utf8(owner):
-        raise ValueError(f"not an owner, since it has no form in UTF-8: {owner!r}")
+        raise ValueError(f"owner must be text that can be encoded in UTF-8, got {owner!r}")
 
 
 def _has_utf8(text: str) -> bool:
@@ -250,11 +249,11 @@ def check_path(path: str) -> None:
     """Raise `ValueError` unless a path begins with a slash, ends without one, has no empty name, and is UTF-8."""
     first, *names = path.split("/")
     if first or not names or not all(names) or not _has_utf8(path):
-        raise ValueError(f"not a metadata path: {path!r}")
+        raise ValueError(f"path must be a metadata path such as /a/b, got {path!r}")
 
 
 def children_prefix(path: str) -> str:
-    """Return what the paths below a path begin with; ``/`` itself is the top."""
+    """Return the prefix of the paths below a path; ``/`` itself is the top."""
     if path == "/":
         return path
     check_path(path)

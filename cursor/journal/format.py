@@ -1,7 +1,7 @@
-"""Defines what a cursor writes in any format, and what a format must be able to do.
+"""Defines the contents of a cursor's journal in any format, and the protocol of a format.
 
 There are two formats: ours, a journal of deltas (`ackstate.cursor.journal.native`), and Apache Pulsar's, in which every
-record is the whole state (`ackstate.cursor.journal.pulsar`). Either can be read, whichever is configured.
+record is the whole state (`ackstate.cursor.journal.pulsar`). Each can be read, whichever is configured.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ReadEntries = Callable[[int, int], list[bytes]]
 
 
 class Format(StrEnum):
-    """In which bytes a cursor is written; it is read in either."""
+    """The format in which a cursor is written; it is read in either."""
 
     NATIVE = "NATIVE"
-    """A snapshot and deltas: what is written for an ack does not grow with the holes."""
+    """A snapshot and deltas: the size of an ack's record does not grow with the holes."""
 
     PULSAR = "PULSAR"
     """The whole state at every persist, in bytes that Apache Pulsar reads."""
 
 
 class Repair(Enum):
-    """What to do about a cursor that cannot be read; each gives up acks, so those messages are redelivered."""
+    """How to repair a cursor that cannot be read; each way gives up acks, whose messages are redelivered."""
 
     NONE = "refuse"
     DISCARD_DAMAGED_RECORDS = "use the records before the first damaged one, and discard the rest"
@@ -44,12 +44,12 @@ class Repair(Enum):
 
 
 class CursorState(NamedTuple):
-    """The content of one record: all of the state or, in a delta, what is new.
+    """The content of one record: all of the state or, in a delta, the new part.
 
     Attributes:
         mark_delete: The mark-delete position.
-        deleted: Acked entries above it. Not to be changed.
-        batch: Partly acked batches. Not to be changed.
+        deleted: Acked entries above it. Must not be changed.
+        batch: Partly acked batches. Must not be changed.
         properties: The properties of the latest mark-delete.
     """
 
@@ -61,17 +61,17 @@ class CursorState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedJournal:
-    """A journal that was read.
+    """The decoded state of a journal.
 
     Attributes:
         content: The whole state.
-        records_replayed: Records that were read and folded.
-        bytes_discarded: Size of what was discarded: a torn last record, which was never reported durable, or what a
-            repair gave up.
-        discarded_offset: Where it begins, in bytes from the start of the journal, or of the entry in Pulsar's format;
-            -1 without one.
-        discarded_reason: Why it could not be read; empty without one.
-        byte_count: Size of the records that were read and folded, or of the record of the metadata store.
+        records_replayed: Number of records that were read and applied.
+        bytes_discarded: Size of the discarded part: a torn last record, which was never reported durable, or the
+        records that a repair gave up.
+        discarded_offset: Its beginning in bytes, from the start of the journal, or of the entry in Pulsar's format;
+        -1 if nothing was discarded.
+        discarded_reason: Why it could not be read; empty if nothing was discarded.
+        byte_count: Size of the records that were read and applied, or of the record of the metadata store.
     """
 
     content: CursorState
@@ -89,11 +89,11 @@ class CursorRecord:
     Attributes:
         cursor_ledger_id: The ledger that holds the journal; None if the state is in `content`.
         epoch: Rises with every reset; always 0 in Pulsar's format, where no record adds to another.
-        term: Rises whenever the cursor is opened: a record of another term is another owner's.
-        mark_delete: Where the cursor stood when this was written, if the record says so.
+        term: Rises whenever the cursor is opened: a record of another term belongs to another owner.
+        mark_delete: The mark-delete position when this was written, if the record contains it.
         content: The whole state, if there is no ledger.
-        cursor_properties: What the application attached to the cursor, name -> text.
-        unknown: Fields that the format does not know, to be written back.
+        cursor_properties: The application's properties of the cursor, name -> text.
+        unknown: Fields unknown to the format, which are written back.
     """
 
     cursor_ledger_id: int | None
@@ -106,31 +106,31 @@ class CursorRecord:
 
 
 class JournalFormat(Protocol):
-    """Turns states into a journal's entries and a cursor's value in the metadata store, and back."""
+    """Encodes states as a journal's entries and a cursor's value in the metadata store, and decodes them."""
 
     @property
     def name(self) -> Format:
-        """Which format it is."""
+        """The format."""
         ...
 
     @property
     def has_deltas(self) -> bool:
-        """Whether an entry may add to those before it; else each is the whole state."""
+        """Whether an entry may add to the previous ones; otherwise each is the whole state."""
         ...
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
-        """Write an entry of a journal.
+        """Return an encoded entry of a journal.
 
         Args:
-            content: The whole state if `sequence` is 0 or there are no deltas, else what is new.
-            epoch: Of the journal.
+            content: The whole state if `sequence` is 0 or there are no deltas, otherwise the new part.
+            epoch: The epoch of the journal.
             sequence: Number of the entry in its ledger.
-            chain: `chain` of the entry before; 0 for the first.
+            chain: `chain` of the previous entry; 0 for the first.
         """
         ...
 
     def chain(self, encoded: bytes) -> int:
-        """Return what the next entry is to be given."""
+        """Return the `chain` argument of the next entry."""
         ...
 
     def recover(  # noqa: PLR0913 - named, not packed
@@ -141,28 +141,28 @@ class JournalFormat(Protocol):
         A last entry that cannot be read is discarded and reported: its write was never reported durable.
 
         Args:
-            read: Gets its entries.
-            count: How many it has.
+            read: Returns its entries.
+            count: Number of its entries.
             what: Its name for error messages.
-            epoch: What the metadata record says.
+            epoch: The epoch in the metadata record.
             ledgers: The message log, for ranges that Pulsar wrote across ledgers.
-            discard_damaged: Take what is before the first damage, instead of refusing.
+            discard_damaged: Whether to use the records before the first damage instead of raising.
 
         Raises:
-            CorruptStateError: It cannot be read.
+            CorruptStateError: The journal cannot be read.
             UnsupportedVersionError: A newer release wrote an entry.
         """
         ...
 
     def encode_record(self, record: CursorRecord) -> bytes:
-        """Write a value of the metadata store."""
+        """Return an encoded value of the metadata store."""
         ...
 
     def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:
-        """Read one back.
+        """Decode a value of the metadata store.
 
         Raises:
-            CorruptStateError: It cannot be read.
+            CorruptStateError: The value cannot be read.
             UnsupportedVersionError: A newer release wrote it.
         """
         ...

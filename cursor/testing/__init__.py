@@ -1,11 +1,11 @@
-"""Does a store keep the contract of `ackstate.cursor.store`? The same suite for our backends and for yours.
+"""Checks that a store keeps the contract of `ackstate.cursor.store`: one suite for our stores and for yours.
 
-Call it from a test, with something that opens the same storage each time::
+Call it from a test, with a function that opens the same storage each time::
 
     def test_my_store_keeps_the_contract(tmp_path):
         check_store(lambda: MyStore(tmp_path / "store"))
 
-It cannot see what only a second process, a full disk or a power cut shows: `StoreLockedError`,
+It cannot check the behaviour that needs a second process, a full disk or a power cut: `StoreLockedError`,
 `StoreFullError`, and whether a sync reached the disk. Test these by hand.
 """
 
@@ -29,15 +29,15 @@ _Subject = TypeVar("_Subject")
 
 
 def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: int | None = None) -> None:
-    """Raise `AssertionError` at the first promise of the contract that a store does not keep.
+    """Raise `AssertionError` at the first promise of the contract that a store breaks.
 
     Args:
         make_store: Opens the store; every call opens the same storage, which is empty at the first call. The
-            suite closes one store before it opens the next.
-        metadata_value_bytes_max: The bytes of the largest metadata value that it takes; None leaves that unchecked.
+        suite closes one store before it opens the next.
+        metadata_value_bytes_max: The largest metadata value that the store accepts, in bytes; None skips this check.
 
     Raises:
-        AssertionError: The message names the promise, what should have been and what was.
+        AssertionError: The message names the promise, the expected result and the actual one.
         ValueError: The storage was not empty.
 
     >>> from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
@@ -61,7 +61,7 @@ def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: in
 
 
 def _run(check: Callable[[_Subject], None], subject: _Subject) -> None:
-    """Run one check, and call any surprise a broken promise."""
+    """Run one check, and report any unexpected error as a broken promise."""
     try:
         check(subject)
     except AssertionError:

@@ -1,4 +1,4 @@
-"""What a check of the suite expects of a store, each with the promise that its failure names."""
+"""The comparisons in the checks of the suite, each with the promise that its failure names."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _Args = TypeVarTuple("_Args")
 
 
 def expect(promise: str, found: object, wanted: object) -> None:
-    """Raise `AssertionError` unless the two are equal."""
+    """Raise `AssertionError` unless two values are equal."""
     # No assert statement: the suite must work under -O too.
     if found != wanted:
-        raise AssertionError(f"{promise}: expected {_short(wanted)}, found {_short(found)}")
+        raise AssertionError(f"{promise}: expected {_short(wanted)}, got {_short(found)}")
 
 
 def expect_refusal(promise: str, error: type[Exception], call: Callable[[*_Args], object], *args: *_Args) -> None:
-    """Raise `AssertionError` unless a call raises an error of this kind."""
+    """Raise `AssertionError` unless a call raises this error."""
     try:
         result = call(*args)
     except error:
         return
     except Exception as other:
-        raise AssertionError(f"{promise}: expected {error.__name__}, found {other!r}") from other
-    raise AssertionError(f"{promise}: expected {error.__name__}, found the answer {_short(result)}")
+        raise AssertionError(f"{promise}: expected {error.__name__}, got {other!r}") from other
+    raise AssertionError(f"{promise}: expected {error.__name__}, got the result {_short(result)}")
 
 
 def expect_fenced(store: Store, ledger_id: int) -> None:
-    """Raise `AssertionError` unless a ledger refuses what is appended and stays as it is."""
+    """Raise `AssertionError` unless a ledger refuses appends and stays unchanged."""
     last = store.ledgers.last(ledger_id)
     ledgers, batch = store.ledgers, [(ledger_id, b"late")]
     expect_refusal("append to a fenced ledger", LedgerFencedError, ledgers.append, ledger_id, b"late")

@@ -1,4 +1,4 @@
-"""The promises of `LedgerStore` that one opening can show."""
+"""The promises of `LedgerStore` that a single opening can check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _check_ledger_ids_rise(store: Store) -> None:
     owners = ["rise-a", "rise-b"] * 6
     ids = [store.ledgers.create(owner) for owner in owners]
     expect("create returns ids that rise, whoever the owner is", ids, sorted(set(ids)))
-    # Where ids begin at 0 or 1 they have one digit first and then two: as texts they would not be sorted.
+    # If ids begin at 0 or 1, their length changes from one digit to two: sorted as text, they would be out of order.
     expect("owned_by, lowest number first", store.ledgers.owned_by("rise-a"), ids[::2])
 
 
@@ -57,7 +57,7 @@ def _check_read_bounds(store: Store) -> None:
 
 
 def _check_entries_come_back(store: Store) -> None:
-    """Entries are opaque: what comes back is what was appended."""
+    """Entries are opaque: a read returns exactly the appended bytes."""
     ledgers = store.ledgers
     ledger_id = ledgers.create("bytes")
     entries = [b"", bytes(range(256)), bytes(range(256)) * (_MIB // 256), b"\0", b"text \xff"]
@@ -71,9 +71,9 @@ def _check_entries_come_back(store: Store) -> None:
 
 
 def _check_buffers_are_copied(store: Store) -> None:
-    """What is stored does not change with the buffer that it was stored from."""
+    """Stored bytes do not change with the buffer that they were copied from."""
     buffer = bytearray(b"before")
-    # A caller may hand in any buffer where the type says bytes.
+    # A caller may pass any buffer where the type says bytes.
     data = cast("bytes", buffer)
     ledger_id = store.ledgers.create("buffers")
     store.ledgers.append(ledger_id, data)
@@ -149,7 +149,7 @@ def _check_fence(store: Store) -> None:
 
 
 def _check_delete(store: Store) -> None:
-    """`delete` deletes a ledger and its entries; one that does not exist is deleted already."""
+    """`delete` deletes a ledger and its entries, and does nothing if the ledger does not exist."""
     ledgers = store.ledgers
     gone, kept = ledgers.create("delete"), ledgers.create("delete")
     ledgers.append_all([(gone, b"gone"), (kept, b"kept")])
@@ -180,7 +180,7 @@ def _check_owned_by(store: Store) -> None:
 def _check_owners(store: Store) -> None:
     """`owners` returns every owner that has a ledger, once, sorted."""
     ledgers = store.ledgers
-    # By UTF-16, the last two would change places.
+    # Sorted by UTF-16, the last two would change places.
     names = ["owners/b", "owners/a", "owners/ä", "owners/b", "owners/B", "owners", "owners/\U0001f40d", "owners/\uffee"]
     ids = [ledgers.create(name) for name in names]
     expect("owners, sorted", ledgers.owners(), sorted(set(ledgers.owners())))
@@ -193,7 +193,7 @@ def _check_owners(store: Store) -> None:
 
 
 def _owners_in(owners: list[str], names: list[str]) -> list[str]:
-    # Other checks have left theirs.
+    # Other checks have left their own owners.
     return [owner for owner in owners if owner in names]
 
 
@@ -211,4 +211,4 @@ CHECKS_OF_LEDGERS = (
     _check_owned_by,
     _check_owners,
 )
-"""Each is given an open store."""
+"""Each receives an open store."""

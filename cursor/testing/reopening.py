@@ -1,4 +1,4 @@
-"""The promises that a store keeps across a close and the next opening."""
+"""The promises of a store across a close and the next opening."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
-    """What a mutating call has done is there after a reopen."""
+    """The changes of a mutating call are there after a reopen."""
     with closing(make_store()) as store:
         one, other, deleted = (store.ledgers.create("keep") for _ in range(3))
         store.ledgers.delete(deleted)
@@ -47,7 +47,7 @@ def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
 
 
 def _check_refused_calls_leave_nothing(make_store: Callable[[], Store]) -> None:
-    """A refused call has left nothing behind, as a reopen shows."""
+    """A refused call leaves no trace, as a reopen shows."""
     with closing(make_store()) as store:
         good, fenced = store.ledgers.create("refused"), store.ledgers.create("refused")
         store.ledgers.fence(fenced)
@@ -75,7 +75,7 @@ def _check_fence_survives(make_store: Callable[[], Store]) -> None:
 
 
 def _check_ledger_ids_never_return(make_store: Callable[[], Store]) -> None:
-    """The id of a ledger is never used again, also when it was deleted and the store reopened."""
+    """The id of a ledger is never used again, even if it was deleted and the store reopened."""
     highest = -1
     for _ in range(3):
         with closing(make_store()) as store:
@@ -91,7 +91,7 @@ def _check_ledger_ids_never_return(make_store: Callable[[], Store]) -> None:
 
 
 def _check_versions_never_return(make_store: Callable[[], Store]) -> None:
-    """A path's versions never repeat, also when its value was deleted and the store reopened."""
+    """A path's versions never repeat, even if its value was deleted and the store reopened."""
     stale: list[int] = []
     for _ in range(3):
         with closing(make_store()) as store:
@@ -146,4 +146,4 @@ CHECKS_ACROSS_OPENINGS = (
     _check_versions_never_return,
     _check_close,
 )
-"""Each is given what opens the store."""
+"""Each receives a function that opens the store."""

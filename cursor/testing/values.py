@@ -1,4 +1,4 @@
-"""The promises of `MetadataStore` that one opening can show."""
+"""The promises of `MetadataStore` that a single opening can check."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _check_paths(store: Store) -> None:
 
 
 def check_value_limit(store: Store, bytes_max: int) -> None:
-    """`put` takes a value of `bytes_max` bytes, and refuses one of more without touching anything."""
+    """`put` accepts a value of `bytes_max` bytes, and refuses a larger one without changing anything."""
     metadata = store.metadata
     largest, too_large = bytes(bytes_max), bytes(bytes_max + 1)
     version = metadata.put("/largest", largest, expected_version=ABSENT)
@@ -107,4 +107,4 @@ CHECKS_OF_VALUES = (
     _check_children,
     _check_paths,
 )
-"""Each is given an open store."""
+"""Each receives an open store."""

@@ -109,10 +109,10 @@ def test_an_owner_may_have_any_name_or_none(store):
 
 def test_a_text_that_is_no_utf_8_is_refused_in_one_way_everywhere(store):
     for call in (store.ledgers.create, store.ledgers.owned_by):
-        with pytest.raises(ValueError, match=r"^not an owner, since it has no form in UTF-8: 'a\\ud800'$"):
+        with pytest.raises(ValueError, match=r"^owner must be text that can be encoded in UTF-8, got 'a\\ud800'$"):
             call("a\ud800")
     for call in (store.metadata.get, store.metadata.children):
-        with pytest.raises(ValueError, match=r"^not a metadata path: '/a\\ud800'$"):
+        with pytest.raises(ValueError, match=r"^path must be a metadata path such as /a/b, got '/a\\ud800'$"):
             call("/a\ud800")
     assert store.ledgers.owners() == []
 
