@@ -1,9 +1,8 @@
-"""The delivery-delay policies of a topic: when a message may be delivered, and whether it may be published so.
+"""The delivery-delay policies of a topic: when a message is delivered, and whether it may be published.
 
 Policies exist at three levels: topic, namespace and broker. Each field is resolved by itself, so a level that sets one
-field leaves the others to the level above. In Pulsar a request that names only ``tickTime`` stores 0 for the other
-fields, and so switches off the broker's maximum. Here a field that is not named is `None`, which sets nothing, and only
-an explicit 0 is 0.
+field leaves the others to the level above. In Pulsar a request with only ``tickTime`` stores 0 for the other fields,
+and so disables the broker's maximum. Here an absent field is `None`, which sets nothing, and only an explicit 0 is 0.
 
 Source: ``DelayedDeliveryPolicies`` and ``PersistentTopic.publishMessage`` of Apache Pulsar, PIP-315 and PIP-437.
 """
@@ -24,13 +23,13 @@ from ackstate.spelling import did_you_mean
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
+# The largest time: Pulsar stores times as signed 64-bit numbers.
 TIME_MS_MAX = LONG_MAX
 
 ENABLED_KEY = "delayedDeliveryEnabled"
 TICK_KEY = "delayedDeliveryTickTimeMillis"
 MAX_DELAY_KEY = "delayedDeliveryMaxDelayInMillis"
-# What the text of PIP-315 calls the maximum: no broker ever read it.
+# The name of the maximum in the text of PIP-315; no broker ever read it.
 _PIP_315_KEY = "delayedDeliveryMaxDeliveryDelayInMillis"
 
 JSON_NAMES = {
@@ -46,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class Level(Enum):
-    """Whose policy a field was taken from."""
+    """The level that a field was taken from."""
 
     TOPIC = "topic"
     NAMESPACE = "namespace"
@@ -54,7 +53,7 @@ class Level(Enum):
 
 
 class DelayPolicyRefusedError(AckStateError):
-    """A policy that cannot be set beside those of the other levels; `field` is the JSON name of what is at fault."""
+    """A policy that conflicts with those of the other levels; `field` is the JSON name of the conflicting field."""
 
     def __init__(self, reason: str, *, field: str) -> None:
         super().__init__(reason)
@@ -62,7 +61,7 @@ class DelayPolicyRefusedError(AckStateError):
 
 
 class DeliveryDelayExceededError(AckStateError):
-    """A message whose delay is above the maximum in force, which `level` has set; the text is Pulsar's."""
+    """A message whose delay exceeds the maximum in effect, which `level` has set; the text is Pulsar's."""
 
     def __init__(self, max_delivery_delay_ms: int, *, level: Level) -> None:
         super().__init__(f"Exceeds max allowed delivery delay of {max_delivery_delay_ms} milliseconds")
@@ -72,7 +71,7 @@ class DeliveryDelayExceededError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class DelayedDeliveryPolicies:
-    """What one topic or one namespace says of delayed delivery; a field that is None says nothing.
+    """The delayed-delivery policies of one topic or one namespace; a field that is None sets nothing.
 
     >>> stored = DelayedDeliveryPolicies.from_json({"active": True, "fixedDeliveryDelayInMillis": 5_000})
     >>> stored.updated(DelayedDeliveryPolicies(tick_time_ms=100)).to_json()
@@ -80,14 +79,14 @@ class DelayedDeliveryPolicies:
 
     Attributes:
         active: Whether messages are delayed at all.
-        tick_time_ms: How exactly, at least 1. 0 is refused: in Pulsar it is what a request stores that does not
-            mention the tick, it means 1 ms there, and a broker whose own is 0 does not start.
-        max_delivery_delay_ms: Longest delay that a producer may ask for; 0 for any.
-        fixed_delivery_delay_ms: Delay of every message, whatever its producer asks for; 0 for none.
+        tick_time_ms: The precision of delivery, at least 1. 0 is refused: in Pulsar, a request without a tick stores
+            0, where it means 1 ms, and a broker does not start with its own tick at 0.
+        max_delivery_delay_ms: Longest delay that a producer may request; 0 for no maximum.
+        fixed_delivery_delay_ms: Delay of every message, whatever its producer requests; 0 for none.
 
     Raises:
-        ValueError: A number is below its least value or above 2**63 - 1.
-        TypeError: A number is no integer, or `active` no boolean.
+        ValueError: A number is below its minimum or above 2**63 - 1.
+        TypeError: A number is not an integer, or `active` not a boolean.
     """
 
     active: bool | None = None
@@ -100,11 +99,11 @@ class DelayedDeliveryPolicies:
 
     @classmethod
     def from_json(cls, document: object) -> DelayedDeliveryPolicies:
-        """Return what a JSON object of Pulsar's field names says; null is as good as absent.
+        """Return the policies in a JSON object with Pulsar's field names; null is the same as absent.
 
         Raises:
-            ValueError: A name is unknown, or a number out of range; the text names the field.
-            TypeError: It is no object, or the value of a field not of its type.
+            ValueError: A name is unknown, or a number is out of range; the text names the field.
+            TypeError: The document is not an object, or a field has a value of the wrong type.
         """
         if not isinstance(document, Mapping):
             raise TypeError(f"delayed delivery policies must be an object, got {document!r}")
@@ -115,11 +114,11 @@ class DelayedDeliveryPolicies:
         return cls(**{_FIELDS[name]: value for name, value in document.items()})
 
     def to_json(self) -> dict[str, bool | int]:
-        """Return the fields that say something, by Pulsar's names."""
+        """Return the fields that are set, by Pulsar's names."""
         return {JSON_NAMES[name]: value for name, value in self.named().items()}
 
     def updated(self, update: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
-        """Return a copy in which the fields that `update` names replace; what it does not name is kept."""
+        """Return a copy with the fields that `update` sets; the others are unchanged."""
         return replace(self, **update.named())
 
     def named(self) -> dict[str, Any]:
@@ -130,9 +129,9 @@ class DelayedDeliveryPolicies:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDelayedDelivery:
-    """What a broker says where neither topic nor namespace does; the defaults are Pulsar's.
+    """The policies of a broker, which apply if neither topic nor namespace sets a field; the defaults are Pulsar's.
 
-    The fields are those of `DelayedDeliveryPolicies` and none may be None. Pulsar has no key for a fixed delay.
+    The fields are those of `DelayedDeliveryPolicies`; None is refused. Pulsar has no key for a fixed delay.
     """
 
     active: bool = True
@@ -144,15 +143,15 @@ class BrokerDelayedDelivery:
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> BrokerDelayedDelivery:
-        """Return what a broker's properties say; blank says nothing, a negative maximum is none, as in Pulsar.
+        """Return the policies in a broker's properties. Blank sets nothing, a negative maximum is none, as in Pulsar.
 
         Args:
             source: The keys and their values, or the path of a ``broker.conf``.
 
         Raises:
             ValueError: A value of ``delayedDeliveryEnabled``, ``delayedDeliveryTickTimeMillis`` or
-                ``delayedDeliveryMaxDelayInMillis`` is malformed or out of range, or the last one is given by the name
-                that PIP-315 uses, or a key is misspelt; the text names the key.
+                ``delayedDeliveryMaxDelayInMillis`` is malformed or out of range, or the last key has its name from
+                PIP-315, or a key is misspelt; the text names the key.
             TypeError: A key, or a value of such a key, is not text.
             OSError: The file cannot be read.
         """
@@ -170,11 +169,11 @@ class BrokerDelayedDelivery:
 
 
 class Decision(NamedTuple):
-    """When a message that may be stored is to be delivered.
+    """The delivery time of a message that may be stored.
 
     Attributes:
-        deliver_at_ms: What to store; negative for at once.
-        overrides_client: Whether its producer had asked for a time and a fixed delay took its place.
+        deliver_at_ms: The time to store; negative for immediate delivery.
+        overrides_client: Whether a fixed delay replaced the time that the producer requested.
     """
 
     deliver_at_ms: int
@@ -183,7 +182,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FieldLevels:
-    """Whose word each field of an `EffectiveDelayedDelivery` is."""
+    """The level that each field of an `EffectiveDelayedDelivery` was taken from."""
 
     active: Level = Level.BROKER
     tick_time_ms: Level = Level.BROKER
@@ -193,10 +192,10 @@ class FieldLevels:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveDelayedDelivery:
-    """What is in force for one topic: `DelayedDeliveryPolicies` with nothing left open, made by `effective`.
+    """The policies in effect for one topic: `DelayedDeliveryPolicies` with every field set, created by `effective`.
 
     Attributes:
-        levels: Whose word each of the fields is.
+        levels: The level that each field was taken from.
     """
 
     active: bool = True
@@ -209,31 +208,32 @@ class EffectiveDelayedDelivery:
         _check_fields({name: getattr(self, name) for name in JSON_NAMES})
 
     def to_json(self) -> dict[str, bool | int]:
-        """Return every field by Pulsar's names: the answer to ``?applied=true``."""
+        """Return every field by Pulsar's names: the response to ``?applied=true``."""
         return {json_name: getattr(self, name) for name, json_name in JSON_NAMES.items()}
 
     @property
     def keeps_fixed_delay(self) -> bool:
-        """Is there no fixed delay, or delayed delivery active?"""
+        """Whether there is no fixed delay, or delayed delivery is active."""
         return self.active or not self.fixed_delivery_delay_ms
 
     def deliver_at(self, publish_time_ms: int, deliver_at_ms: int) -> Decision:
-        """Decide when a message is delivered: by the fixed delay, else by its producer within the maximum.
+        """Return the delivery time of a message: by the fixed delay, else by its producer within the maximum.
 
-        Where delayed delivery is not active neither counts, and the message is delivered at once, for good. Pulsar
-        stores what was asked and looks at the switch at dispatch; here what is stored is all that says when.
+        If delayed delivery is inactive, both are ignored, and the message is always delivered at once. Pulsar stores
+        the requested time and checks the switch at dispatch; here only the stored time decides.
 
         Args:
-            publish_time_ms: Its producer's stamp, 0 or more. A fixed delay counts from it, so by its producer's clock.
-            deliver_at_ms: What its producer asks for, past times included; negative for no such wish.
+            publish_time_ms: The producer's timestamp, 0 or more. A fixed delay is added to it, so it follows the
+                producer's clock.
+            deliver_at_ms: The time that the producer requests, past times included; negative for none.
 
         Returns:
-            With a fixed delay, a time that is capped at 2**63 - 1.
+            The decision. With a fixed delay, the time is capped at 2**63 - 1.
 
         Raises:
-            DeliveryDelayExceededError: It asks for more than the maximum after its publish time.
+            DeliveryDelayExceededError: The requested time is more than the maximum after the publish time.
             ValueError: A time is out of range.
-            TypeError: A time is no integer.
+            TypeError: A time is not an integer.
         """
         check_within("publish_time_ms", publish_time_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
         check_within("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX - 1, most=TIME_MS_MAX, unit="milliseconds")
@@ -255,18 +255,18 @@ def effective(
     *,
     topic_may_disable: bool = False,
 ) -> EffectiveDelayedDelivery:
-    """Resolve the policies of a topic field by field: the topic's word, else the namespace's, else the broker's.
+    """Resolve the policies of a topic field by field: the topic's value, else the namespace's, else the broker's.
 
-    A namespace that sets a fixed delay or a maximum above 0 enforces it. Unless `topic_may_disable`, a 0 of the topic
-    in its place says nothing then, and neither does an ``active`` that is False beside an enforced fixed delay. Any
-    other delay or maximum of the topic counts; so does a fixed delay above an enforced maximum, as PIP-437 has it.
-    What only the broker sets, a namespace or a topic may switch off.
+    A namespace that sets a fixed delay or a maximum above 0 enforces it. Unless `topic_may_disable`, a 0 in the topic's
+    field is then ignored, and so is an ``active`` of False beside an enforced fixed delay. Any other delay or maximum
+    of the topic counts, even a fixed delay above an enforced maximum, as in PIP-437. A namespace or a topic may disable
+    a setting of the broker.
 
     Args:
-        topic: What the topic says; `DelayedDeliveryPolicies()` if nothing.
-        namespace: What its namespace says, likewise.
-        broker: What its broker says.
-        topic_may_disable: Whether a topic may switch off what its namespace enforces.
+        topic: The policies of the topic; `DelayedDeliveryPolicies()` if it has none.
+        namespace: The policies of its namespace, likewise.
+        broker: The policies of its broker.
+        topic_may_disable: Whether a topic may disable policies that its namespace enforces.
     """
     heard = topic if topic_may_disable else _without_disabling(topic, namespace)
     active, active_level = _first_said(heard.active, namespace.active, broker.active)
@@ -280,7 +280,7 @@ def effective(
 
 
 def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
-    """Leave out what would switch off what the namespace enforces."""
+    """Remove the topic's fields that would disable policies enforced by the namespace."""
     active = topic.active
     limit_ms, fixed_ms = topic.max_delivery_delay_ms, topic.fixed_delivery_delay_ms
     if namespace.fixed_delivery_delay_ms:
