@@ -1,1 +1,1 @@
-"""The delay index that keeps most of its messages on disk, in buckets."""
+"""The delay index that stores most of its messages on disk, in buckets."""

@@ -82,14 +82,14 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     def recover(
         cls, config: DelayConfig, *, storage: SnapshotStorage, now_ms: int, is_late: Callable[[], bool] = lambda: False
     ) -> tuple[BucketedDelayIndex, BucketRecoveryReport]:
-        """Return an index with the buckets that were sealed before, and a report.
+        """Return an index with the previously sealed buckets, and a report.
 
-        Messages that are due, were not sealed or cannot be read are not in the index: the dispatcher reads the log from
-        the mark-delete position and offers them again. Messages that were acked since are in it until they are due or
+        The index lacks messages that are due, were not sealed or cannot be read: the dispatcher reads the log from the
+        mark-delete position and offers them again. It contains messages that were acked since, until they are due or
         the mark-delete position reaches their ledger.
 
-        A recovery that takes too long or finds the storage failing falls back to an index in memory: nothing is
-        recovered, sealed or deleted, and the stored buckets wait for the next recovery.
+        A recovery that takes too long, or whose storage fails, falls back to an index in memory: nothing is recovered,
+        sealed or deleted, and the stored buckets are left for the next recovery.
 
         Args:
             config: The settings.
@@ -108,11 +108,11 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
 
     @property
     def held(self) -> PositionSet:
-        """Which messages wait; to be read, not changed."""
+        """The waiting messages; must not be changed."""
         return self._messages.held
 
     def __len__(self) -> int:
-        """Return how many messages wait, each counted once. Complexity: O(1)."""
+        """Return the number of waiting messages, each counted once. Complexity: O(1)."""
         return len(self.held)
 
     def __contains__(self, position: Position) -> bool:
@@ -121,9 +121,9 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Return whether a message must wait; see `DelayedDeliveryTracker.add_message`.
 
-        A waiting message that is offered when its time has come is delivered now and waits no longer.
+        A waiting message that is offered when it is due is delivered at once and removed.
 
-        Complexity: O(log messages in memory); every so often a bucket is sealed, and some are merged.
+        Complexity: O(log messages in memory); occasionally a bucket is sealed, and some are merged.
         """
         self._messages.check_open()
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
@@ -136,7 +136,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     def has_message_available(self, *, now_ms: int) -> bool:
         """Return whether `scheduled_messages` would hand out anything now.
 
-        It may be wrong about a message that is not to be handed out any more; the poll then forgets it.
+        It may return True for a message that must no longer be handed out; the poll then removes it.
         """
         self._messages.check_open()
         cutoff_ms = self._cutoff(now_ms)
@@ -146,7 +146,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out the messages due first, at most `max_messages`, in order of position.
 
-        Messages at or below the mark-delete position are dropped; single acks are not known here.
+        Messages at or below the mark-delete position are dropped; individual acks are unknown here.
         """
         max_messages = integer("max_messages", max_messages)
         check_count("max_messages", max_messages, least=0)
@@ -156,7 +156,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
 
     @property
     def delayed_message_count(self) -> int:
-        """How many messages wait, including due ones that were not yet handed out. Complexity: O(1)."""
+        """The number of waiting messages, including due ones that were not yet handed out. Complexity: O(1)."""
         self._messages.check_open()
         return len(self.held)
 
@@ -167,7 +167,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         return self._messages.memory_bytes
 
     def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
-        """Return False always, as Pulsar's."""
+        """Return False, as Pulsar's index does."""
         self._messages.check_open()
         self._cutoff(now_ms)
         return False
@@ -182,17 +182,17 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         return self._messages.next_take_ms(early_ms=self._early_ms)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Use another tick from now on; see `DelayedDeliveryTracker.reset_tick_time`."""
+        """Change the tick; see `DelayedDeliveryTracker.reset_tick_time`."""
         self._messages.check_open()
         check_within("tick_time_ms", tick_time_ms, least=1, most=TIME_MS_MAX)
         if not self._config.is_deliver_at_time_strict:
             self._early_ms = tick_time_ms
 
     def clear(self) -> None:
-        """Forget every message and delete every snapshot of this owner, those too that no index knows.
+        """Remove every message and delete every snapshot of this owner, including those that no index references.
 
         Raises:
-            AckStateError: A snapshot could not be deleted; all is forgotten, and a second call deletes the rest.
+            AckStateError: A snapshot could not be deleted; no message is left, and a second call deletes the rest.
         """
         self._messages.check_open()
         with self.lock:
@@ -204,7 +204,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
             self._messages.close()
 
     def advance_mark_delete(self, position: Position) -> None:
-        """Note that everything up to a position, included, is acked.
+        """Drop the messages of ledgers that are acked as a whole, given the mark-delete position.
 
         Messages in the ledgers before that of the position are dropped, and the snapshots of buckets that end there are
         deleted. Acked messages in the ledger itself wait until they are due, as in Pulsar. A position in a lower ledger
@@ -229,7 +229,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         return SubscriptionDelayView(self._shared, is_acked=is_acked)
 
     def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Put in a message for all views; see `TopicDelayIndex.feed`."""
+        """Add a message for all views; see `TopicDelayIndex.feed`."""
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
         self._messages.check_open()
         with self.lock:
@@ -238,7 +238,7 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
             return self._shared.hold(position, deliver_at_ms)
 
     def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Return whether a message that the reader comes to is known to wait; see `DelayedDeliveryTracker.skip`."""
+        """Return whether the reader may skip a message that already waits; see `DelayedDeliveryTracker.skip`."""
         self._messages.check_open()
         position = check_position(position, entry_id_min=0)
         self._cutoff(now_ms)
@@ -253,23 +253,23 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         return self._messages.live_buckets
 
     def delete_retired(self) -> None:
-        """Delete the snapshots out of use that nothing references any more; a failure leaves one to the next call."""
+        """Delete the retired snapshots that nothing references any more; after a failure the next call retries."""
         self._messages.check_open()
         with self.lock:
             self._messages.delete_retired()
 
     def stats(self) -> BucketStats:
-        """Return the index's numbers."""
+        """Return the statistics of the index."""
         with self.lock:
             return self._messages.stats()
 
     @property
     def cutoff_ms(self) -> int:
-        """Up to when, included, messages are due at the latest time seen."""
+        """The latest due time, included, of the messages that are due at the latest time seen."""
         return self._now_ms + self._early_ms
 
     def _cutoff(self, now_ms: int) -> int:
-        """Return up to when messages are due; a time before one seen earlier counts as that."""
+        """Return the latest due time of the messages that are due now; a time before an earlier one counts as that."""
         if type(now_ms) is not int or not 0 <= now_ms <= self._now_ms:
             self._now_ms = max(self._now_ms, check_time(now_ms, name="now_ms"))
         return self.cutoff_ms

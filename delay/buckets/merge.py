@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from ackstate.delay.config import DelayConfig
 
 MERGED_COUNT_MAX = 4
-"""The most buckets that become one at a time."""
+"""The maximal number of buckets in one merge."""
 
 
 def in_order(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
-    """Return the messages of several segments by time, then by position."""
+    """Return the messages of several segments, sorted by time, then by position."""
     deliver_at_ms, ledger_ids, entry_ids = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.lexsort((entry_ids, ledger_ids, deliver_at_ms))
     return DelayedIndexes(deliver_at_ms[order], ledger_ids[order], entry_ids[order])
 
 
 def cut_segments(indexes: DelayedIndexes, config: DelayConfig) -> list[DelayedIndexes]:
-    """Cut messages that are in order into segments of a bounded time and count; nothing gives no segments."""
+    """Cut sorted messages into segments of a bounded time span and count; no messages give no segments."""
     cuts = [0]
     times = indexes.deliver_at_ms
     while cuts[-1] < len(times):
         first = cuts[-1]
-        # The last time that the segment may have; what is past the end of time is never reached.
+        # The latest due time in the segment; it may exceed the largest time, which is then never reached.
         last_ms = int(times[first]) + config.max_time_step_per_segment_ms - 1
         end = int(np.searchsorted(times, min(last_ms, np.iinfo(np.int64).max), side="right"))
         if config.max_indexes_per_segment is not None:
@@ -45,7 +45,7 @@ def cut_segments(indexes: DelayedIndexes, config: DelayConfig) -> list[DelayedIn
 
 
 def _each_once(segment: DelayedIndexes) -> DelayedIndexes:
-    """Leave of a position that comes twice the last, since the earlier time may be one that it had before."""
+    """Keep only the last of a position's duplicates: the earlier time may be a former time of the message."""
     order = np.lexsort((segment.entry_ids, segment.ledger_ids))
     ledger_ids, entry_ids = segment.ledger_ids[order], segment.entry_ids[order]
     again = (ledger_ids[:-1] == ledger_ids[1:]) & (entry_ids[:-1] == entry_ids[1:])
@@ -57,7 +57,7 @@ def _each_once(segment: DelayedIndexes) -> DelayedIndexes:
 
 
 def buckets_to_merge(buckets: Sequence[Bucket]) -> Sequence[Bucket]:
-    """Choose neighbours to be made one: up to four of which each has a segment to come, the fewest messages.
+    """Choose two to four neighbours to merge: each has a segment to be loaded, and they have the fewest messages.
 
     Args:
         buckets: All buckets, in order of their ledgers.
@@ -74,7 +74,7 @@ def buckets_to_merge(buckets: Sequence[Bucket]) -> Sequence[Bucket]:
 
 
 def _smallest(windows: Sequence[Sequence[Bucket]]) -> Sequence[Bucket]:
-    """As Pulsar chooses: of the windows no larger than any before them, the one whose next segment is due first."""
+    """Of the windows no larger than any before them, return the one whose next segment is due first, as Pulsar does."""
     chosen = windows[0]
     count_min = first_due_min = None
     for window in windows:

@@ -1,4 +1,4 @@
-"""The messages of a bucketed index: held exactly, in memory and in sealed buckets, and taken out by due time."""
+"""The messages of a bucketed index: an exact set, stored in memory and in sealed buckets, taken out by due time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ackstate.delay.buckets.snapshots import SnapshotStorage
     from ackstate.delay.config import DelayConfig
 
-# From this many messages a ledger on, taking them out of its bitmap together is faster than one by one.
+# From this many messages per ledger on, removing them from its bitmap together is faster than one by one.
 _MANY_A_LEDGER = 16
 _LOAD_RETRY_MS = 1_000
 
 
 @final
 class BucketedMessages:
-    """Messages by due time, most of them on disk; no tick, and no clock but the times that calls give.
+    """Messages by due time, most of them on disk; without a tick, and without a clock but the times passed in.
 
     Not safe for concurrent use.
 
@@ -41,8 +41,8 @@ class BucketedMessages:
         storage: Where to seal buckets; None seals none and keeps all in memory.
 
     Attributes:
-        held: Which messages wait; to be read, not changed.
-        is_open: Whether `close` was not called.
+        held: The waiting messages; must not be changed.
+        is_open: False after `close`.
     """
 
     def __init__(self, config: DelayConfig, *, storage: SnapshotStorage | None) -> None:
@@ -51,21 +51,21 @@ class BucketedMessages:
         self._seals = storage is not None
         self.is_open = True
         # Invariant: each held message is in one of the calendars, or in an unloaded segment of a sealed bucket. These
-        # may have more: messages that were handed out or dropped, and those in two buckets. No such one is handed out.
+        # may contain more: messages that were handed out or dropped, and duplicates. Those are never handed out.
         self.held = PositionSet()
         self._mutable = MutableBucket()
         self._shared = Calendar()
-        # All of the ledgers before this one is consumed; _has_consumed: some of it may be held.
+        # Every ledger before this one is consumed; _has_consumed: some of their messages may be held.
         self._consumed_before = 0
         self._has_consumed = False
         # Invariant: no held message is due by then, except those that `take_all_due` could not load.
         self._taken_until_ms = -1
-        self._retry_at_ms = 0  # when to try again to load what could not be loaded
+        self._retry_at_ms = 0  # when to retry a failed load
 
     def recover(self, *, cutoff_ms: int, is_late: Callable[[], bool]) -> BucketRecoveryReport:
-        """Take over the buckets that were sealed before, without the messages that are due up to a time, included.
+        """Load the previously sealed buckets, without the messages that are due up to a time, included.
 
-        A recovery that takes too long or finds the storage failing recovers nothing, and seals nothing from then on.
+        A recovery that takes too long, or whose storage fails, recovers nothing, and seals nothing from then on.
         """
         assert self._sealed.snapshots is not None
         try:
@@ -88,12 +88,12 @@ class BucketedMessages:
 
     @property
     def live_buckets(self) -> tuple[tuple[int, int], ...]:
-        """The ids of durable snapshots in use, each with the number of the segment in memory; for any thread."""
+        """The ids of durable snapshots in use, each with the number of the segment in memory. Thread-safe."""
         return self._sealed.durable
 
     @property
     def first_due_ms(self) -> int | None:
-        """When the first message is due, or one that is held no more; None if none is held."""
+        """The due time of the first message, which may no longer be held; None if none is held."""
         if not self.held:
             return None
         head = self._sealed.first_boundary()
@@ -101,18 +101,18 @@ class BucketedMessages:
         return min((each for each in firsts if each is not None), default=None)
 
     def next_take_ms(self, *, early_ms: int) -> int | None:
-        """Return when to take messages again; None if none is held.
+        """Return the next time to take messages; None if none is held.
 
-        While a segment cannot be loaded that is a second after the last attempt.
+        While a segment cannot be loaded, it is a second after the last attempt.
 
         Args:
-            early_ms: How long before its time a message is to be taken.
+            early_ms: How long before its due time a message is to be taken.
         """
         first_ms = self.first_due_ms
         return None if first_ms is None else max(first_ms - early_ms, self._retry_at_ms, 0)
 
     def hold(self, position: Position, deliver_at_ms: int) -> None:
-        """Hold a message until it is taken; one that is held keeps its time. Neither is checked."""
+        """Hold a message until it is taken; a held message keeps its time. The arguments are not validated."""
         ledger_id, entry_id = position
         if not self.held.include(ledger_id, entry_id):
             return
@@ -132,7 +132,7 @@ class BucketedMessages:
             self._shared.add_all(*self._mutable.take_until(until_ms))
 
     def take_all_due(self, now_ms: int) -> PositionSet | None:
-        """Take out all that is due at a time; None, at once, if nothing can be that was not at the last call."""
+        """Take out all messages due at a time; None, at once, if none can be due that was not at the last call."""
         self.check_open()
         if now_ms <= self._taken_until_ms:
             return None
@@ -145,7 +145,7 @@ class BucketedMessages:
     def take_due(self, until_ms: int, *, now_ms: int, max_count: int | None = None) -> PositionSet:
         """Take out the messages that are due first, up to a time, included, and at most `max_count`.
 
-        Errors of the storage's `read_deliver_at_ms` pass through, and nothing is taken out.
+        Errors of the storage's `read_deliver_at_ms` propagate, and then nothing is taken out.
         """
         self.check_open()
         taken = PositionSet()
@@ -157,20 +157,20 @@ class BucketedMessages:
         return taken
 
     def drop_before(self, ledger_id: int) -> None:
-        """Drop the messages of the ledgers before one, those too that come later; it may be lower than before."""
+        """Drop the messages of all lower ledgers, now and in the future. The ledger may be lower than before."""
         self._consumed_before, self._has_consumed = ledger_id, True
         self._drop_consumed()
 
     def drop_consumed(self, ledger_id: int) -> None:
-        """Do as `drop_before`, but ignore a ledger that is not above the last one."""
+        """Do the same as `drop_before`, but ignore a ledger that is not above the last one."""
         if ledger_id > self._consumed_before:
             self.drop_before(ledger_id)
 
     def clear(self) -> None:
-        """Forget every message and delete every snapshot of this owner, those too that no index knows.
+        """Remove every message and delete every snapshot of this owner, including those that no index references.
 
         Raises:
-            AckStateError: A snapshot could not be deleted; all is forgotten, and a second call deletes the rest.
+            AckStateError: A snapshot could not be deleted; no message is left, and a second call deletes the rest.
         """
         self._forget()
         if self._sealed.snapshots is not None:
@@ -183,15 +183,15 @@ class BucketedMessages:
         self.is_open = False
 
     def delete_retired(self) -> None:
-        """Try again to register buckets and to delete snapshots out of use that nothing references any more."""
+        """Retry to register buckets, and to delete retired snapshots that nothing references any more."""
         self._sealed.catch_up()
 
     def stats(self) -> BucketStats:
-        """Return the numbers of the index."""
+        """Return the statistics of the index."""
         return self._sealed.stats(mutable_count=len(self._mutable), shared_count=len(self._shared))
 
     def check_open(self) -> None:
-        """Refuse use after `close`.
+        """Raise `ValueError` after `close`.
 
         Raises:
             ValueError: The index is closed.
@@ -224,7 +224,7 @@ class BucketedMessages:
         self._taken_until_ms = -1
 
     def _is_for_mutable(self, ledger_id: int) -> bool:
-        """Return whether a message of another ledger than the last goes into the mutable bucket; seal a full one."""
+        """Return whether a message of a new ledger goes into the mutable bucket; seal a full bucket first."""
         if ledger_id < self._mutable.last_ledger_id or self._sealed.covers(ledger_id):
             return False
         if self._seals and self._mutable.is_full_before(ledger_id, self._config):
@@ -236,7 +236,7 @@ class BucketedMessages:
         if self._sealed.has_too_many:
             self._drop_consumed()
             self._shared.add_all(*self._sealed.merge())
-            self._taken_until_ms = -1  # A merged bucket has messages again that have been taken.
+            self._taken_until_ms = -1  # A merged bucket contains messages again that were taken.
         self._sealed.catch_up()
 
     def _load_next(self, bucket: Bucket, *, now_ms: int) -> bool:
@@ -249,7 +249,7 @@ class BucketedMessages:
         return True
 
     def _release(self, due: DelayedIndexes, taken: PositionSet) -> None:
-        """Move those of the messages that are held from `held` to `taken`."""
+        """Move the held messages among some from `held` to `taken`."""
         if len(due.ledger_ids) < _MANY_A_LEDGER * len(np.unique(due.ledger_ids)):
             for ledger_id, entry_id in zip(due.ledger_ids.tolist(), due.entry_ids.tolist(), strict=True):
                 position = Position(ledger_id, entry_id)

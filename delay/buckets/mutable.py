@@ -23,12 +23,12 @@ _NO_LEDGER = -1
 
 @final
 class MutableBucket:
-    """Messages of ledgers that only go up, until they are sealed; not safe for concurrent use.
+    """Messages of rising ledgers, until they are sealed; not safe for concurrent use.
 
     Attributes:
         calendar: The messages.
-        first_ledger_id: The first ledger; -1 if the bucket has not begun.
-        last_ledger_id: The last one so far; the same.
+        first_ledger_id: The first ledger; -1 in an empty bucket.
+        last_ledger_id: The last ledger so far; -1 in an empty bucket.
     """
 
     __slots__ = ("calendar", "first_ledger_id", "last_ledger_id")
@@ -41,7 +41,7 @@ class MutableBucket:
         return len(self.calendar)
 
     def add(self, position: Position, deliver_at_ms: int) -> None:
-        """Put in a message of the last ledger or one after it."""
+        """Add a message of the last ledger or a later one."""
         ledger_id = position[0]
         if ledger_id != self.last_ledger_id:
             self.last_ledger_id = ledger_id
@@ -50,7 +50,7 @@ class MutableBucket:
         self.calendar.add(position, deliver_at_ms)
 
     def is_full_before(self, ledger_id: int, config: DelayConfig) -> bool:
-        """Tell whether to seal now that the log goes on to another ledger."""
+        """Return whether to seal the bucket before a message of another ledger is added."""
         if not len(self.calendar):
             return False
         step = config.ledger_step_per_bucket
@@ -58,17 +58,17 @@ class MutableBucket:
         return spans_enough or len(self.calendar) >= config.min_index_count_per_bucket
 
     def take_until(self, until_ms: int) -> DelayedIndexes:
-        """Take out what is due up to a time, included, in order."""
+        """Take out the messages due up to a time, included, in order."""
         return DelayedIndexes(*self.calendar.take_until(until_ms))
 
     def take_all(self) -> tuple[BucketKey, DelayedIndexes]:
-        """Take out everything, in order, with the range that it has; the bucket has not begun then."""
+        """Take out all messages, in order, with their range of ledgers; the bucket is empty afterwards."""
         key = BucketKey(self.first_ledger_id, self.last_ledger_id)
         self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
         return key, self.take_until(TIME_MS_MAX)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all messages."""
         self.calendar.clear()
         self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
 

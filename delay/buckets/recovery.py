@@ -1,4 +1,4 @@
-"""Recovery of stored buckets: which ones are good, which messages they have, and why others are dropped.
+"""Recovery of stored buckets: the usable buckets, their messages, and the reasons why the others are dropped.
 
 Only the metadata of each snapshot is read, and one segment of each bucket.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DropReason(Enum):
-    """Why a registered bucket was not recovered. But for `MALFORMED` it was unregistered and its snapshot deleted."""
+    """Why a registered bucket was not recovered. Unless `MALFORMED`, it was unregistered and its snapshot deleted."""
 
     MALFORMED = "its key or its id is malformed; it was left alone"
     MISSING = "its snapshot is not there"
@@ -40,13 +40,13 @@ class DropReason(Enum):
 class DroppedBucket:
     """A registered bucket that was not recovered.
 
-    What it had is not in the index, so the dispatcher offers it again as it reads the log.
+    Its messages are not in the index, so the dispatcher offers them again as it reads the log.
 
     Attributes:
-        name: Its key as the registry had it.
-        text: What the registry held under it, the decimal id of its snapshot.
-        reason: Why.
-        detail: What was found; empty if the reason says it all.
+        name: Its key in the registry.
+        text: The registered text, the decimal id of its snapshot.
+        reason: The reason.
+        detail: The details; empty if the reason is sufficient.
     """
 
     name: str
@@ -57,15 +57,15 @@ class DroppedBucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketRecoveryReport:
-    """What a recovery found.
+    """The result of a recovery.
 
     Attributes:
-        bucket_count: Buckets recovered.
-        message_count: Their messages that were not yet due, each counted once.
-        segments_skipped: Segments of theirs that were due as a whole, which the dispatcher will read again.
-        dropped: What was registered and not recovered.
-        orphan_count: Snapshots that nothing registered named, all deleted unless they are referenced.
-        fell_back: Why nothing was recovered and all stays in memory; empty if the recovery went well.
+        bucket_count: Number of recovered buckets.
+        message_count: Number of their messages that were not yet due, each counted once.
+        segments_skipped: Number of their segments that were entirely due, which the dispatcher will read again.
+        dropped: The registered buckets that were not recovered.
+        orphan_count: Number of unregistered snapshots, all deleted unless they are referenced.
+        fell_back: Why nothing was recovered and all messages stay in memory; empty if the recovery succeeded.
     """
 
     bucket_count: int = 0
@@ -80,9 +80,9 @@ class FoundBucket(NamedTuple):
     """A recovered bucket.
 
     Attributes:
-        bucket: It, with its first segment that is not due as a whole.
+        bucket: The bucket, with its first segment that is not entirely due.
         loaded: That segment.
-        metadata: What each of its segments holds, those skipped too.
+        metadata: The metadata of each of its segments, including the skipped ones.
     """
 
     bucket: Bucket
@@ -90,28 +90,28 @@ class FoundBucket(NamedTuple):
     metadata: tuple[SegmentMetadata, ...]
 
     def bitmaps(self) -> dict[int, BitMap]:
-        """Return the messages of its segments from the loaded one on."""
+        """Return the messages of its segments, from the loaded one on."""
         return _union(self.metadata[self.bucket.current - 1 :])
 
 
 class FoundBuckets(NamedTuple):
-    """All that a recovery found."""
+    """All recovered buckets."""
 
     buckets: tuple[FoundBucket, ...]
     dropped: tuple[DroppedBucket, ...]
     orphan_count: int
 
     def report(self, *, message_count: int) -> BucketRecoveryReport:
-        """Return what was found, with how many messages the buckets have, each counted once."""
+        """Return the report, given the number of messages in the buckets, each counted once."""
         skipped = sum(each.bucket.current - 1 for each in self.buckets)
         return BucketRecoveryReport(len(self.buckets), message_count, skipped, self.dropped, self.orphan_count)
 
 
 class RecoveryTooLongError(AckStateError):
-    """The recovery was given up since it took too long."""
+    """The recovery was abandoned because it took too long."""
 
 
-class _Unusable(Exception):  # noqa: N818 - it is a finding and leaves this module never
+class _Unusable(Exception):  # noqa: N818 - it never leaves this module
     def __init__(self, reason: DropReason, detail: object = "") -> None:
         super().__init__(reason)
         self.reason = reason
@@ -119,15 +119,15 @@ class _Unusable(Exception):  # noqa: N818 - it is a finding and leaves this modu
 
 
 def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callable[[], bool]) -> FoundBuckets:
-    """Read what is stored, and delete what is of no use.
+    """Read the stored buckets, and delete the useless ones.
 
     Args:
         snapshots: The stored buckets of an index.
-        cutoff_ms: Messages due up to then are of no use: the dispatcher reads them again.
-        is_late: Asked before each bucket is read, whether to give up.
+        cutoff_ms: Messages due up to this time are useless: the dispatcher reads them again.
+        is_late: Called before each bucket is read; returns whether to abandon the recovery.
 
     Raises:
-        RecoveryTooLongError: `is_late` said so; nothing was changed.
+        RecoveryTooLongError: `is_late` returned True; nothing was changed.
         AckStateError: The storage failed; nothing was changed.
     """
     names = snapshots.registered()
@@ -137,7 +137,7 @@ def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callabl
     for name, text in sorted(names.items()):
         if is_late():
             raise RecoveryTooLongError(
-                f"recovery was given up with {len(found) + len(dropped)} of {len(names)} buckets read"
+                f"recovery was abandoned with {len(found) + len(dropped)} of {len(names)} buckets read"
             )
         try:
             found[name] = _read(snapshots, *_parse(name, text), stored=stored, cutoff_ms=cutoff_ms)
@@ -188,7 +188,7 @@ def _read(
 
 
 def _check_ledgers(metadata: tuple[SegmentMetadata, ...], key: BucketKey) -> None:
-    """Refuse the snapshot of another bucket: what lies beyond the range would not outlive it."""
+    """Refuse a snapshot with ledgers outside the bucket's range: those messages would outlive the bucket."""
     ledger_ids = {ledger_id for segment in metadata for ledger_id in segment.bitmaps}
     if ledger_ids and not key.encloses(BucketKey(min(ledger_ids), max(ledger_ids))):
         found = f"{min(ledger_ids)} to {max(ledger_ids)}"
@@ -198,14 +198,14 @@ def _check_ledgers(metadata: tuple[SegmentMetadata, ...], key: BucketKey) -> Non
 
 
 def _due_count(metadata: tuple[SegmentMetadata, ...], cutoff_ms: int) -> int:
-    """Return how many segments at the beginning are due as a whole."""
+    """Return the number of segments at the beginning that are entirely due."""
     return next((at for at, each in enumerate(metadata) if each.max_deliver_at_ms > cutoff_ms), len(metadata))
 
 
 def _replaced(found: Mapping[str, FoundBucket]) -> list[str]:
-    """Return the buckets whose messages are all in one that encloses them: a crash came before they were deleted.
+    """Return the buckets whose messages are all in a merged bucket: a crash prevented their deletion.
 
-    Pulsar drops every bucket that another encloses. But what was sealed after a recovery may enclose a recovered
+    Pulsar drops every bucket that another encloses. But a bucket sealed after a recovery may enclose a recovered
     bucket without having its messages, and then both stay.
     """
     replaced: list[str] = []
@@ -232,7 +232,7 @@ def _tidy(
     stored: set[int],
     dropped: list[DroppedBucket],
 ) -> int:
-    """Unregister and delete what was dropped, delete what nothing names, and return how many those were."""
+    """Unregister and delete dropped buckets, delete unregistered snapshots, and return the number of the latter."""
     orphans = stored - in_use
     for each in dropped:
         if each.reason is DropReason.MALFORMED:

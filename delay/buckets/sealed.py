@@ -1,4 +1,4 @@
-"""The sealed buckets of an index: their ledger ranges, which segment comes next, and what becomes of them."""
+"""The sealed buckets of an index: their ledger ranges, loading, merging and removal."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class DamagedSegment:
     """A stored segment that could not be read while the index was in use.
 
-    Its messages are not lost: the log was asked when each is due or, where it could not be, they are due when the last
-    of the segment was to be.
+    Its messages are not lost: their due times are read from the log or, if that is impossible, they are due at the last
+    due time of the segment.
 
     Attributes:
         bucket_id: The snapshot.
         key: The message ledgers of its bucket.
-        segment: Which one, from 1.
-        reason: What was found.
+        segment: Number of the segment, from 1.
+        reason: The error.
     """
 
     bucket_id: int
@@ -46,15 +46,15 @@ class DamagedSegment:
 
 @dataclass(frozen=True, slots=True)
 class BucketStats:
-    """Numbers of a bucketed index, all of one instant.
+    """Statistics of a bucketed index, all at one instant.
 
     Attributes:
-        bucket_count: Sealed buckets.
-        mutable_count: Messages in the bucket that is not sealed, those that have been handed out from it included.
-        shared_count: The same for the messages in memory of the sealed ones.
-        retired_count: Snapshots out of use that are still stored, since they are referenced or a call failed.
-        succeeded: How many operations on snapshots have succeeded, by kind: create, load, delete, merge.
-        failed: How many have failed.
+        bucket_count: Number of sealed buckets.
+        mutable_count: Messages in the mutable bucket, including those that have been handed out from it.
+        shared_count: Messages of the sealed buckets in memory, likewise.
+        retired_count: Retired snapshots that are still stored, since they are referenced or a call failed.
+        succeeded: Number of successful operations on snapshots, by kind: create, load, delete, merge.
+        failed: Number of failed operations, likewise.
         damaged: Segments that could not be read.
     """
 
@@ -69,17 +69,17 @@ class BucketStats:
 
 @final
 class SealedBuckets:
-    """Buckets whose snapshots are stored; what of them is to be in memory is handed to the caller.
+    """Buckets with stored snapshots; the caller holds their loaded messages in memory.
 
-    The ranges of buckets may overlap: what is sealed after a recovery may cover the range of a recovered bucket. Not
+    The ranges of buckets may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket. Not
     safe for concurrent use.
 
     Args:
-        snapshots: Where they are stored; None if none is ever sealed.
+        snapshots: The stored snapshots; None if no bucket is ever sealed.
         config: The settings.
 
     Attributes:
-        snapshots: Where they are stored.
+        snapshots: The stored snapshots.
         damaged: Every segment that could not be read, oldest first.
     """
 
@@ -87,10 +87,10 @@ class SealedBuckets:
         self.snapshots = snapshots
         self.damaged: list[DamagedSegment] = []
         self._config = config
-        # Invariant: an interval for each live bucket, with the ledger after its last as its end. Of two live buckets
-        # each has another first ledger: a bucket begins at a ledger that none covers, or where its first source did.
+        # Invariant: an interval for each live bucket; its end is the ledger after the bucket's last one. All live
+        # buckets differ in their first ledgers: it is one that no other bucket covered, or that of its first source.
         self._tree = IntervalTree()
-        # A heap with the boundary of each live bucket, and some that are over.
+        # A heap with the boundary of each live bucket, and stale boundaries of others.
         self._boundaries: list[tuple[Boundary, int, Bucket]] = []
         self._numbers = count()
         self.durable: tuple[tuple[int, int], ...] = ()
@@ -105,15 +105,15 @@ class SealedBuckets:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory the buckets take beside their messages. Complexity: O(segments)."""
+        """About how much memory the buckets take, without their messages. Complexity: O(segments)."""
         return sum(bucket.memory_bytes for bucket in self)
 
     def covers(self, ledger_id: int) -> bool:
-        """Tell whether a message ledger is in the range of a bucket. Complexity: O(log buckets)."""
+        """Return whether a message ledger is in the range of a bucket. Complexity: O(log buckets)."""
         return bool(self._tree.overlaps_point(ledger_id))
 
     def first_boundary(self) -> tuple[Boundary, Bucket] | None:
-        """Return the bucket whose next segment must be loaded first, and before which message; None without one."""
+        """Return the first boundary, before which the next segment must be loaded, and its bucket, if any."""
         boundaries = self._boundaries
         while boundaries and not _is_current(boundaries[0]):
             heappop(boundaries)
@@ -123,13 +123,13 @@ class SealedBuckets:
         return boundary, bucket
 
     def adopt(self, bucket: Bucket) -> None:
-        """Take up a bucket whose current segment the caller holds in memory."""
+        """Add a bucket whose current segment the caller holds in memory."""
         self._tree.add(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
         self._push(bucket)
         self._note_durable()
 
     def seal(self, key: BucketKey, indexes: DelayedIndexes) -> DelayedIndexes:
-        """Make a bucket of messages in order, and return which of them must be in memory: all, if it failed."""
+        """Store sorted messages as a bucket, and return those that must be in memory: all, if that failed."""
         segments = cut_segments(indexes, self._config)
         try:
             bucket_id, kept = self._stored.write(segments)
@@ -141,12 +141,12 @@ class SealedBuckets:
         return segments[0]
 
     def merge(self) -> DelayedIndexes:
-        """Make one bucket of some neighbours, if there are too many buckets and it does not fail.
+        """Merge some neighbours if there are too many buckets; a failure changes nothing.
 
         The sources are in use until the merged bucket is stored and registered.
 
         Returns:
-            Which messages must be in memory, some of which are already; none if nothing was merged.
+            The messages that must be in memory, some of which are already; none if nothing was merged.
         """
         sources = buckets_to_merge(list(self)) if self.has_too_many else ()
         if not sources:
@@ -178,13 +178,13 @@ class SealedBuckets:
         return None
 
     def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
-        """Go on to a bucket's next segment, whose messages must be in memory then; after the last the bucket is over.
+        """Load a bucket's next segment, whose messages must then be in memory; remove the bucket after the last one.
 
-        A segment that is damaged or gone is rebuilt from what its metadata said of it: the messages, due when the log
-        says, or all when the last of them was to be.
+        A damaged or missing segment is rebuilt from its metadata: its messages are due when the log says, or all at the
+        last due time of the segment.
 
         Returns:
-            The messages, none if the bucket is over; None if the load failed and nothing has changed.
+            The messages, none if the bucket was removed; None if the load failed and nothing has changed.
         """
         if not bucket.has_unloaded_segment:
             self._remove(bucket)
@@ -209,18 +209,18 @@ class SealedBuckets:
         times = self._stored.read_deliver_at_ms(positions)
         if times is None:
             times = [segment.last_due_ms] * len(positions)
-        # Not after the segment's last time: it is when the next segment is loaded.
+        # At most the segment's last due time, when the next segment is loaded.
         due = sorted((min(time, segment.last_due_ms), *each) for time, each in zip(times, positions, strict=True))
         return DelayedIndexes(*(np.array(column, dtype=np.int64) for column in zip(*due, strict=True)))
 
     def trim(self, before_ledger_id: int) -> None:
-        """Drop the buckets that end before a message ledger; what cannot be deleted now is left to `catch_up`."""
+        """Drop the buckets that end before a message ledger; failed deletions are retried by `catch_up`."""
         for bucket in list(self):
             if bucket.key.last_ledger_id < before_ledger_id:
                 self._remove(bucket)
 
     def catch_up(self) -> None:
-        """Try again what has failed: to register buckets, to delete snapshots out of use."""
+        """Retry failed operations: register buckets, delete retired snapshots."""
         for bucket in self:
             if not bucket.is_registered:
                 self._register(bucket)
@@ -229,7 +229,7 @@ class SealedBuckets:
             self.snapshots.delete_retired()
 
     def clear(self) -> None:
-        """Forget every bucket; what is stored stays."""
+        """Remove every bucket; the snapshots stay stored."""
         for bucket in self:
             bucket.is_live = False
         self._tree.clear()
@@ -237,7 +237,7 @@ class SealedBuckets:
         self._note_durable()
 
     def stats(self, *, mutable_count: int, shared_count: int) -> BucketStats:
-        """Return the numbers of an index, given its messages in memory."""
+        """Return the statistics of an index, given the numbers of its messages in memory."""
         stored = self.snapshots
         return BucketStats(
             bucket_count=len(self),
@@ -280,7 +280,7 @@ class SealedBuckets:
         self._stored.drop(bucket.bucket_id, bucket.key)
 
     def _check(self) -> int:
-        """Assert every invariant, and return how many messages are to come. Complexity: O(segments)."""
+        """Assert every invariant, and return the number of messages to come. Complexity: O(segments)."""
         waiting = {id(entry[2]) for entry in self._boundaries if _is_current(entry)}
         firsts = set()
         for interval in self._tree:

@@ -1,4 +1,4 @@
-"""A bucketed index as the subscriptions of a topic share it, each by a view."""
+"""Shares a bucketed index among the subscriptions of a topic, each with its own view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class SharedBuckets(SharedDelayIndex):
-    """The messages of a bucketed index, which fall due for its views at their own time: never early, not rounded."""
+    """The messages of a bucketed index, which are due for its views at their own time: never early, not rounded."""
 
     def __init__(self, messages: BucketedMessages) -> None:
         super().__init__(due_log_bytes_max=DUE_LOG_BYTES_MAX)
@@ -46,7 +46,7 @@ class SharedBuckets(SharedDelayIndex):
             return self._messages.memory_bytes + self.due_log.memory_bytes
 
     def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
-        """See `SharedDelayIndex`; a closed index learns nothing."""
+        """See `SharedDelayIndex`; no-op if the index is closed."""
         if self._messages.is_open:
             super().learn(delayed)
 
@@ -57,8 +57,8 @@ class SharedBuckets(SharedDelayIndex):
             return True
         if position not in self.held:
             return False
-        # It is held for too late a time, or is in a segment that cannot be read now. The subscription that offers it
-        # delivers it now; the others receive it from the due log.
+        # The message is held for too late a time, or is in a segment that cannot be read now. The subscription
+        # that offers it delivers it now; the others receive it from the due log.
         due = PositionSet()
         due.add(position)
         self.held.discard(position)
@@ -77,7 +77,7 @@ class SharedBuckets(SharedDelayIndex):
         self._messages.drop_before(ledger_id)
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Check the tick, and change nothing: no time is rounded.
+        """Validate the tick; nothing else changes, because no time is rounded.
 
         Raises:
             ValueError: The tick is below 1 ms.

@@ -1,8 +1,8 @@
-"""Storage of sealed buckets: their snapshots in ledgers, and the owner of each in a registry of text.
+"""Storage of sealed buckets: their snapshots in ledgers, and the id of each snapshot in a registry of text.
 
-Every call of the storage is tried up to four times, as Pulsar does. A snapshot is written first and registered then,
-unregistered first and deleted then: whatever a crash leaves is a snapshot that no key names, and a recovery or `clear`
-finds it by its owner.
+Every call of the storage is tried up to four times, as in Pulsar. A snapshot is first written, then registered; and
+first unregistered, then deleted. So a crash can only leave an unregistered snapshot, and a recovery or `clear` finds it
+by its owner.
 
 Source: ``ImmutableBucket`` and ``BookkeeperBucketSnapshotStorage`` of Apache Pulsar.
 """
@@ -32,10 +32,10 @@ _Result = TypeVar("_Result")
 
 
 class SnapshotLedgers(Protocol):
-    """Logs of entries, as `ackstate.cursor.store.LedgerStore` states the contract. It fails with `AckStateError`."""
+    """Logs of entries, under the contract of `ackstate.cursor.store.LedgerStore`. Calls fail with `AckStateError`."""
 
     def create(self, owner: str) -> int:
-        """Make an empty ledger and return its id."""
+        """Create an empty ledger and return its id."""
         ...
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
@@ -51,7 +51,7 @@ class SnapshotLedgers(Protocol):
         ...
 
     def delete(self, ledger_id: int) -> None:
-        """Delete a ledger; one that does not exist is deleted already."""
+        """Delete a ledger; no-op if it does not exist."""
         ...
 
     def owned_by(self, owner: str) -> list[int]:
@@ -60,10 +60,10 @@ class SnapshotLedgers(Protocol):
 
 
 class BucketRegistry(Protocol):
-    """Names and texts, durable one by one: the internal properties of a cursor. It fails with `AckStateError`."""
+    """A durable map of names to texts: the internal properties of a cursor. Calls fail with `AckStateError`."""
 
     def get_all(self) -> Mapping[str, str]:
-        """Return every name with its text; names that are no bucket's may be among them."""
+        """Return every name with its text; it may include names other than bucket keys."""
         ...
 
     def put(self, name: str, text: str) -> None:
@@ -71,7 +71,7 @@ class BucketRegistry(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a name, if it is there; that is durable when this returns."""
+        """Remove a name, durably when this returns; no-op if it does not exist."""
         ...
 
 
@@ -82,15 +82,15 @@ def nothing_referenced(_bucket_id: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStorage:
-    """Where the buckets of one index live. One index at a time uses an owner's snapshots and their registry.
+    """The storage of one index's buckets. Only one index at a time may use an owner's snapshots and their registry.
 
     Attributes:
         ledgers: The snapshots.
-        registry: Which snapshot is which bucket's.
-        owner: Whom the ledgers belong to; nothing else has ledgers of this owner.
+        registry: The snapshot of each bucket.
+        owner: The owner of the ledgers; nothing else may have ledgers of this owner.
         is_referenced: Returns whether a reference to a snapshot is stored elsewhere, so that it must stay.
-        read_deliver_at_ms: What messages of the log say themselves of when to deliver them, in the order given; to make
-            good a segment that is damaged. It fails with `AckStateError`. None where the log is not at hand.
+        read_deliver_at_ms: Returns the delivery times stored in messages of the log, in the given order, to rebuild a
+            damaged segment. It fails with `AckStateError`. None if there is no log.
     """
 
     ledgers: SnapshotLedgers
@@ -105,27 +105,27 @@ class BucketSnapshots:
     """The stored buckets of one index; not safe for concurrent use.
 
     Attributes:
-        succeeded: How many operations of a kind (create, load, delete, merge) have succeeded.
-        failed: How many have failed, all attempts of one counted once.
+        succeeded: Number of successful operations by kind (create, load, delete, merge).
+        failed: Number of failed operations by kind; all attempts of one operation count once.
     """
 
     def __init__(self, storage: SnapshotStorage) -> None:
         self._storage = storage
         self.succeeded: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        # Snapshots out of use that are still stored, since a call failed or they are referenced, and the key under
-        # which they may still be registered.
+        # Retired snapshots that are still stored, since a call failed or they are referenced, and the key under which
+        # each may still be registered.
         self._retired: dict[int, BucketKey | None] = {}
 
     @property
     def retired(self) -> frozenset[int]:
-        """The snapshots out of use that could not be deleted yet."""
+        """The retired snapshots that could not be deleted yet."""
         return frozenset(self._retired)
 
     def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[Segment]]:
-        """Store a bucket in a new ledger, and return its id and what memory keeps of the segments.
+        """Store a bucket in a new ledger, and return its id and the in-memory parts of the segments.
 
-        Until it is registered it is not there, so a large one may be written by several calls.
+        The bucket counts only once it is registered, so a large one may be written by several calls.
 
         Raises:
             AckStateError: Every attempt failed.
@@ -137,7 +137,7 @@ class BucketSnapshots:
         return bucket_id, [Segment.of(each) for each in metadata]
 
     def _write_once(self, entries: Sequence[bytes]) -> int:
-        # A new ledger for each attempt: one that failed may have happened.
+        # A new ledger for each attempt: a failed attempt may have written entries.
         bucket_id = self._storage.ledgers.create(self._storage.owner)
         try:
             for batch in _batches(entries):
@@ -148,15 +148,15 @@ class BucketSnapshots:
         return bucket_id
 
     def register(self, key: BucketKey, bucket_id: int) -> None:
-        """Make a snapshot the one of its bucket.
+        """Register a snapshot as that of its bucket.
 
         Raises:
-            AckStateError: Every attempt failed; it may be registered nevertheless.
+            AckStateError: Every attempt failed; the snapshot may be registered nevertheless.
         """
         attempt(lambda: self._storage.registry.put(str(key), str(bucket_id)))
 
     def read_metadata(self, bucket_id: int) -> tuple[bytes, int] | None:
-        """Return what a snapshot says of its segments and how many are there, None if it is empty.
+        """Return the encoded metadata of a snapshot and its number of segments, None if it is empty.
 
         Raises:
             AckStateError: Every attempt failed.
@@ -169,7 +169,7 @@ class BucketSnapshots:
         """Return a segment, the first has number 1.
 
         Raises:
-            CorruptStateError: It is not what its metadata says.
+            CorruptStateError: It does not match its metadata.
             UnsupportedVersionError: A newer release wrote it.
             AckStateError: Every attempt failed.
         """
@@ -186,7 +186,7 @@ class BucketSnapshots:
         ]
 
     def read_deliver_at_ms(self, positions: Sequence[Position]) -> Sequence[int] | None:
-        """Return what messages say themselves of when to deliver them, None if that cannot be found out."""
+        """Return the delivery times stored in messages, None if they cannot be read."""
         read = self._storage.read_deliver_at_ms
         if read is None:
             return None
@@ -195,11 +195,11 @@ class BucketSnapshots:
         except AckStateError:
             return None
         if len(times) != len(positions):
-            raise ValueError(f"read_deliver_at_ms was asked for {len(positions)} messages and told of {len(times)}")
+            raise ValueError(f"read_deliver_at_ms must return {len(positions)} times, got {len(times)}")
         return times
 
     def is_gone(self, bucket_id: int, number: int) -> bool:
-        """Tell whether a segment is certainly not stored any more: its snapshot is deleted, or was cut."""
+        """Return whether a segment is certainly no longer stored: its snapshot was deleted, or cut."""
         try:
             return bucket_id not in self.stored() or attempt(lambda: self._storage.ledgers.last(bucket_id)) < number
         except AckStateError:
@@ -214,7 +214,7 @@ class BucketSnapshots:
         return set(attempt(lambda: self._storage.ledgers.owned_by(self._storage.owner)))
 
     def registered(self) -> dict[str, str]:
-        """Return what the registry holds under keys that begin as a bucket's.
+        """Return the registered texts whose keys begin as a bucket's.
 
         Raises:
             AckStateError: Every attempt failed.
@@ -223,19 +223,19 @@ class BucketSnapshots:
         return {name: text for name, text in texts.items() if name.startswith(BUCKET_KEY_PREFIX)}
 
     def drop(self, bucket_id: int, key: BucketKey | None = None) -> None:
-        """Take a snapshot out of use: out of the registry, and deleted unless it is referenced.
+        """Retire a snapshot: unregister it, and delete it unless it is referenced.
 
-        What cannot be done now is left to `delete_retired`.
+        After a failure, `delete_retired` retries.
 
         Args:
             bucket_id: The snapshot.
-            key: Under which it may be registered; what another snapshot is registered under stays.
+            key: The key under which it may be registered; a key of another snapshot stays.
         """
         self._retired[bucket_id] = key
         self._try_to_drop(bucket_id)
 
     def unregister(self, key: BucketKey) -> None:
-        """Forget a key whose snapshot is another bucket's too.
+        """Remove a key whose snapshot also belongs to another bucket.
 
         Raises:
             AckStateError: Every attempt failed; it may be registered nevertheless.
@@ -243,15 +243,15 @@ class BucketSnapshots:
         attempt(lambda: self._storage.registry.remove(str(key)))
 
     def delete_retired(self) -> None:
-        """Delete every snapshot out of use that is not referenced; a failure leaves it for the next time."""
+        """Delete every retired snapshot that is not referenced; after a failure the next call retries."""
         for bucket_id in tuple(self._retired):
             self._try_to_drop(bucket_id)
 
     def delete_all(self) -> None:
-        """Unregister and delete every snapshot that the registry or the ledgers know; one that is referenced stays.
+        """Unregister and delete every snapshot that is registered or stored; a referenced one stays.
 
-        All are tried, also after one has failed. A snapshot that cannot be unregistered is not deleted. What remains
-        is tried again by `delete_retired`.
+        All are tried, even after a failure. A snapshot that cannot be unregistered is not deleted. `delete_retired`
+        retries the rest.
 
         Raises:
             AckStateError: Every attempt of a call failed: the first such error.
@@ -273,14 +273,14 @@ class BucketSnapshots:
             raise errors[0]
 
     def _retire_registered(self, name: str, text: str) -> None:
-        """Note under which key a stored snapshot is still registered, if the key and the text are well-formed."""
+        """Record the key under which a stored snapshot is still registered, if key and text are well-formed."""
         with suppress(ValueError):
             key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
             if bucket_id in self._retired:
                 self._retired[bucket_id] = key
 
     def count(self, kind: str, *, is_done: bool) -> None:
-        """Count an operation that has succeeded or failed."""
+        """Count a successful or failed operation."""
         (self.succeeded if is_done else self.failed)[kind] += 1
 
     def _try_to_drop(self, bucket_id: int) -> None:
@@ -310,7 +310,7 @@ class BucketSnapshots:
 
 
 def _batches(entries: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the entries in order, as many together as are not too large for one request, and at least one."""
+    """Yield the entries in order, in batches that fit into one request, of at least one entry each."""
     first = size = 0
     for at, entry in enumerate(entries):
         if at > first and size + len(entry) > _BATCH_BYTES_MAX:
@@ -321,7 +321,7 @@ def _batches(entries: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def attempt(call: Callable[[], _Result]) -> _Result:
-    """Call up to four times until it does not fail; what was read damaged is not better the next time."""
+    """Call up to four times until it succeeds; damage is not retried, since a second read would not help."""
     for _ in range(ATTEMPT_COUNT - 1):
         try:
             return call()

@@ -321,7 +321,7 @@ def test_a_dropped_or_orphaned_snapshot_that_is_referenced_stays(store):
 def test_a_recovery_that_takes_too_long_falls_back_and_the_next_one_finds_all(store):
     asked = iter([False, True])
     index, report = recover(store, is_late=lambda: next(asked))
-    assert report == BucketRecoveryReport(fell_back="recovery was given up with 1 of 2 buckets read")
+    assert report == BucketRecoveryReport(fell_back="recovery was abandoned with 1 of 2 buckets read")
     assert len(index) == 0
     before = keys_of(store)
     fill(index, 5, 100)
