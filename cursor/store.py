@@ -88,7 +88,7 @@ class LedgerStore(Protocol):
 
         Args:
             owner: The owner, by which `owned_by` finds a ledger orphaned by a crash. Any text that can be encoded in
-            UTF-8; it is not interpreted.
+                UTF-8; it is not interpreted.
 
         Raises:
             ValueError: The owner holds a lone surrogate.
@@ -171,7 +171,7 @@ class MetadataStore(Protocol):
 
         Raises:
             PayloadTooLargeError: It was written under a larger limit than the present one. It can be replaced or
-            deleted.
+                deleted.
         """
         ...
 

@@ -67,9 +67,9 @@ class DecodedJournal:
         content: The whole state.
         records_replayed: Number of records that were read and applied.
         bytes_discarded: Size of the discarded part: a torn last record, which was never reported durable, or the
-        records that a repair gave up.
+            records that a repair gave up.
         discarded_offset: Its beginning in bytes, from the start of the journal, or of the entry in Pulsar's format;
-        -1 if nothing was discarded.
+            -1 if nothing was discarded.
         discarded_reason: Why it could not be read; empty if nothing was discarded.
         byte_count: Size of the records that were read and applied, or of the record of the metadata store.
     """

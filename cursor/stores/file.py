@@ -101,7 +101,7 @@ class FileStore:
             directory: The directory of the store.
             compaction_size_min: A log smaller than this many bytes is not compacted.
             identity: Eight bytes that distinguish the log of a new store from the logs of other stores; random by
-            default. An existing store keeps its identity.
+                default. An existing store keeps its identity.
         """
         if identity is not None and len(identity) != IDENTITY_SIZE:
             raise ValueError(f"identity must be {IDENTITY_SIZE} bytes, got {identity!r}")

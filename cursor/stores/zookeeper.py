@@ -62,7 +62,7 @@ class ZooKeeperStore:
         session_timeout_s: How long the servers keep the session without hearing from it. The servers may bound it.
         call_timeout_s: How long a call waits for a connection, and again for an answer.
         request_bytes_max: The largest request that is sent. The servers drop the connection at a request larger than
-        their ``jute.maxbuffer``, 1,048,575 bytes by default.
+            their ``jute.maxbuffer``, 1,048,575 bytes by default.
         client_options: More arguments for `kazoo.client.KazooClient`: ``auth_data``, ``default_acl``, ``use_ssl``, ...
 
     Raises:

@@ -33,7 +33,7 @@ def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: in
 
     Args:
         make_store: Opens the store; every call opens the same storage, which is empty at the first call. The
-        suite closes one store before it opens the next.
+            suite closes one store before it opens the next.
         metadata_value_bytes_max: The largest metadata value that the store accepts, in bytes; None skips this check.
 
     Raises:
