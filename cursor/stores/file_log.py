@@ -267,7 +267,7 @@ class LogReader:
         return self._damage(f"a group of store {expected}", f"one of store {found}, or of another place")
 
     def _end_log(self) -> None:
-        """Say why what follows is torn if it is not what was laid out; raise if it is neither."""
+        """End the log at `end`: set `torn` unless only zeros follow; raise if the tail is damaged."""
         reason, tail = "", b""
         if self._kinds == (CHANGES,):
             if self._ends_in_zeros():

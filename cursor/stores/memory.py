@@ -45,7 +45,7 @@ class FaultKind(Enum):
     CRASH_BEFORE = "the process dies before it reaches the disk"
     CRASH_AFTER = "the process dies after it reached the disk"
     FULL = "the disk is full; it did not happen"
-    SYNC_FAILED = "the sync fails and it is not on the disk; the store refuses all until opened anew"
+    SYNC_FAILED = "the sync fails and it is not on the disk; the store refuses every call until it is opened again"
 
 
 _REACHES_DISK = frozenset({FaultKind.FAIL_AFTER, FaultKind.CRASH_AFTER})

@@ -1,4 +1,4 @@
-"""Copies the files of a store to a temporary directory, and removes what an earlier process left there.
+"""Copies the files of a store to a temporary directory, and removes the leftovers of earlier processes.
 
 A copy lies in ``ackstate-copy-*`` among the temporary files, and its process keeps it locked. An unlocked one is the
 leftover of a killed process, and the next process of the same user removes it.

@@ -20,7 +20,7 @@ def _check_ledger_ids_rise(store: Store) -> None:
     """Ids of ledgers rise."""
     owners = ["rise-a", "rise-b"] * 6
     ids = [store.ledgers.create(owner) for owner in owners]
-    expect("create returns ids that rise, whoever the owner is", ids, sorted(set(ids)))
+    expect("create returns ids that rise, for any owner", ids, sorted(set(ids)))
     # If ids begin at 0 or 1, their length changes from one digit to two: sorted as text, they would be out of order.
     expect("owned_by, lowest number first", store.ledgers.owned_by("rise-a"), ids[::2])
 
@@ -168,7 +168,7 @@ def _check_owned_by(store: Store) -> None:
     ids = [store.ledgers.create(owner) for owner in owners]
     expect("owned_by", store.ledgers.owned_by("own"), [ids[0], ids[2], ids[4]])
     expect("owned_by another", store.ledgers.owned_by("own/ä"), [ids[1]])
-    expect("owned_by nobody", store.ledgers.owned_by("ow"), [])
+    expect("owned_by an owner without ledgers", store.ledgers.owned_by("ow"), [])
     alike = ["own" * 100, "own" * 100 + "!", " own", "own ", "\town\n"]
     ids = [store.ledgers.create(owner) for owner in alike]
     found = [store.ledgers.owned_by(owner) for owner in alike]
