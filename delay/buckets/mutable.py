@@ -27,8 +27,8 @@ class MutableBucket:
 
     Attributes:
         calendar: The messages.
-        first_ledger_id: The first ledger; -1 in an empty bucket.
-        last_ledger_id: The last ledger so far; -1 in an empty bucket.
+        first_ledger_id: The first ledger; -1 until a message is added.
+        last_ledger_id: The last ledger so far; -1 until a message is added.
     """
 
     __slots__ = ("calendar", "first_ledger_id", "last_ledger_id")

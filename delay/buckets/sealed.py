@@ -88,7 +88,7 @@ class SealedBuckets:
         self.damaged: list[DamagedSegment] = []
         self._config = config
         # Invariant: an interval for each live bucket; its end is the ledger after the bucket's last one. All live
-        # buckets differ in their first ledgers: it is one that no other bucket covered, or that of its first source.
+        # buckets differ in their first ledgers: each is one that no other bucket covered, or that of its first source.
         self._tree = IntervalTree()
         # A heap with the boundary of each live bucket, and stale boundaries of others.
         self._boundaries: list[tuple[Boundary, int, Bucket]] = []
