@@ -143,7 +143,7 @@ def test_two_stores_on_one_disk_see_each_other_and_fail_apart():
 
 
 def test_a_script_is_checked():
-    with pytest.raises(ValueError, match="from 0"):
+    with pytest.raises(ValueError, match="mutation must be at least 0"):
         Fault(-1, FaultKind.FULL)
     with pytest.raises(ValueError, match="two faults"):
         MemoryStore(faults=[Fault(3, FaultKind.FULL), Fault(3, FaultKind.CRASH_AFTER)])
