@@ -305,12 +305,8 @@ def acks_alone(chunk: EventChunk) -> tuple[dict[int, BitMap], NewlyAckedRuns]:
     if not begins.all():
         order, entries = order[begins], entries[begins]
     ledger_ids = ledger_ids[order]
-    numbers = entries.astype(np.uint32)
-    bounds = [*np.flatnonzero(np.diff(ledger_ids, prepend=-1)).tolist(), len(numbers)]
-    acked = {
-        int(ledger_ids[begin]): BitMap(array("I", numbers[begin:end].tobytes()))
-        for begin, end in itertools.pairwise(bounds)
-    }
+    bounds = [*np.flatnonzero(np.diff(ledger_ids, prepend=-1)).tolist(), len(entries)]
+    acked = {int(ledger_ids[begin]): _bitmap(entries[begin:end]) for begin, end in itertools.pairwise(bounds)}
     return acked, NewlyAckedRuns(indexes[owners[order]], ledger_ids, entries, entries + 1)
 
 

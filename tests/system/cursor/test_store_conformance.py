@@ -75,7 +75,7 @@ def test_a_store_without_the_limit_is_caught():
 
 def test_a_store_with_a_smaller_limit_is_caught():
     disk = MemoryDisk()
-    with pytest.raises(AssertionError, match="takes a value of `bytes_max` bytes"):
+    with pytest.raises(AssertionError, match="accepts a value of `bytes_max` bytes"):
         check_store(lambda: MemoryStore(disk, metadata_value_bytes_max=LIMIT - 1), metadata_value_bytes_max=LIMIT)
 
 
@@ -461,12 +461,12 @@ class CloseOnlyOnce(BrokenStore):
         (FenceReturnsTheCount, "fence returns the last id"),
         (LedgerIdsReturn, "is above a deleted one"),
         (LedgerIdsReturnAfterReopen, "are above every earlier one"),
-        (LastEntryIsLostAtReopen, "is there after a reopen"),
+        (LastEntryIsLostAtReopen, "are there after a reopen"),
         (ReadStopsAtTheEnd, "read from 0 to 4 of three entries"),
         (ReadIncludesTheEnd, "read from 0 to 0 of three entries"),
         (EmptyEntryBecomesZero, "an entry of 0 bytes"),
         (EntriesAreBuffers, "after the caller's buffer changed"),
-        (DeleteMissesTheMissing, "one that does not exist is deleted already"),
+        (DeleteMissesTheMissing, "does nothing if the ledger does not exist"),
         (DeleteKeepsTheLedger, "append with a deleted ledger"),
         (OwnedByPrefix, "owned_by"),
         (OwnedByHighestFirst, "owned_by"),
