@@ -11,10 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
 
-# Twice as many processes as there are cores, for many tests wait, for other programs or for the disk. All tests with
-# the Spark session run in one of them and those of a module in one (tests/conftest.py). The folder with the longest
-# tests comes first, and the others fill up.
-PARALLEL = -n $$(($$(nproc) * 2)) --dist loadgroup --no-loadscope-reorder --durations=20
+# As many processes as there are cores: twice as many took longer. All tests with the Spark session run in one of them
+# and those of a module in one (tests/conftest.py). The folder with the longest tests comes first.
+PARALLEL = -n auto --dist loadgroup --no-loadscope-reorder --durations=20
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
 
