@@ -7,7 +7,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from ackstate.cursor import SqliteStore
+import pytest
+
+from ackstate.cursor import SqliteStore, StoreError
 
 _HOLDER = """
 import sys
@@ -51,3 +53,19 @@ def start(program: str, directory: Path) -> subprocess.Popen[str]:
 def hold(directory: Path, kind=SqliteStore) -> subprocess.Popen[str]:
     """Open a store in another process until that is killed or its input ends."""
     return start(_HOLDER.format(kind=kind.__name__), directory)
+
+
+def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) -> list[bytes]:
+    """Append until it fails; return what was appended."""
+    entries: list[bytes] = []
+
+    def append_on():
+        while True:
+            entry = b"%d" % len(entries) * 500
+            assert store.ledgers.append(ledger_id, entry) == len(entries)
+            entries.append(entry)
+
+    with pytest.raises(error) as caught:
+        append_on()
+    assert type(caught.value) is error
+    return entries

@@ -95,10 +95,9 @@ class NewlyAckedRuns(NamedTuple):
     def bitmaps(self) -> dict[int, BitMap]:
         """Return the entries by ledger."""
         runs = by_position(self)
-        bounds = [*np.flatnonzero(np.diff(runs.ledger_id, prepend=-1)).tolist(), len(runs.ledger_id)]
         return {
-            int(runs.ledger_id[begin]): bitmap_of_runs(runs.first[begin:end], runs.end[begin:end] - 1)
-            for begin, end in itertools.pairwise(bounds)
+            ledger_id: bitmap_of_runs(runs.first[begin:end], runs.end[begin:end] - 1)
+            for ledger_id, begin, end in _ledgers_of(runs.ledger_id)
         }
 
 
@@ -220,9 +219,8 @@ class AckAccumulator:
     def _kept_runs(self, chunk: CompactChunk, known: Collection[int]) -> Iterator[NewlyAckedRuns]:
         """Yield the runs of each ledger, minus earlier acks in the `known` ledgers."""
         runs = chunk.news
-        bounds = [*np.flatnonzero(np.diff(runs.ledger_id, prepend=-1)).tolist(), len(runs.ledger_id)]
-        for begin, end in itertools.pairwise(bounds):
-            ledger_id, part = int(runs.ledger_id[begin]), NewlyAckedRuns(*(column[begin:end] for column in runs))
+        for ledger_id, begin, end in _ledgers_of(runs.ledger_id):
+            part = NewlyAckedRuns(*(column[begin:end] for column in runs))
             yield _kept(part, chunk.acked[ledger_id] - self.acked[ledger_id]) if ledger_id in known else part
 
     def _apply_run(self, chunk: EventChunk, index: int) -> Sequence[NewlyAckedRuns]:
@@ -305,8 +303,7 @@ def acks_alone(chunk: EventChunk) -> tuple[dict[int, BitMap], NewlyAckedRuns]:
     if not begins.all():
         order, entries = order[begins], entries[begins]
     ledger_ids = ledger_ids[order]
-    bounds = [*np.flatnonzero(np.diff(ledger_ids, prepend=-1)).tolist(), len(entries)]
-    acked = {int(ledger_ids[begin]): _bitmap(entries[begin:end]) for begin, end in itertools.pairwise(bounds)}
+    acked = {ledger_id: _bitmap(entries[begin:end]) for ledger_id, begin, end in _ledgers_of(ledger_ids)}
     return acked, NewlyAckedRuns(indexes[owners[order]], ledger_ids, entries, entries + 1)
 
 
@@ -333,6 +330,13 @@ def _kept(runs: NewlyAckedRuns, entries: BitMap) -> NewlyAckedRuns:
     ends = np.minimum(runs.end[of_run], lasts[of_kept] + 1)
     held = begins < ends
     return NewlyAckedRuns(runs.event[of_run[held]], runs.ledger_id[of_run[held]], begins[held], ends[held])
+
+
+def _ledgers_of(ledger_ids: Int64s) -> Iterator[tuple[int, int, int]]:
+    """Yield each ledger of a rising column, with the first index (inclusive) and the last one (exclusive) of it."""
+    begins = np.flatnonzero(np.diff(ledger_ids, prepend=-1)).tolist()
+    for begin, end in itertools.pairwise([*begins, len(ledger_ids)]):
+        yield int(ledger_ids[begin]), begin, end
 
 
 def _joined(parts: Sequence[NewlyAckedRuns]) -> NewlyAckedRuns:

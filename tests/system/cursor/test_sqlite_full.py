@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor.store import ABSENT, StoreError, StoreFullError
+from ackstate.cursor.store import ABSENT, StoreFullError
 from ackstate.cursor.stores.sqlite import SqliteStore
-from store_directories import assert_works, names_in
+from store_directories import append_until, assert_works, names_in
 
 DATABASE = "ackstate.sqlite3"
 
@@ -25,22 +25,6 @@ def downgraded(directory: Path) -> None:
         connection.execute("PRAGMA user_version = 1")
     with closing(sqlite3.connect(directory / DATABASE)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) -> list[bytes]:
-    """Append until it fails; return what was appended."""
-    entries: list[bytes] = []
-
-    def append_on():
-        while True:
-            entry = b"%d" % len(entries) * 500
-            assert store.ledgers.append(ledger_id, entry) == len(entries)
-            entries.append(entry)
-
-    with pytest.raises(error) as caught:
-        append_on()
-    assert type(caught.value) is error
-    return entries
 
 
 @pytest.fixture

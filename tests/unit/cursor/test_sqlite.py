@@ -23,7 +23,7 @@ from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, StoreFu
 from ackstate.cursor.stores import sqlite_database, temporary_copy
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from store_directories import assert_works, contents_of, hold, names_in, start
+from store_directories import append_until, assert_works, contents_of, hold, names_in, start
 
 DATABASE = "ackstate.sqlite3"
 UNFINISHED = "ackstate.sqlite3.new"
@@ -889,22 +889,6 @@ def file_size_limit(size: int):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) -> list[bytes]:
-    """Append until it fails; return what was appended."""
-    entries: list[bytes] = []
-
-    def append_on():
-        while True:
-            entry = b"%d" % len(entries) * 500
-            assert store.ledgers.append(ledger_id, entry) == len(entries)
-            entries.append(entry)
-
-    with pytest.raises(error) as caught:
-        append_on()
-    assert type(caught.value) is error
-    return entries
 
 
 @pytest.mark.slow
