@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
 
@@ -39,7 +42,7 @@ from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 app = typer.Typer(
     name="ackstate",
@@ -91,6 +94,7 @@ _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 _EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "plotly"})
 _WARNINGS_MAX = 10_000
 _INTERRUPTED = 130
+_AGAIN_S = 0.01
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -192,7 +196,8 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
     warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
     logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [warnings]
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
-    status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
+    with _lost_interrupts_repeated():
+        status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
     # After a failure, one line says what it is.
     for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
         complain(f"warning: {text}")
@@ -206,6 +211,28 @@ class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         complain(f"warning: {record.getMessage()}")
+
+
+@contextmanager
+def _lost_interrupts_repeated() -> Iterator[None]:
+    """Repeat a Ctrl-C that comes while Python runs a callback of a weak reference, which drops all exceptions."""
+    report = sys.unraisablehook
+
+    def repeat(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            report(what)
+            return
+        # After the callback: at once, the exception would be raised in this hook and dropped, too.
+        main_thread = threading.main_thread().ident
+        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
 
 
 def _status(command: Callable[[], Any]) -> int:
