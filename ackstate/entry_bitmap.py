@@ -15,9 +15,11 @@ _NARROW = 32
 _ID_BYTES = 4  # an unsigned number of this size is never out of range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     import numpy.typing as npt
+
+    from ackstate.position import Position
 
 
 def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
@@ -68,6 +70,19 @@ def _bitmap_of_row(entry_ids: npt.NDArray[np.uint32]) -> BitMap:
     if (entry_ids[1:] < entry_ids[:-1]).any():
         entry_ids = np.sort(entry_ids)
     return BitMap(array("I", entry_ids.tobytes()))
+
+
+def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
+    """Return the entries of valid positions, in any order, repeated or not, by ledger."""
+    if not positions:
+        return {}
+    ledger_ids, entry_ids = zip(*positions, strict=True)
+    if ledger_ids.count(ledger_ids[0]) == len(ledger_ids):
+        return {ledger_ids[0]: BitMap(array("I", entry_ids))}
+    by_ledger: dict[int, list[int]] = {}
+    for ledger_id, entry_id in positions:
+        by_ledger.setdefault(ledger_id, []).append(entry_id)
+    return {ledger_id: BitMap(array("I", ids)) for ledger_id, ids in by_ledger.items()}
 
 
 def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:

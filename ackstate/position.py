@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from itertools import repeat
 from operator import index
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 LEDGER_ID_MAX = 2**63 - 1
 ENTRY_ID_MAX = 2**32 - 1
@@ -78,3 +83,43 @@ def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
     if not entry_id_min <= entry_id <= ENTRY_ID_MAX:
         raise ValueError(f"entry id of ledger {ledger_id} must be in {entry_id_min}..{ENTRY_ID_MAX}, got {entry_id}")
     return position
+
+
+_new_position = partial(tuple.__new__, Position)
+
+
+def positions_of(ledger_id: int, entry_ids: Iterable[int]) -> Iterator[Position]:
+    """Yield positions of plain integers, in half the time of the class itself."""
+    return map(_new_position, zip(repeat(ledger_id), entry_ids))
+
+
+def checked_positions(positions: Iterable[Position]) -> list[Position]:
+    """Return positions of entries as a list of `Position`s of plain integers.
+
+    Args:
+        positions: In any order; or an array of integers with a row (ledger id, entry id) for each.
+
+    Raises:
+        TypeError: It is a single position, or text; one of them is not a position, or an id is not an integer.
+        ValueError: An id is out of range.
+
+    Complexity: no call for each position, if all are valid `Position`s.
+    """
+    if isinstance(positions, Position | str | bytes):
+        raise TypeError(f"positions must be a list of Position, got {positions!r}")
+    if hasattr(positions, "tolist"):  # an array, whose elements would be numbers of its own types
+        positions = [Position(*row) for row in positions.tolist()]
+    found = list(positions)
+    if not found:
+        return found
+    try:
+        ledger_ids, entry_ids = zip(*found, strict=True)
+        is_valid = (
+            {*map(type, found)} == {Position}
+            and {*map(type, ledger_ids), *map(type, entry_ids)} == {int}
+            and 0 <= min(ledger_ids) <= max(ledger_ids) <= LEDGER_ID_MAX
+            and 0 <= min(entry_ids) <= max(entry_ids) <= ENTRY_ID_MAX
+        )
+    except (TypeError, ValueError):
+        is_valid = False
+    return found if is_valid else [check_position(position, entry_id_min=0) for position in found]

@@ -20,6 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyroaring import BitMap
 
 MINUS_ONE_BYTES = 10
@@ -61,6 +63,18 @@ def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
     Joining an existing range costs less: it changes one end of it, by at most nine bytes.
     """
     return range_bytes(ledger_id, entry_id, entry_id)
+
+
+def isolated_ranges_bytes(positions: Iterable[tuple[int, int]]) -> list[int]:
+    """Return `isolated_range_bytes` of each of some valid positions; fastest if neighbours are of one ledger."""
+    sizes: list[int] = []
+    recent_id, fixed = -1, 0
+    for ledger_id, entry_id in positions:
+        if ledger_id != recent_id:
+            recent_id, fixed = ledger_id, range_fixed_bytes(ledger_id)
+        lower = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
+        sizes.append(fixed + lower + VARINT_BYTES[entry_id.bit_length()])
+    return sizes
 
 
 def firsts_bytes(firsts: BitMap) -> int:

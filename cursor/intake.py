@@ -8,8 +8,8 @@ from pyroaring import BitMap
 
 from ackstate.cursor.listener import Change, bitmap_runs, covered_runs
 from ackstate.cursor.results import Receipt
-from ackstate.entry_bitmap import bitmap_of
-from ackstate.position import Position, check_position
+from ackstate.entry_bitmap import bitmap_of, bitmaps_of
+from ackstate.position import Position, check_position, checked_positions
 from ackstate.wire.native import check_properties
 
 if TYPE_CHECKING:
@@ -41,11 +41,7 @@ class AckIntake:
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_many`."""
-        by_ledger: dict[int, list[int]] = {}
-        for position in positions:
-            check_position(position, entry_id_min=0)
-            by_ledger.setdefault(position[0], []).append(position[1])
-        return self.ack_bitmaps({each: bitmap_of(entry_ids) for each, entry_ids in by_ledger.items()}, now_ms=now_ms)
+        return self.ack_bitmaps(bitmaps_of(checked_positions(positions)), now_ms=now_ms)
 
     def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int, observes_age: bool = True) -> Receipt:
         """Ack entries of many ledgers, all or none; errors as `ManagedCursor.ack_entries`.

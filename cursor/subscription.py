@@ -17,10 +17,10 @@ from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
-from ackstate.position import check_position
+from ackstate.position import check_position, checked_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult, Receipt
@@ -149,9 +149,25 @@ class Subscription(SubscriptionReports, CursorListener):
             As `ManagedCursor.ack`.
         """
         with self._lock:
-            position, now_ms = check_position(position), self._at(now_ms)
-            receipt = self._admission.ack(position, lambda: self.cursor.ack(position, now_ms=now_ms), now_ms=now_ms)
+            position = check_position(position)
+            self._latest_ms = now_ms if type(now_ms) is int else integer("now_ms", now_ms)
+            receipt = self._admission.ack(position, now_ms=now_ms)
             self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
+            return receipt
+
+    def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
+        """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
+
+        Raises:
+            AckRefusedError: As `ack`, for all of them together.
+            As `ManagedCursor.ack_many`.
+
+        Complexity: O(entries), at a fraction of the time of an `ack` for each.
+        """
+        with self._lock:
+            positions, now_ms = checked_positions(positions), self._at(now_ms)
+            receipt = self._admission.ack_all(positions, now_ms=now_ms)
+            self._messages.acked_all(positions, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
@@ -163,12 +179,9 @@ class Subscription(SubscriptionReports, CursorListener):
         """
         with self._lock:
             position, words, now_ms = check_position(position), list(unacked_words), self._at(now_ms)
-
-            def ack() -> Receipt:
-                return self.cursor.ack_batch(position, words, now_ms=now_ms)
-
             is_last = self._messages.completes_batch(position, words)
-            receipt = self._admission.ack(position, ack, now_ms=now_ms) if is_last else ack()
+            ack = self._admission.ack if is_last else self.cursor.ack_batch
+            receipt = ack(position, words, now_ms=now_ms)
             if self.cursor.is_acked(position):
                 self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
             else:

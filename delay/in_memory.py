@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.delay.config import DelayConfig
-from ackstate.delay.position_set import positions_of
 from ackstate.delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
 from ackstate.integers import integer
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position, positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate import Position
+from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 _ENTRY_ID_END = 2**32
 
@@ -22,14 +21,6 @@ _BITMAP_BYTES = 200
 _CONTAINER_BYTES = 90
 _SET_BYTES = 350
 _NOTHING = BitMap()
-
-
-_new_position = partial(tuple.__new__, Position)
-
-
-def positions_of(ledger_id: int, entry_ids: Iterable[int]) -> Iterator[Position]:
-    """Yield positions of plain integers, in half the time of the class itself."""
-    return map(_new_position, zip(repeat(ledger_id), entry_ids))
 
 
 @final
@@ -127,6 +118,16 @@ class PositionSet:
         self._put(ledger_id, entry_ids if isinstance(entry_ids, BitMap) else BitMap(entry_ids))
         return self._count - before
 
+    def discard_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Take out entries of a ledger, those that are in."""
+        held = self._bitmaps.get(ledger_id)
+        if held is not None:
+            self._count -= len(held)
+            held -= entry_ids
+            self._count += len(held)
+            if not held:
+                del self._bitmaps[ledger_id]
+
     def take_lowest(self, count: int) -> tuple[int, BitMap]:
         """Take out up to `count` of the lowest ledger's lowest entries, at least one, and return them.
 
@@ -175,13 +176,7 @@ class PositionSet:
     def difference_update(self, other: PositionSet) -> None:
         """Take out all positions of another set."""
         for ledger_id, bitmap in other._bitmaps.items():
-            held = self._bitmaps.get(ledger_id)
-            if held is not None:
-                self._count -= len(held)
-                held -= bitmap
-                self._count += len(held)
-                if not held:
-                    del self._bitmaps[ledger_id]
+            self.discard_entries(ledger_id, bitmap)
 
     def intersection_update(self, other: PositionSet) -> None:
         """Take out all positions that another set does not have."""

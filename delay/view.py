@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.delay.due_log import batches_from
-from ackstate.delay.position_set import PositionSet, positions_of
+from ackstate.delay.position_set import PositionSet
 from ackstate.delay.tracker import DelayedDeliveryTracker, check_message, check_time
 from ackstate.integers import check_count, integer
-from ackstate.position import Position, check_position
+from ackstate.position import Position, check_position, positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -45,7 +45,7 @@ class Taken:
 
     def _check(self, replay):
         replay._check()
-        usage = replay._gate._admission.usage()
+        usage = replay._gate._admission.usage.of()
         limit = replay._gate._limit
         # What a reset leaves out may take more: then nothing is sent.
         assert not usage.reserved_bytes or usage.unpersisted_record_bytes + usage.reserved_bytes <= limit

@@ -11,7 +11,7 @@ from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.position import Position
 
@@ -43,7 +43,7 @@ class InFlightSet:
         """See `Reservations`."""
         if position not in self:
             return None
-        return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
+        return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1, is_covered=True)
 
     def unacked_of(self, consumer: str) -> int:
         """See `Reservations`."""
@@ -56,6 +56,12 @@ class InFlightSet:
         self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
         self._count(1, sent.record_bytes)
 
+    def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        """See `Reservations`."""
+        assert consumer == CONSUMER
+        for each in zip(positions, sent, strict=True):
+            self.add(*each)
+
     def complete(self, position: Position) -> Sent | None:
         """See `Reservations`."""
         sent = self.get(position)
@@ -63,6 +69,10 @@ class InFlightSet:
             self._entries[position[0]].remove(position[1])
             self._count(-1, -sent.record_bytes)
         return sent
+
+    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
+        """See `Reservations`."""
+        return [(position, sent) for position in positions if (sent := self.complete(position)) is not None]
 
     def reduce(self, position: Position, message_count: int) -> int:
         """See `Reservations`; no message is a batch."""

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, final
 
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+from ackstate.cursor.dispatch.limit_usage import LimitUsage
 from ackstate.cursor.store import StoreError
+from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
-from ackstate.limits.gate import Usage
-from ackstate.limits.rules import Accounting, Rule
-from ackstate.record_size import isolated_range_bytes
+from ackstate.limits.rules import Rule
+from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import Receipt
     from ackstate.limits.gate import DispatchGate, Verdict
     from ackstate.position import Position
-
-ACK_STATE_RULES = frozenset({Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES})
-"""The limits on the ack state: acks that fill holes reduce it."""
 
 _PROMOTION_RETRY_MS = 1_000
 
@@ -53,8 +51,16 @@ class Reservations(Protocol):
         """Note a message that is sent now; it is not in flight yet."""
         ...
 
+    def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        """Note messages that are sent to a consumer now; none of them is in flight yet."""
+        ...
+
     def complete(self, position: Position) -> Sent | None:
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
+        ...
+
+    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
+        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
         ...
 
     def reduce(self, position: Position, message_count: int) -> int:
@@ -95,41 +101,17 @@ class Admission:
         self._promotes_young = promotes_young and cursor._persister.young_age.is_on
         self._promote_again_ms = 0
         self._sent: Reservations = self.deliveries if sent is None else sent
-
-    def usage(self, consumer: str = "") -> Usage:
-        """Return the present usage of the subscription."""
-        sent = self._sent
-        return Usage(
-            self._cursor.view.unpersisted_record_bytes,
-            sent.reserved_bytes,
-            sent.unacked_messages,
-            self._range_count(),
-            sent.reserved_ranges,
-            sent.unacked_of(consumer),
-        )
+        self.usage = LimitUsage(cursor, gate, self._sent)
 
     def record_bytes_max(self) -> int | None:
         """Return how much may be un-persisted beside the reservations; None if there is no limit."""
-        limit = self._bytes_limit
+        limit = self.usage.bytes_limit
         return None if limit is None else limit - self._sent.reserved_bytes
-
-    def binding(self, consumer: str) -> set[Rule]:
-        """Return the limits on the ack state that keep new messages back: closed, or without room for one more."""
-        if self._gate is None:
-            return set()
-        usage = self.usage(consumer)
-        rules = self._closed_by(usage, consumer) & ACK_STATE_RULES if self._gate.is_closed else set()
-        if self._bytes_limit is not None and not self._has_bytes_for(self._next_cost):
-            rules.add(Rule.UNPERSISTED_ACK_RECORD_BYTES)
-        ranges_max = self._ranges_limit
-        if ranges_max is not None and usage.range_count + usage.reserved_ranges >= ranges_max:
-            rules.add(Rule.UNACKED_RANGES)
-        return rules
 
     def promote_young(self, *, now_ms: int) -> None:
         """Persist young acks early if they keep the next unread message back."""
-        if self._bytes_limit is not None and self._promotes_young:
-            self._promote_for(self._next_cost, now_ms=now_ms)
+        if self.usage.bytes_limit is not None and self._promotes_young:
+            self._promote_for(self.usage.next_cost, now_ms=now_ms)
 
     def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent for the first time and return True, unless a rule holds new messages back."""
@@ -143,14 +125,49 @@ class Admission:
         # With the cursor's lock, so that no persist uses the same room.
         with self._cursor.lock:
             verdict = gate.request(
-                (cost,), usage=self.usage(sent.consumer), consumer=sent.consumer, weights=weights, now_ms=now_ms
+                (cost,), usage=self.usage.of(sent.consumer), consumer=sent.consumer, weights=weights, now_ms=now_ms
             )
-            return self._concluded(verdict, position, sent._replace(record_bytes=cost, range_count=1))
+            return self._concluded(verdict, position, sent._replace(record_bytes=cost, range_count=1, is_covered=True))
+
+    def send_all_new(self, positions: Sequence[Position], sent: Sequence[Sent], *, now_ms: int) -> int:
+        """Note messages as sent for the first time: as many of the first ones as the rules have room for now.
+
+        Young acks are persisted early for the first message only, and only that one closes a rule. So another call for
+        the rest of them has the result that a call for each message would have.
+
+        Args:
+            positions: The messages, at least one.
+            sent: How each is sent, all to one consumer.
+            now_ms: The present.
+
+        Returns:
+            Their number; 0 if a rule holds new messages back.
+        """
+        consumer, gate = sent[0].consumer, self._gate
+        if gate is None:
+            self._sent.add_all(consumer, positions, sent)
+            return len(positions)
+        costs = isolated_ranges_bytes(positions)
+        self._promote_for(costs[0], now_ms=now_ms)
+        weights: list[int] | None = [each.message_count for each in sent]
+        if weights is not None and weights.count(1) == len(weights):
+            weights = None
+        with self._cursor.lock:
+            verdict = gate.request(
+                costs, usage=self.usage.of(consumer), consumer=consumer, weights=weights, now_ms=now_ms
+            )
+            granted = verdict.granted
+            if not granted:
+                self.refused_by = verdict.rule
+                return 0
+            self._sent.add_all(consumer, positions[:granted], _reserved(sent[:granted], costs))
+            gate.count_unacked(granted if weights is None else sum(weights[:granted]))
+            return granted
 
     def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
         """Show the gate that a message could be read now, so that it reports how long it keeps the message back."""
         if self._gate is not None:
-            self._gate.request((self._next_cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
+            self._gate.request((self.usage.next_cost,), usage=self.usage.of(consumer), consumer=consumer, now_ms=now_ms)
 
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent that may be sent while new ones may not, unless its ack could exceed a limit."""
@@ -158,38 +175,60 @@ class Admission:
             self._sent.add(position, sent)
             return True
         cost = isolated_range_bytes(*position)
-        if not self._has_bytes_for(cost):
+        if not self.usage.has_bytes_for(cost):
             self._promote_for(cost, now_ms=now_ms)
         with self._cursor.lock:
-            reserved = sent._replace(record_bytes=cost, range_count=1)
+            reserved = full = sent._replace(record_bytes=cost, range_count=1)
             verdict = self._ask_again(reserved)
             if verdict.rule is Rule.UNACKED_RANGES:
-                reserved = reserved._replace(range_count=max(0, self._ranges_added(position)))
+                reserved = reserved._replace(range_count=max(0, self.usage.added_by(position)[1]))
                 verdict = self._ask_again(reserved)
             if verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
-                added = self._cursor.view.unpersisted_bytes_added(position)
+                added, _ = self.usage.added_by(position)
                 reserved = reserved._replace(record_bytes=max(0, min(reserved.record_bytes, added)))
                 verdict = self._ask_again(reserved)
-            return self._concluded(verdict, position, reserved)
+            return self._concluded(verdict, position, reserved._replace(is_covered=reserved == full))
 
-    def ack(self, position: Position, ack: Callable[[], Receipt], *, now_ms: int) -> Receipt:
-        """Accept an ack if it exceeds no limit: neither it nor a persist in between takes what the other needs.
+    def ack(self, position: Position, unacked_words: Sequence[int] | None = None, *, now_ms: int) -> Receipt:
+        """Ack a message if that exceeds no limit: neither it nor a persist in between takes what the other needs.
 
         Args:
             position: The message.
-            ack: Acks it; its errors are passed on.
+            unacked_words: As for `ManagedCursor.ack_batch`; None acks the whole entry.
             now_ms: The present.
 
         Raises:
             AckRefusedError: As `make_room`.
+            As `ManagedCursor.ack` and `ManagedCursor.ack_batch`.
         """
         sent = self._sent.get(position)
-        if self._gate is None or (sent is not None and sent.is_covered(position)):
-            return ack()
+        if self._gate is None or (sent is not None and sent.is_covered):
+            if unacked_words is None:
+                return self._cursor.ack(position, now_ms=now_ms)
+            return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
         self.make_room(position, now_ms=now_ms)
         with self._cursor.lock:
-            self._check_room(position)
-            return ack()
+            self._check_room({position: sent}, now_ms=None)
+            if unacked_words is None:
+                return self._cursor.ack(position, now_ms=now_ms)
+            return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
+
+    def ack_all(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
+        """Ack messages, valid positions, all of them or, if one is refused, none.
+
+        Raises:
+            AckRefusedError: As `make_room`, for all of them together.
+            As `ManagedCursor.ack_many`.
+
+        Complexity: O(messages); with one for which too little is reserved, as `LimitUsage.added_by_all`, too.
+        """
+        sent = dict(zip(positions, map(self._sent.get, positions), strict=True))
+        if self._gate is None or all(each is not None and each.is_covered for each in sent.values()):
+            return self._cursor.ack_many(positions, now_ms=now_ms)
+        self._check_room(sent, now_ms=now_ms)
+        with self._cursor.lock:
+            self._check_room(sent, now_ms=None)
+            return self._cursor.ack_many(positions, now_ms=now_ms)
 
     def make_room(self, position: Position, *, now_ms: int) -> None:
         """Make sure that the ack of a message exceeds no limit, although too little may be reserved for it.
@@ -199,22 +238,19 @@ class Admission:
             CursorFencedError: Another owner has the cursor.
         """
         sent = self._sent.get(position)
-        if self._gate is None or (sent is not None and sent.is_covered(position)):
-            return
-        if self._refused_by(position) is Rule.UNPERSISTED_ACK_RECORD_BYTES:
-            try:
-                self._cursor.promote(0, now_ms=now_ms)
-            except StoreError as error:
-                self.store_error = error
-        self._check_room(position)
+        if self._gate is not None and (sent is None or not sent.is_covered):
+            self._check_room({position: sent}, now_ms=now_ms)
 
-    def complete(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages that are no longer in flight; return those that were, with how they were sent."""
-        completed = []
-        for position in positions:
-            sent = self._sent.complete(position)
-            if sent is not None:
-                completed.append((position, sent))
+    def complete(self, position: Position) -> Sent | None:
+        """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
+        sent = self._sent.complete(position)
+        if sent is not None and self._gate is not None:
+            self._gate.count_unacked(-sent.message_count)
+        return sent
+
+    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
+        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
+        completed = self._sent.complete_all(positions)
         if completed and self._gate is not None:
             self._gate.count_unacked(-sum(sent.message_count for _, sent in completed))
         return completed
@@ -235,7 +271,7 @@ class Admission:
     def observe(self, *, now_ms: int) -> None:
         """Show the gate the present usage without a request: after a restart, or under other limits."""
         if self._gate is not None:
-            self._gate.observe(self.usage(), next_record_bytes=self._next_cost, now_ms=now_ms)
+            self._gate.observe(self.usage.of(), next_record_bytes=self.usage.next_cost, now_ms=now_ms)
             self.usage_decreased(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
@@ -245,7 +281,7 @@ class Admission:
             of: The one consumer that has fewer messages now; empty if it may be any, None if none has.
         """
         if self._gate is not None and self._gate.is_closed:
-            self._gate.refresh(self.usage(), None if of is None else self._sent.unacked_of, of or "")
+            self._gate.refresh(self.usage.of(), None if of is None else self._sent.unacked_of, of or "")
 
     @property
     def promote_again_ms(self) -> int | None:
@@ -268,31 +304,11 @@ class Admission:
             self._gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
         self.usage_decreased(now_ms=now_ms, of=None)
 
-    @property
-    def _next_cost(self) -> int:
-        """The worst case of the next unread message."""
-        return isolated_range_bytes(*self._cursor.reader.next_unread)
-
-    @property
-    def _bytes_limit(self) -> int | None:
-        """The value of `maxUnPersistAckRecordsBytes`, if it is on and exact."""
-        if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
-            return None
-        limit = self._gate.limits.max_unpersisted_ack_record_bytes
-        return limit if limit > 0 else None
-
-    @property
-    def _ranges_limit(self) -> int | None:
-        """The limit on ranges, if that rule is on and exact."""
-        if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
-            return None
-        return self._gate.limits.max_unacked_ranges or None
-
     def _ask_again(self, sent: Sent) -> Verdict:
         assert self._gate is not None
         return self._gate.request_redelivery(
             (sent.record_bytes,),
-            usage=self.usage(sent.consumer),
+            usage=self.usage.of(sent.consumer),
             consumer=sent.consumer,
             weights=None if sent.message_count == 1 else (sent.message_count,),
             range_costs=(sent.range_count,),
@@ -307,18 +323,14 @@ class Admission:
         self._gate.count_unacked(sent.message_count)
         return True
 
-    def _has_bytes_for(self, cost: int) -> bool:
-        limit = self._bytes_limit
-        return limit is None or self._cursor.view.unpersisted_record_bytes + self._sent.reserved_bytes + cost <= limit
-
     def _promote_for(self, cost: int, *, now_ms: int) -> None:
         """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""
-        limit = self._bytes_limit
+        limit = self.usage.bytes_limit
         if limit is None or not self._promotes_young:
             return
         assert self._gate is not None
         reserved = self._sent.reserved_bytes
-        if self._has_bytes_for(cost):
+        if self.usage.has_bytes_for(cost):
             if not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
                 return
         elif reserved + cost > limit or not self._may_promote(now_ms=now_ms):
@@ -332,62 +344,61 @@ class Admission:
 
     def _could_promote(self, *, now_ms: int) -> bool:
         """Return whether the byte rule is closed and would open if all young acks were durable."""
-        limit = self._bytes_limit
+        limit = self.usage.bytes_limit
         if limit is None or not self._promotes_young:
             return False
         assert self._gate is not None
         mark = int(limit * self._gate.limits.unpersisted_release_ratio)
         if self._sent.reserved_bytes > mark or not self._may_promote(now_ms=now_ms):
             return False
-        return Rule.UNPERSISTED_ACK_RECORD_BYTES in self._closed_by(self.usage(), "")
+        return Rule.UNPERSISTED_ACK_RECORD_BYTES in self.usage.closed_by(self.usage.of(), "")
 
     def _may_promote(self, *, now_ms: int) -> bool:
         # A clock that went back by more than the pause ends it.
         is_paused = 0 < self._promote_again_ms - now_ms <= _PROMOTION_RETRY_MS
         return not is_paused and self._cursor.view.has_young(now_ms=now_ms)
 
-    def _check_room(self, position: Position) -> None:
-        self.refused_by = self._refused_by(position)
-        if self.refused_by is not None:
+    def _check_room(self, sent: Mapping[Position, Sent | None], *, now_ms: int | None) -> None:
+        """Refuse acks that exceed a limit, after a persist of young acks if the time is given and it may make room."""
+        refused_by = self._refused_by(sent)
+        if refused_by is Rule.UNPERSISTED_ACK_RECORD_BYTES and now_ms is not None:
+            try:
+                self._cursor.promote(0, now_ms=now_ms)
+            except StoreError as error:
+                self.store_error = error
+            refused_by = self._refused_by(sent)
+        self.refused_by = refused_by
+        if refused_by is not None:
+            first, *others = sent
             raise AckRefusedError(
-                f"too little is reserved for the ack of {position}, and it would pass a limit of the ack state: "
-                f"{self.refused_by.value}"
+                f"too little is reserved for the ack of {first}{f' and {len(others)} others' * bool(others)}, and it "
+                f"would pass a limit of the ack state: {refused_by.value}"
             ) from self.store_error
 
-    def _refused_by(self, position: Position) -> Rule | None:
-        """Return the limit of the ack state that has no room for the ack of a message; None if all have."""
+    def _refused_by(self, sent: Mapping[Position, Sent | None]) -> Rule | None:
+        """Return the limit of the ack state that has no room for acks; None if all have.
+
+        Args:
+            sent: Message -> how it was sent; None if it is not in flight.
+        """
+        reserved = [each for each in sent.values() if each is not None]
+        own = sum(each.record_bytes for each in reserved), sum(each.range_count for each in reserved)
+        if len(sent) > 1:
+            return self.usage.refusal(added=self.usage.added_by_all(bitmaps_of(sent)), reserved=own)
+        (position,) = sent
         if self._cursor.is_acked(position):
             return None
-        sent = self._sent.get(position)
-        reserved_bytes, reserved_ranges = (sent.record_bytes, sent.range_count) if sent is not None else (0, 0)
-        usage = self.usage()
-        ranges_max, bytes_max = self._ranges_limit, self._bytes_limit
-        if bytes_max is not None:
-            added = self._cursor.view.unpersisted_bytes_added(position)
-            used = usage.unpersisted_record_bytes + usage.reserved_bytes - reserved_bytes
-            if added > 0 and used + added > bytes_max:
-                return Rule.UNPERSISTED_ACK_RECORD_BYTES
-        if ranges_max is not None:
-            added = self._ranges_added(position)
-            used = usage.range_count + usage.reserved_ranges - reserved_ranges
-            if added > 0 and used + added > ranges_max:
-                return Rule.UNACKED_RANGES
-        return None
+        return self.usage.refusal(added=self.usage.added_by(position), reserved=own)
 
-    def _range_count(self) -> int:
-        """Return how many ranges count: at the limit, ranges that only shared holes divide count as one."""
-        range_count, limit = self._cursor.deleted.range_count, self._ranges_limit
-        if limit is None or (range_count < limit and not self._cursor.view.counts_entries_to_persist):
-            return range_count
-        return self._cursor.view.range_count_to_persist(limit)
 
-    def _ranges_added(self, position: Position) -> int:
-        """Return at most how much acking an entry now would add to `_range_count`; below 0 it frees some."""
-        effect = self._cursor.view.ack_effect(position)
-        if self._cursor.view.counts_entries_to_persist:
-            return 0 if effect.mark_delete_advance else 1
-        return effect.range_count
-
-    def _closed_by(self, usage: Usage, consumer: str) -> set[Rule]:
-        assert self._gate is not None
-        return {verdict.rule for verdict in self._gate.why_blocked(usage, consumer) if verdict.rule is not None}
+def _reserved(sent: Sequence[Sent], costs: Iterable[int]) -> list[Sent]:
+    """Return how messages are sent, with the worst cases of their acks reserved; equal neighbours share an object."""
+    found: list[Sent] = []
+    before, before_cost, full = None, -1, None
+    for each, cost in zip(sent, costs, strict=False):
+        if each is not before or cost != before_cost:
+            before, before_cost = each, cost
+            full = each._replace(record_bytes=cost, range_count=1, is_covered=True)
+        assert full is not None
+        found.append(full)
+    return found

@@ -85,9 +85,9 @@ def explain_blocks(  # noqa: PLR0913 - what the reasons consist of
 
     Complexity: O(holes) for a limit on the ack state.
     """
-    closed = [("", verdict) for verdict in gate.why_blocked(admission.usage())]
+    closed = [("", verdict) for verdict in gate.why_blocked(admission.usage.of())]
     for consumer in gate.closed_consumers:
-        verdicts = gate.why_blocked(admission.usage(consumer), consumer)
+        verdicts = gate.why_blocked(admission.usage.of(consumer), consumer)
         closed += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
     explain = partial(
         _explain_block, where=where, store_error=admission.store_error, consumers=consumers, top=top, now_ms=now_ms

@@ -69,6 +69,12 @@ class DelayedMessages:
         skip = self._tracker.skip
         return [position for position in positions if not skip(position, now_ms=now_ms)]
 
+    def without_early(self, read: list[tuple[Position, Message]], *, now_ms: int) -> list[tuple[Position, Message]]:
+        """Return those of some messages that were read that need not wait; see `must_wait`."""
+        if self._tracker is None:
+            return read
+        return [each for each in read if not self.must_wait(*each, now_ms=now_ms)]
+
     def must_wait(self, position: Position, message: Message, *, now_ms: int) -> bool:
         """Return whether a message that was read must wait; if so, it is handed out when it is due."""
         # A tracker is offered messages without a delay too: it must know how far the reader is.

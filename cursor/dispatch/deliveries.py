@@ -6,10 +6,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.delay.position_set import PositionSet
-from ackstate.position import check_position
-from ackstate.record_size import isolated_range_bytes
+from ackstate.entry_bitmap import bitmaps_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, KeysView, Sequence
+
     from ackstate.position import Position
 
 
@@ -23,6 +24,7 @@ class Sent(NamedTuple):
         message_count: How many messages of the entry are not acked.
         record_bytes: The bytes reserved for its ack, of the limit on un-persisted ack records.
         range_count: The ranges reserved for its ack: 1 or 0.
+        is_covered: Whether the worst case of its ack is reserved.
     """
 
     consumer: str
@@ -31,10 +33,7 @@ class Sent(NamedTuple):
     message_count: int = 1
     record_bytes: int = 0
     range_count: int = 0
-
-    def is_covered(self, position: Position) -> bool:
-        """Return whether the worst case of the ack of the message at a position is reserved."""
-        return self.range_count == 1 and self.record_bytes == isolated_range_bytes(*position)
+    is_covered: bool = False
 
 
 @final
@@ -47,6 +46,8 @@ class Deliveries:
         # Invariant: the same as _sent, by consumer; no consumer has an empty set.
         self._of: dict[str, dict[Position, None]] = {}
         self._unacked_of: dict[str, int] = {}
+        self.get: Callable[[Position], Sent | None] = self._sent.get
+        """Returns how a message was sent; None if it is not in flight."""
         # Invariant: sums over _sent.
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
 
@@ -56,9 +57,10 @@ class Deliveries:
     def __contains__(self, position: object) -> bool:
         return position in self._sent
 
-    def get(self, position: Position) -> Sent | None:
-        """Return how a message was sent; None if it is not in flight."""
-        return self._sent.get(position)
+    @property
+    def positions(self) -> KeysView[Position]:
+        """The messages, in the order they were sent: to be read, not changed."""
+        return self._sent.keys()
 
     def of(self, consumer: str) -> list[Position]:
         """Return the messages of a consumer, in the order they were sent."""
@@ -84,24 +86,57 @@ class Deliveries:
         self._of.setdefault(sent.consumer, {})[position] = None
         self._count(sent, 1)
 
-    def complete(self, position: Position) -> Sent | None:
-        """Forget a message and its reservation; return how it was sent, None if it was not in flight.
+    def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        """Note messages that are sent to a consumer now; none of them is in flight yet.
 
-        Raises:
-            TypeError: An id is not an integer but equals one, such as 2.0.
+        Complexity: bitmap operations over the messages; no call for each.
         """
-        sent = self._sent.get(position)
+        assert self._sent.keys().isdisjoint(positions)
+        self._sent.update(zip(positions, sent, strict=True))
+        for ledger_id, entries in bitmaps_of(positions).items():
+            self._in_order.update_entries(ledger_id, entries)
+        self._of.setdefault(consumer, {}).update(dict.fromkeys(positions))
+        _, _, _, message_counts, record_bytes, range_counts, _ = zip(*sent, strict=True)
+        unacked = sum(message_counts)
+        self.reserved_bytes += sum(record_bytes)
+        self.reserved_ranges += sum(range_counts)
+        self.unacked_messages += unacked
+        self._unacked_of[consumer] = self._unacked_of.get(consumer, 0) + unacked
+
+    def complete(self, position: Position) -> Sent | None:
+        """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
+        sent = self._sent.pop(position, None)
         if sent is None:
             return None
-        position = check_position(position)
-        del self._sent[position]
         self._in_order.discard(position)
-        held = self._of[sent.consumer]
+        consumer, _, _, message_count, record_bytes, range_count, _ = sent
+        held = self._of[consumer]
         del held[position]
+        # Written out, since each ack comes here.
+        self.reserved_bytes -= record_bytes
+        self.reserved_ranges -= range_count
+        self.unacked_messages -= message_count
+        self._unacked_of[consumer] -= message_count
         if not held:
-            del self._of[sent.consumer]
-        self._count(sent, -1)
+            self._drop(consumer)
         return sent
+
+    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
+        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
+        take = self._sent.pop
+        completed = [(position, sent) for position in positions if (sent := take(position, None)) is not None]
+        for ledger_id, entries in bitmaps_of([position for position, _ in completed]).items():
+            self._in_order.discard_entries(ledger_id, entries)
+        for position, (consumer, _, _, message_count, record_bytes, range_count, _) in completed:
+            del self._of[consumer][position]
+            self.reserved_bytes -= record_bytes
+            self.reserved_ranges -= range_count
+            self.unacked_messages -= message_count
+            self._unacked_of[consumer] -= message_count
+        for consumer in {sent.consumer for _, sent in completed}:
+            if not self._of[consumer]:
+                self._drop(consumer)
+        return completed
 
     def reduce(self, position: Position, message_count: int) -> int:
         """Note how many messages of a batch are still unacked, and return by how many that is less; never below 1."""
@@ -121,15 +156,15 @@ class Deliveries:
         self._unacked_of.clear()
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
 
+    def _drop(self, consumer: str) -> None:
+        """Forget a consumer that has no message."""
+        del self._of[consumer], self._unacked_of[consumer]
+
     def _count(self, sent: Sent, sign: int) -> None:
         self.reserved_bytes += sign * sent.record_bytes
         self.reserved_ranges += sign * sent.range_count
         self.unacked_messages += sign * sent.message_count
-        unacked = self._unacked_of.get(sent.consumer, 0) + sign * sent.message_count
-        if unacked:
-            self._unacked_of[sent.consumer] = unacked
-        else:
-            self._unacked_of.pop(sent.consumer, None)
+        self._unacked_of[sent.consumer] = self._unacked_of.get(sent.consumer, 0) + sign * sent.message_count
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(in flight)."""

@@ -257,9 +257,14 @@ class HoleQueues:
 
     def note(self, position: Position) -> None:
         """Remember that an entry was acked, or waits."""
+        if self._queues:
+            self.note_all((position,))
+
+    def note_all(self, positions: Sequence[Position]) -> None:
+        """Remember that entries were acked, or wait."""
         if not self._queues:
             return
-        self._changed.append(position)
+        self._changed += positions
         if len(self._changed) > max(_CHANGED_COUNT_MIN, self._waiting_count() // 4):
             self._trim()
 

@@ -36,32 +36,39 @@ class MessageReader:
         self._kept: dict[Position, Message] = {}
         self._kept_bytes = 0
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether a message is kept."""
+        return bool(self._kept)
+
     def read(self, positions: Sequence[Position], *, now_ms: int) -> list[tuple[Position, Message]]:
         """Return the messages at positions, in their order, without the unreadable ones; none of them is kept.
 
         Raises:
             StoreError: The store failed; the messages are kept or not as before.
         """
-        kept = {position: self._kept[position] for position in positions if position in self._kept}
-        if not kept:
+        if self._kept.keys().isdisjoint(positions):
             return self._load(positions, now_ms=now_ms)
+        kept = {position: self._kept[position] for position in positions if position in self._kept}
         found = kept | dict(self._load([each for each in positions if each not in kept], now_ms=now_ms))
         self.forget(kept)
         return [(position, found[position]) for position in positions if position in found]
 
     def keep(self, unsent: Iterable[tuple[Position, Message]]) -> None:
         """Keep messages that were read and not sent, for the next `read`."""
+        kept = self._kept
         for position, message in unsent:
-            self.forget((position,))
-            self._kept[position] = message
-            self._kept_bytes += _size(message)
+            before = kept.pop(position, None)
+            self._kept_bytes += _size(message) - (0 if before is None else _size(before))
+            kept[position] = message
         while self._kept_bytes > _KEPT_BYTES_MAX:
             self.forget((next(iter(self._kept)),))
 
     def forget(self, positions: Iterable[Position]) -> None:
         """Drop the messages at positions, such as acked ones, if they are kept."""
-        for position in positions:
-            message = self._kept.pop(position, None)
+        kept = self._kept
+        for position in positions if kept else ():
+            message = kept.pop(position, None)
             if message is not None:
                 self._kept_bytes -= _size(message)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from ackstate.delay.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, KeysView
 
     from ackstate.cursor.inspect.hole_report import HoleReason
     from ackstate.position import Position
@@ -66,6 +66,11 @@ class ReplayQueue:
         return position in self._all
 
     @property
+    def positions(self) -> KeysView[Position]:
+        """The messages, in any order: to be read, not changed."""
+        return self._all.keys()
+
+    @property
     def next_until_ms(self) -> int | None:
         """When the next message that waits for a time may be sent; None if none does."""
         while self._not_before:
@@ -79,6 +84,10 @@ class ReplayQueue:
     def get(self, position: Position) -> Waiting | None:
         """Return the state of a waiting message; None if it does not wait."""
         return self._all.get(position)
+
+    def has_key(self, key: bytes | None) -> bool:
+        """Return whether a message of a key waits."""
+        return key in self._of_key
 
     def in_order(self) -> PositionSet:
         """Return all positions: to be read, not changed."""

@@ -86,7 +86,7 @@ class SubscriptionReports:
             consumer: Its unacked messages count as the consumer's; empty for none.
         """
         with self._lock:
-            return self._admission.usage(consumer)
+            return self._admission.usage.of(consumer)
 
     def why_blocked(self, *, top: int = 3, now_ms: int | None = None) -> tuple[BlockReason, ...]:
         """Return the rules that keep new messages back, with what would release them; empty if none does.

@@ -65,9 +65,12 @@ class UnackedMessages:
         self._admission = admission
         self._consumers = consumers
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
+        self._queued = self.waiting.positions  # follows the queue
 
     def sent(self, batch: Batch) -> None:
         """Note that a batch was sent: its consumer receives the next messages of the same keys as well."""
+        if not self._consumers.needs_keys:
+            return
         for delivery in batch.deliveries:
             sent = self._admission.deliveries.get(delivery.position)
             if sent is not None and sent.key is not None:
@@ -75,7 +78,7 @@ class UnackedMessages:
 
     def withdraw(self, batch: Batch) -> None:
         """Queue the messages of a batch that never reached its consumer."""
-        for position, sent in self._admission.complete([delivery.position for delivery in batch.deliveries]):
+        for position, sent in self._admission.complete_all([delivery.position for delivery in batch.deliveries]):
             count = sent.delivery_count - 1
             reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
             self.put(position, Waiting(reason, count, sent.key))
@@ -97,13 +100,27 @@ class UnackedMessages:
 
     def acked(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
         """Note an ack: the message is neither in flight nor queued, and the holes beside it have changed."""
-        completed = self._complete([position])
+        sent = self._admission.complete(position)
+        if sent is not None and sent.key is not None:
+            self._release(sent.key)
         self._acked_count += newly_acked
-        if position in self.waiting:
+        if position in self._queued:
             self.waiting.take(position)
-        self.reader.forget((position,))
+        if self.reader.keeps_any:
+            self.reader.forget((position,))
         self.holes.note(position)
-        self._admission.usage_decreased(now_ms=now_ms, of=completed[0][1].consumer if completed else None)
+        self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
+
+    def acked_all(self, positions: Sequence[Position], newly_acked: int, *, now_ms: int) -> None:
+        """Note acks, as `acked` for each."""
+        self._complete(positions)
+        self._acked_count += newly_acked
+        if not self._queued.isdisjoint(positions):
+            for position in self._queued & set(positions):
+                self.waiting.take(position)
+        self.reader.forget(positions)
+        self.holes.note_all(positions)
+        self._admission.usage_decreased(now_ms=now_ms)
 
     def acked_in_batch(self, position: Position, *, now_ms: int) -> None:
         """Note that messages of a batch in flight were acked, and that others of it were not."""
@@ -169,11 +186,15 @@ class UnackedMessages:
 
     def _complete(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
         """Take messages out of flight, release their keys, and return those that were in flight."""
-        completed = self._admission.complete(positions)
+        completed = self._admission.complete_all(positions)
         for _, sent in completed:
-            if sent.key is not None and self._consumers.release_key(sent.key):
-                self.waiting.key_moved(sent.key)
+            if sent.key is not None:
+                self._release(sent.key)
         return completed
+
+    def _release(self, key: bytes) -> None:
+        if self._consumers.release_key(key):
+            self.waiting.key_moved(key)
 
     def notice_acks_elsewhere(self) -> None:
         """Remove queued messages that were acked with the cursor itself, past the subscription; rebuild the holes.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.position import Position
+from pyroaring import BitMap
+
+from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ackstate.cursor.state.ack_state import CursorAckState
 
@@ -75,12 +77,22 @@ class EntryReader:
             while len(positions) < count_max and position <= last:
                 run = self._state.deleted.run_containing(position)
                 if run is None:
-                    positions.append(position)
+                    ledger_id, first = position
+                    end = min(first + count_max - len(positions), self._ledgers.entry_count(ledger_id))
+                    positions += self._unacked(ledger_id, first, end)
                 else:
-                    position = Position(run.ledger_id, run.end - 1)
-                self._position = Position(position.ledger_id, position.entry_id + 1)
-                position = self._ledgers.next_valid(position)
+                    ledger_id, end = run.ledger_id, run.end
+                self._position = Position(ledger_id, end)
+                position = self._ledgers.next_valid(Position(ledger_id, end - 1))
             return positions
+
+    def _unacked(self, ledger_id: int, first: int, end: int) -> Iterator[Position]:
+        """Return the unacked entries of a ledger from `first` (included) to `end` (excluded)."""
+        acked = self._state.deleted.entries(ledger_id)
+        entries: Iterable[int] = range(first, end)
+        if acked.range_cardinality(first, end):
+            entries = BitMap(entries) - acked
+        return positions_of(ledger_id, entries)
 
     def rewind(self, position: Position | None = None) -> None:
         """Read again from a position, or from the first entry that the mark-delete does not cover."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyroaring import BitMap
 
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     from ackstate.batch_indexes import BatchIndexes
     from ackstate.cursor.state.ack_state import CursorAckState
     from ackstate.deleted_ranges import DeletedRanges
+
+
+class AcksEffect(NamedTuple):
+    """The effect of many acks at once.
+
+    Attributes:
+        unpersisted_bytes: Change of `AckView.unpersisted_record_bytes`, at most; negative if it falls.
+        range_count: Change of ``DeletedRanges.range_count``.
+        entry_count: Change of the number of acked entries above the mark-delete position.
+    """
+
+    unpersisted_bytes: int
+    range_count: int
+    entry_count: int
 
 
 class AckView:
@@ -121,6 +135,31 @@ class AckView:
             effects = (ack_effect(position, joined, state.ledgers, state.mark_delete) for joined in self._joined_by())
             return max(effect.record_bytes for effect in effects)
 
+    def effect_of_all(self, entries: Mapping[int, BitMap]) -> AcksEffect:
+        """Return what acking many entries now would change at most; entries that the log does not have are ignored.
+
+        Args:
+            entries: Ledger id -> entries, in any state.
+
+        Complexity: O(bytes of the bitmaps of all acks).
+        """
+        with self._lock:
+            state = self._state
+            new = {ledger_id: entries[ledger_id].copy() for ledger_id in entries}
+            for ledger_id, bitmap in new.items():
+                self.discard_acked(ledger_id, bitmap)
+            reached, after = state.mark_delete, self._with(state.deleted, new)
+            while (run := after.run_containing(self._ledgers.next_valid(reached))) is not None:
+                reached = Position(run.ledger_id, run.end - 1)
+            grown = [(joined, self._with(joined, new)) for joined in self._joined_by()]
+            for ranges in (after, *(each for _, each in grown)):
+                ranges.remove_at_most(reached)
+            return AcksEffect(
+                max(each.record_bytes - joined.record_bytes for joined, each in grown),
+                after.range_count - state.deleted.range_count,
+                len(after) - len(state.deleted),
+            )
+
     def unpersisted_bytes_freed(self, hole: AckHole) -> int:
         """Return at least how much acking a whole hole now takes off `unpersisted_record_bytes`; below 0 it adds."""
         stretch = Run(hole.ledger_id, hole.first, hole.end)
@@ -217,6 +256,14 @@ class AckView:
         """Return what acking an entry now would change; see `ackstate.ack_hole.ack_effect`."""
         with self._lock:
             return ack_effect(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    @staticmethod
+    def _with(ranges: DeletedRanges, entries: Mapping[int, BitMap]) -> DeletedRanges:
+        """Return a copy with more entries, ledger id -> entries."""
+        grown = ranges.copy()
+        for each in entries.items():
+            grown.add_entries(*each)
+        return grown
 
     def _voidable(self, reset: Position) -> DeletedRanges:
         """Return the acks above the mark-delete position that a reset may have voided: to be read, not changed."""

@@ -259,7 +259,7 @@ class _FileMetadata:
 
 def _copied(data: bytes) -> bytes:
     """Copy a buffer, which its owner may change; refuse an object that is no buffer, or is too large."""
-    copy = bytes(memoryview(data))
+    copy = data if type(data) is bytes else bytes(memoryview(data))
     if len(copy) >= _SIZE_END:
         raise PayloadTooLargeError(f"data must be smaller than {_SIZE_END} bytes, got {len(copy)} bytes")
     return copy

@@ -6,6 +6,8 @@ is recorded before the change begins. Undoing restores the earlier state instead
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, final
 
 import google_crc32c
@@ -14,9 +16,9 @@ from ackstate.cursor.store import ABSENT, LedgerFencedError, Versioned, VersionM
 from ackstate.cursor.stores.file_log import HEADER
 from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
-    append_record,
     create_record,
     delete_record,
+    entry_records,
     fence_record,
     put_record,
     remove_record,
@@ -76,22 +78,26 @@ class Draft:
 
     def append_all(self, batch: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
-        ledgers = [self._open_ledger(ledger_id) for ledger_id, _ in batch]
+        ledgers = {ledger_id: self._open_ledger(ledger_id) for ledger_id in dict.fromkeys(map(itemgetter(0), batch))}
         return [
-            self._append(ledger, ledger_id, entry) for ledger, (ledger_id, entry) in zip(ledgers, batch, strict=True)
+            entry_id
+            for ledger_id, run in groupby(batch, key=itemgetter(0))
+            for entry_id in self._append_run(ledgers[ledger_id], ledger_id, [entry for _, entry in run])
         ]
 
-    def _append(self, ledger: IndexedLedger, ledger_id: int, entry: bytes) -> int:
-        index, count, checksum = self._index, len(ledger.sizes), google_crc32c.value(entry)
+    def _append_run(self, ledger: IndexedLedger, ledger_id: int, entries: Sequence[bytes]) -> range:
+        """Append entries to one ledger, as one change, and return their ids."""
+        index, count = self._index, len(ledger.sizes)
         offset, live_size = self._end + APPEND_SIZE, index.live_size
+        sizes, checksums = list(map(len, entries)), list(map(google_crc32c.value, entries))
 
         def undo() -> None:
             ledger.keep(count)
             index.live_size = live_size
 
-        self._add(undo, append_record(ledger_id, len(entry), checksum), entry)
-        index.add_entry(ledger, offset, len(entry), checksum)
-        return count
+        self._add(undo, b"".join(entry_records(ledger_id, entries, checksums)))
+        index.add_entries(ledger, offset, sizes, checksums)
+        return range(count, count + len(entries))
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""

@@ -33,9 +33,9 @@ from ackstate.cursor.stores.file_log import (
 from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
     Index,
-    append_record,
     begin_record,
     create_record,
+    entry_records,
     fence_record,
     put_record,
 )
@@ -218,10 +218,10 @@ def read_entries(file: StoreFile, ledger: IndexedLedger, first: int, end: int, *
         run_end = _run_end(ledger, first, end)
         begin = ledger.offsets[first]
         data = file.read(begin, ledger.offsets[run_end - 1] + ledger.sizes[run_end - 1] - begin)
-        for number in range(first, run_end):
-            offset, size = ledger.offsets[number], ledger.sizes[number]
+        columns = (ledger.offsets[first:run_end], ledger.sizes[first:run_end], ledger.checksums[first:run_end])
+        for number, (offset, size, checksum) in enumerate(zip(*columns, strict=True), first):
             entry = data[offset - begin : offset - begin + size]
-            if google_crc32c.value(entry) != ledger.checksums[number] or len(entry) != size:
+            if google_crc32c.value(entry) != checksum or len(entry) != size:
                 raise CorruptStateError(name, offset=offset, expected=f"entry {number} as written", found="other bytes")
             found.append(entry)
         first = run_end
@@ -230,6 +230,9 @@ def read_entries(file: StoreFile, ledger: IndexedLedger, first: int, end: int, *
 
 def _run_end(ledger: IndexedLedger, first: int, end: int) -> int:
     """Return the end of the entries from `first` on that are close enough together for a single read."""
+    span = ledger.offsets[end - 1] + ledger.sizes[end - 1] - ledger.offsets[first]
+    if span < _BLOCK_SIZE and span == sum(ledger.sizes[first:end]) + APPEND_SIZE * (end - first - 1):
+        return end  # Nothing lies between them.
     number = first + 1
     previous_end = ledger.offsets[first] + ledger.sizes[first]
     size_max = ledger.offsets[first] + _BLOCK_SIZE
@@ -281,17 +284,17 @@ class _Copy:
         number, count = 0, len(ledger.sizes)
         while number < count:
             run_end = _run_end(ledger, number, count)
-            for entry in read_entries(file, ledger, number, run_end, name=name):
-                checksum = ledger.checksums[number]
-                offset = self._add(append_record(ledger_id, len(entry), checksum), entry)
-                self.index.add_entry(copied, offset + APPEND_SIZE, len(entry), checksum)
-                number += 1
+            sizes, checksums = ledger.sizes[number:run_end], ledger.checksums[number:run_end]
+            entries = read_entries(file, ledger, number, run_end, name=name)
+            offset = self._add(*entry_records(ledger_id, entries, checksums))
+            self.index.add_entries(copied, offset + APPEND_SIZE, sizes, checksums)
+            number = run_end
         if ledger.fenced:
             self._add(fence_record(ledger_id))
             copied.fenced = True
 
     def _add(self, *parts: bytes) -> int:
-        """Add a record and return its offset in the log."""
+        """Add records and return the offset of the first in the log."""
         if self._size >= _BLOCK_SIZE:
             self._write(BASE)
         offset = self.end + HEADER.size + self._size

@@ -17,7 +17,7 @@ from ackstate.cursor.topic_name import check_name
 from ackstate.errors import CorruptStateError
 from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position
+from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -156,8 +156,9 @@ class MessageLog:
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self._ownership.fenced() from error
         self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
-        positions = [Position(ledger_id, entry_id) for entry_id in entry_ids]
-        self._feed_all(positions, messages)
+        positions = list(positions_of(ledger_id, entry_ids))
+        if self._fed:
+            self._feed_all(positions, messages)
         return positions
 
     def _begin_ledger(self, ownership: LogOwnership) -> None:
@@ -202,14 +203,26 @@ class MessageLog:
         """
         if isinstance(positions, Position):
             raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
-        begin = 0
-        for at in range(1, len(positions) + 1):
-            ends_here = at == len(positions) or positions[at] != _following(positions[at - 1])
-            if ends_here:
-                ledger_id, first = positions[begin]
-                for entry in self._store.ledgers.read(ledger_id, first, positions[at - 1].entry_id + 1):
+        new, unpack = tuple.__new__, _PLAIN.unpack_from
+        for ledger_id, first, end in _runs(positions):
+            for entry in self._store.ledgers.read(ledger_id, first, end):
+                if entry.startswith(_KEYED_MAGIC) or len(entry) < _PLAIN.size:
                     yield _decode(entry, ledger_id)
-                begin = at
+                else:  # Most are plain, and without a call and the constructor they take half the time.
+                    yield new(Message, (*unpack(entry), bytes(entry[_PLAIN.size :]), None, 1))
+
+
+def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
+    """Yield the ledger, the first entry and the end (exclusive) of neighbours, in the order of the positions."""
+    recent_id, first, end = -1, 0, 0
+    for ledger_id, entry_id in positions:
+        if ledger_id != recent_id or entry_id != end:
+            if recent_id >= 0:
+                yield recent_id, first, end
+            recent_id, first = ledger_id, entry_id
+        end = entry_id + 1
+    if recent_id >= 0:
+        yield recent_id, first, end
 
 
 def _following(position: Position) -> Position:
@@ -231,22 +244,22 @@ def checked_messages(messages: Sequence[Message]) -> Sequence[Message]:
     for number, message in enumerate(checked):
         if not isinstance(message, Message):
             raise TypeError(f"messages[{number}] must be a Message, got {_shown(message)}")
-        _check_fields(message)
+        publish_time_ms, deliver_at_ms, payload, key, message_count = message
+        # Each publish comes through here, so the usual message costs no call.
+        if not (
+            type(publish_time_ms) is type(deliver_at_ms) is type(message_count) is int
+            and type(payload) is bytes
+            and (key is None or (type(key) is bytes and len(key) < _KEY_BYTES_END))
+            and 0 <= publish_time_ms < _TIME_MS_END
+            and -_TIME_MS_END <= deliver_at_ms < _TIME_MS_END
+            and 1 <= message_count < _COUNT_END
+        ):
+            _check_fields(message)
     return checked
 
 
 def _check_fields(message: Message) -> None:
     publish_time_ms, deliver_at_ms, payload, key, message_count = message
-    # Each publish comes through here, so the usual message costs no call.
-    if (
-        type(publish_time_ms) is type(deliver_at_ms) is type(message_count) is int
-        and type(payload) is bytes
-        and key is None
-        and 0 <= publish_time_ms < _TIME_MS_END
-        and -_TIME_MS_END <= deliver_at_ms < _TIME_MS_END
-        and 1 <= message_count < _COUNT_END
-    ):
-        return
     _check_number("publish_time_ms", publish_time_ms, "milliseconds", least=0, end=_TIME_MS_END)
     unit = f"milliseconds, {NO_DELAY} for no delay"
     _check_number("deliver_at_ms", deliver_at_ms, unit, least=-_TIME_MS_END, end=_TIME_MS_END)
@@ -294,11 +307,8 @@ def _encode(message: Message) -> bytes:
 
 
 def _decode(entry: bytes, ledger_id: int) -> Message:
-    if not entry.startswith(_KEYED_MAGIC):
-        _check_size(entry, _PLAIN.size, ledger_id)
-        publish_time_ms, deliver_at_ms = _PLAIN.unpack_from(entry)
-        return Message(publish_time_ms, deliver_at_ms, bytes(entry[_PLAIN.size :]))
-    _check_size(entry, _KEYED.size, ledger_id)
+    """Return the message of an entry with the longer header, or refuse one that is too short."""
+    _check_size(entry, _KEYED.size if entry.startswith(_KEYED_MAGIC) else _PLAIN.size, ledger_id)
     _, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
     if key_bytes < _NO_KEY or not message_count:
         raise CorruptStateError(

@@ -422,6 +422,8 @@ def test_the_model_sees_a_message_given_back_that_is_lost(monkeypatch):
     monkeypatch.setattr(UnackedMessages, "put", lambda self, position, waiting: None)
     machine = machine_of()
     machine.publish("k")
+    machine.dispatch("a")
+    machine.nack()
     with pytest.raises(AssertionError, match="never delivered"):
         machine.deliver_the_rest()
 

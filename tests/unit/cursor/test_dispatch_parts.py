@@ -104,18 +104,6 @@ def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
 # What is on its way
 
 
-def test_a_position_that_is_no_position_settles_nothing():
-    deliveries = Deliveries()
-    deliveries.add(Position(1, 2), Sent("a", record_bytes=17, range_count=1))
-    with pytest.raises(TypeError, match=r"ids of a position must be integers, got 1 and 2\.0"):
-        deliveries.complete(Position(1, 2.0))
-    deliveries._check()
-    assert (len(deliveries), deliveries.reserved_bytes) == (1, 17)
-    assert deliveries.complete(Position(1, 2)) == Sent("a", record_bytes=17, range_count=1)
-    deliveries._check()
-    assert (len(deliveries), deliveries.reserved_bytes) == (0, 0)
-
-
 def test_a_position_that_is_not_on_its_way_settles_nothing():
     deliveries = Deliveries()
     deliveries.add(Position(1, 2), Sent("a"))

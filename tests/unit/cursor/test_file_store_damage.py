@@ -8,7 +8,7 @@ import pytest
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT
 from ackstate.cursor.stores import file_log
-from ackstate.cursor.stores.file_records import APPEND_SIZE, append_record
+from ackstate.cursor.stores.file_records import APPEND_SIZE, entry_records
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from fake_directory import (
     CALLS,
@@ -369,7 +369,7 @@ def test_a_store_that_lost_its_log_is_no_new_store(history, content):
         b"\x02" + bytes(3),
         b"\x06" + b"\xff" * 16,
         b"\0",
-        append_record(3, 100, 0) + b"less than that",
+        entry_records(3, [bytes(100)], [0])[0] + b"less than that",
     ],
 )
 def test_a_record_that_says_what_cannot_be_is_damage(history, record):

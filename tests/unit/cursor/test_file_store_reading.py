@@ -13,9 +13,9 @@ from ackstate.cursor.stores.file_log import BASE_END, CHANGES, HEADER, LogOffset
 from ackstate.cursor.stores.file_records import (
     APPEND_SIZE,
     IndexedLedger,
-    append_record,
     begin_record,
     create_record,
+    entry_records,
     put_record,
 )
 from ackstate.errors import AckStateError, CorruptStateError
@@ -74,7 +74,7 @@ def log_with(history, **changed):
     for _ in reader.groups():
         pass
     del files[LOG][reader.end :]
-    body = append_record(3, 4, google_crc32c.value(b"late")) + b"late"
+    body = b"".join(entry_records(3, [b"late"], [google_crc32c.value(b"late")]))
     files[LOG] += group(reader.place, reader.end, body, **{name: of(reader.place) for name, of in changed.items()})
     return files
 

@@ -20,7 +20,6 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import DispatchGate, GateLimits, Rule
@@ -314,9 +313,3 @@ def test_numbers_are_read_while_others_work():
     churning.join(), looking.join()
     assert failures == []
     assert seen <= {None, *(f"c{number}" for number in range(7))}
-
-
-def test_sent_says_whether_the_worst_is_reserved():
-    assert Sent("a", record_bytes=14, range_count=1).is_covered(Position(3, 5))
-    assert not Sent("a", record_bytes=13, range_count=1).is_covered(Position(3, 5))
-    assert not Sent("a", record_bytes=14, range_count=0).is_covered(Position(3, 5))
