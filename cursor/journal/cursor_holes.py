@@ -52,6 +52,11 @@ class CursorHoles:
         if self._pins is not None:
             self._pins.keep_only(needed)
 
+    @property
+    def may_share(self) -> bool:
+        """Whether a whole state may refer to delay buckets."""
+        return self._shared is not None
+
     def buckets(self) -> Sequence[BucketHoles]:
         """Return the delay buckets that a whole state may refer to now. Storage may work here."""
         return () if self._shared is None else self._shared.buckets()

@@ -106,25 +106,34 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
     Raises:
         ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     """
+    if len(persisters) == 1:
+        with persisters[0].writing:
+            return _execute(persisters, begin)
     if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
         raise ValueError("cursors that are persisted together must share a store, and each must come once")
     with ExitStack() as held:
         # In the order of identity, so that two calls at once cannot wait for each other.
         for persister in sorted(persisters, key=id):
             held.enter_context(persister.writing)
-        outcomes: dict[Persister, Outcome] = {}
-        appends: dict[Persister, Round] = {}
-        try:
-            for persister in persisters:
-                begun = _begun(persister, begin)
-                if isinstance(begun, Round):
-                    appends[persister] = begun
-                else:
-                    outcomes[persister] = begun
-            outcomes |= _append(appends, begin) if appends else {}
-        finally:
-            # What was planned and not written must not count as written by the next persist.
-            for each in appends.values():
+        return _execute(persisters, begin)
+
+
+def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:
+    outcomes: dict[Persister, Outcome] = {}
+    appends: dict[Persister, Round] = {}
+    try:
+        for persister in persisters:
+            begun = _begun(persister, begin)
+            if isinstance(begun, Round):
+                appends[persister] = begun
+            else:
+                outcomes[persister] = begun
+        if appends:
+            outcomes |= _append(appends, begin)
+    finally:
+        # What was planned and not written must not count as written by the next persist.
+        for each in appends.values():
+            if each.is_open:
                 each.abandon()
     return [outcomes[persister] for persister in persisters]
 
@@ -142,15 +151,15 @@ def _begun(persister: Persister, begin: Callable[[Persister], Round | None]) -> 
 
 def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Round | None]) -> dict[Persister, Outcome]:
     """Append with one sync; one by one if one of the ledgers is damaged or no longer its cursor's."""
-    entries = {persister: each.prepare() for persister, each in rounds.items()}
+    entries = [each.prepare() for each in rounds.values()]
     persister = next(iter(rounds))
     is_one = len(rounds) == 1
     try:
-        persister.journal.store.ledgers.append_all(list(entries.values()))
+        persister.journal.store.ledgers.append_all(entries)
     except (LedgerFencedError, LedgerNotFoundError) as error:
         if is_one:
             return {persister: _from(persister.journal.fenced(), error)}
-        for persister, (ledger_id, _) in entries.items():
+        for persister, (ledger_id, _) in zip(rounds, entries, strict=True):
             persister.journal.not_appended(ledger_id)
         return {persister: _append({persister: each}, begin)[persister] for persister, each in rounds.items()}
     except CorruptStateError as error:
@@ -163,7 +172,8 @@ def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Roun
     except StoreError as error:
         return _fallen_back(rounds, error)
     return {
-        persister: rounds[persister].commit(persister.journal.appended(*entry)) for persister, entry in entries.items()
+        persister: each.commit(persister.journal.appended(*entry))
+        for (persister, each), entry in zip(rounds.items(), entries, strict=True)
     }
 
 

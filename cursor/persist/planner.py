@@ -107,6 +107,8 @@ class RecordPlanner:
 
         To be called without the cursor's lock: storage may work here.
         """
+        if not self._journal.holes.may_share:
+            return ()
         is_limited = self._ledger_limits.range_count_max is not None
         is_whole = self._needs_new_ledger(now_ms=now_ms) or self._backs_off(now_ms=now_ms)
         return self._journal.holes.buckets() if is_limited or is_whole or self._listeners.bound_bytes else ()

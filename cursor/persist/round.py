@@ -29,6 +29,9 @@ class Round:
         promoted_count: How many young acks it persists early.
         closes: Whether the cursor is closed with it, unless something is accepted before it is committed.
         now_ms: The present.
+
+    Attributes:
+        is_open: Whether it was neither committed nor abandoned.
     """
 
     def __init__(  # noqa: PLR0913 - named, not packed
@@ -47,7 +50,7 @@ class Round:
         self._promoted_count = promoted_count
         self._closes = closes
         self._now_ms = now_ms
-        self._is_open = True
+        self.is_open = True
         self._notify_begun()
 
     @property
@@ -94,7 +97,7 @@ class Round:
             buckets = persister.journal.holes.buckets()
             with persister.lock:
                 self._plan = persister.planner.plan_metadata(self._up_to, buckets)
-                self._is_open = True
+                self.is_open = True
                 self._notify_begun()
             return self.write()
         except StoreError as second:
@@ -106,7 +109,7 @@ class Round:
         persister, plan, now_ms = self._persister, self._plan, self._now_ms
         taken = plan.taken
         with persister.lock:
-            self._is_open = False
+            self.is_open = False
             covered = persister.state.end_persist(taken)
             persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
             self._note_truncation()
@@ -123,8 +126,8 @@ class Round:
         """Note that the plan was not written, unless it was committed or abandoned before."""
         persister = self._persister
         with persister.lock:
-            if self._is_open:
-                self._is_open = False
+            if self.is_open:
+                self.is_open = False
                 persister.state.abandon_persist()
                 persister.listeners.changed(Change.PERSIST_FAILED, (), now_ms=self._now_ms)
 

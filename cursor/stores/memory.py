@@ -6,7 +6,6 @@ A `MemoryDisk` survives a crash. To crash, drop the `MemoryStore` and open a new
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, final
@@ -28,7 +27,7 @@ from ackstate.cursor.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 _Result = TypeVar("_Result")
 
@@ -236,14 +235,19 @@ class _Session:
         self.has_broken_ledgers = False
         self._end: tuple[type[StoreError], str] | None = None
 
-    @contextmanager
-    def use(self) -> Iterator[MemoryDisk]:
+    # Methods instead of a generator, which would take half the time of an append.
+    def __enter__(self) -> MemoryDisk:
         """Hold the disk for a call, unless this session is over."""
-        with self.disk.lock:
-            if self._end is not None:
-                error, reason = self._end
-                raise error(reason)
-            yield self.disk
+        self.disk.lock.acquire()
+        if self._end is not None:
+            self.disk.lock.release()
+            error, reason = self._end
+            raise error(reason)
+        return self.disk
+
+    def __exit__(self, *error: object) -> None:
+        """Release the disk."""
+        self.disk.lock.release()
 
     @property
     def is_over(self) -> bool:
@@ -285,7 +289,7 @@ class _MemoryLedgers:
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
         check_owner(owner)
-        with self._session.use() as disk:
+        with self._session as disk:
             self._session.check_ledgers()
             return self._session.mutate(lambda: disk.make_ledger(owner))
 
@@ -297,7 +301,7 @@ class _MemoryLedgers:
         """See `LedgerStore.append_all`."""
         # Copied before anything happens: a caller's buffer may change, and a str is refused here.
         copies = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
-        with self._session.use() as disk:
+        with self._session as disk:
             targets = [(disk.open_ledger(ledger_id), entry) for ledger_id, entry in copies]
             self._session.check_ledgers()
             return self._session.mutate(lambda: [ledger.append(entry) for ledger, entry in targets])
@@ -306,7 +310,7 @@ class _MemoryLedgers:
         """See `LedgerStore.read`."""
         if not 0 <= first <= end:
             raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
-        with self._session.use() as disk:
+        with self._session as disk:
             entries = disk.ledger(ledger_id).entries
             if first < end and end > len(entries):
                 raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
@@ -314,17 +318,17 @@ class _MemoryLedgers:
 
     def last(self, ledger_id: int) -> int:
         """See `LedgerStore.last`."""
-        with self._session.use() as disk:
+        with self._session as disk:
             return len(disk.ledger(ledger_id).entries) - 1
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
-        with self._session.use() as disk:
+        with self._session as disk:
             self._session.mutate(lambda: disk.ledgers.pop(ledger_id, None))
 
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
-        with self._session.use() as disk:
+        with self._session as disk:
             ledger = disk.ledger(ledger_id)
 
             def change() -> int:
@@ -336,12 +340,12 @@ class _MemoryLedgers:
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
         check_owner(owner)
-        with self._session.use() as disk:
+        with self._session as disk:
             return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
 
     def owners(self) -> list[str]:
         """See `LedgerStore.owners`."""
-        with self._session.use() as disk:
+        with self._session as disk:
             return sorted({ledger.owner for ledger in disk.ledgers.values()})
 
 
@@ -353,7 +357,7 @@ class _MemoryMetadata:
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
         check_path(path)
-        with self._session.use() as disk:
+        with self._session as disk:
             value = disk.values.get(path)
             if value is not None:
                 check_value_size(path, len(value.data), bytes_max=self._value_bytes_max)
@@ -364,7 +368,7 @@ class _MemoryMetadata:
         check_path(path)
         copy = bytes(memoryview(data))
         check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
-        with self._session.use() as disk:
+        with self._session as disk:
             disk.expect(path, expected_version)
 
             def change() -> int:
@@ -377,7 +381,7 @@ class _MemoryMetadata:
     def delete(self, path: str, *, expected_version: int) -> None:
         """See `MetadataStore.delete`."""
         check_path(path)
-        with self._session.use() as disk:
+        with self._session as disk:
             disk.expect(path, expected_version)
             if expected_version == ABSENT:
                 raise VersionMismatchError(f"{path} holds no value to delete")
@@ -391,7 +395,7 @@ class _MemoryMetadata:
     def children(self, path: str) -> list[str]:
         """See `MetadataStore.children`."""
         prefix = children_prefix(path)
-        with self._session.use() as disk:
+        with self._session as disk:
             below = (value_path[len(prefix) :] for value_path in disk.values if value_path.startswith(prefix))
             return sorted({name.partition("/")[0] for name in below})
 
