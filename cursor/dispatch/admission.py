@@ -398,7 +398,8 @@ def _reserved(sent: Sequence[Sent], costs: Iterable[int]) -> list[Sent]:
     for each, cost in zip(sent, costs, strict=False):
         if each is not before or cost != before_cost:
             before, before_cost = each, cost
-            full = each._replace(record_bytes=cost, range_count=1, is_covered=True)
+            # As `_replace(record_bytes=cost, range_count=1, is_covered=True)`, in a quarter of the time.
+            full = tuple.__new__(Sent, (*each[:4], cost, 1, True))
         assert full is not None
         found.append(full)
     return found

@@ -49,10 +49,14 @@ class Consumers:
 
     Args:
         kind: The type of the subscription.
+
+    Attributes:
+        needs_keys: Whether the key of a message decides which consumer receives it.
     """
 
     def __init__(self, kind: SubscriptionType) -> None:
         self._kind = kind
+        self.needs_keys = kind is SubscriptionType.KEY_SHARED
         # The consumer that has unacked messages of a key, and how many: it receives the next ones as well.
         self._holders: dict[bytes, tuple[str, int]] = {}
         self._names: dict[str, int] = {}  # to its priority
@@ -73,11 +77,6 @@ class Consumers:
         if not self._kind.is_single_active:
             return None
         return min(self._names, key=lambda name: (self._names[name], name), default=None)
-
-    @property
-    def needs_keys(self) -> bool:
-        """Whether the key of a message decides which consumer receives it."""
-        return self._kind is SubscriptionType.KEY_SHARED
 
     def open(self, name: str, *, priority: int) -> None:
         """Open a consumer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.dispatch.admission import AckRefusedError
@@ -141,17 +142,12 @@ class Dispatcher:
         return sent_count
 
     def _lowest_waiting(self, batch: Batch) -> list[Position]:
-        positions: list[Position] = []
-        acked: list[Position] = []
-        for position in self._waiting.ready_for(self._owner(batch.consumer)):
-            if self._cursor.is_acked(position):
-                acked.append(position)
-                continue
-            positions.append(position)
-            if len(positions) == batch.room:
+        while positions := list(islice(self._waiting.ready_for(self._owner(batch.consumer)), batch.room)):
+            acked = self._cursor.view.acked_among(positions)
+            if not acked:
                 break
-        for position in acked:
-            self._waiting.take(position)
+            for position in acked:
+                self._waiting.take(position)
         return positions
 
     def _send_unread(self, batch: Batch) -> None:
@@ -216,13 +212,10 @@ class Dispatcher:
         """Return how messages are sent for the first time."""
         if not self._consumers.needs_keys and all(message.message_count == 1 for message in messages):
             return [Sent(consumer, self._consumers.sticky_key(positions[0], None))] * len(messages)
+        key_of, unacked_in = self._consumers.sticky_key, self._messages.unacked_in
         return [
-            Sent(
-                consumer,
-                self._consumers.sticky_key(position, message.key),
-                message_count=self._messages.unacked_in(position, message),
-            )
-            for position, message in zip(positions, messages, strict=True)
+            Sent(consumer, key_of(each, message.key), 1, unacked_in(each, message))
+            for each, message in zip(positions, messages, strict=True)
         ]
 
     def _look_ahead(self, batch: Batch) -> None:
@@ -233,12 +226,11 @@ class Dispatcher:
             room = look_ahead_max - len(self._waiting)
             read = self._read_unread(min(max(batch.room, 100), room), now_ms=batch.now_ms)
             mine, others = self._divided(read, batch)
-            self._queue(others)
             sent_count = 0
             try:
                 sent_count = self._send_new(mine, batch)
             finally:
-                self._queue(mine[sent_count:])
+                self._queue((*mine[sent_count:], *others))
             if sent_count < len(mine) or self._cursor.read_position == before:
                 return
 
@@ -248,11 +240,12 @@ class Dispatcher:
         """Return the messages that the consumer of a batch receives now, and those that are queued."""
         mine: list[tuple[Position, Message]] = []
         others: list[tuple[Position, Message]] = []
+        consumers, has_key, consumer, room = self._consumers, self._waiting.has_key, batch.consumer, batch.room
         for each in read:
-            key = self._consumers.sticky_key(each[0], each[1].key)
-            is_mine = len(mine) < batch.room and self._consumers.owner(key) == batch.consumer
+            key = consumers.sticky_key(each[0], each[1].key)
             # The messages of a key are sent in order.
-            (mine if is_mine and not self._waiting.has_key(key) else others).append(each)
+            is_mine = len(mine) < room and consumers.owner(key) == consumer and not has_key(key)
+            (mine if is_mine else others).append(each)
         return mine, others
 
     def _queue(self, read: Sequence[tuple[Position, Message]]) -> None:

@@ -112,7 +112,10 @@ class ReplayQueue:
         self._all[position] = waiting
         self._in_order.add(position)
         if waiting.key is not None:
-            self._of_key.setdefault(waiting.key, PositionSet()).add(position)
+            of_key = self._of_key.get(waiting.key)
+            if of_key is None:
+                of_key = self._of_key[waiting.key] = PositionSet()
+            of_key.add(position)
         if not waiting.until_ms:
             self._arrange(position, waiting.key)
             return
@@ -208,7 +211,10 @@ class ReplayQueue:
         lowest_timed = None if key is None else self._lowest_timed(key)
         if lowest_timed is None or position < lowest_timed:
             owner = self._owners[position] = self._owner(key)
-            self._ready.setdefault(owner, PositionSet()).add(position)
+            ready = self._ready.get(owner)
+            if ready is None:
+                ready = self._ready[owner] = PositionSet()
+            ready.add(position)
             self._became_ready(position)
 
     def _hold_back(self, position: Position, key: bytes) -> None:

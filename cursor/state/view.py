@@ -9,11 +9,12 @@ from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
 from ackstate.cursor.listener import covered_runs
+from ackstate.entry_bitmap import bitmaps_of
 from ackstate.position import Position
 from ackstate.range_store import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
@@ -190,6 +191,16 @@ class AckView:
             elif ledger_id == mark_delete.ledger_id:
                 entries.remove_range(0, mark_delete.entry_id + 1)
             entries -= self._state.deleted.entries(ledger_id)
+
+    def acked_among(self, positions: Sequence[Position]) -> list[Position]:
+        """Return those of some entries that are acked. Complexity: bitmap operations, and O(them)."""
+        entries = bitmaps_of(positions)
+        with self._lock:
+            for ledger_id, bitmap in entries.items():
+                self.discard_acked(ledger_id, bitmap)
+        if sum(map(len, entries.values())) == len(positions):
+            return []
+        return [position for position in positions if position[1] not in entries[position[0]]]
 
     def unacked_between(self, first: Position, end: Position) -> list[tuple[int, BitMap]]:
         """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger.

@@ -308,7 +308,8 @@ def _encode(message: Message) -> bytes:
 
 def _decode(entry: bytes, ledger_id: int) -> Message:
     """Return the message of an entry with the longer header, or refuse one that is too short."""
-    _check_size(entry, _KEYED.size if entry.startswith(_KEYED_MAGIC) else _PLAIN.size, ledger_id)
+    if len(entry) < _KEYED.size:
+        _check_size(entry, _KEYED.size if entry.startswith(_KEYED_MAGIC) else _PLAIN.size, ledger_id)
     _, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
     if key_bytes < _NO_KEY or not message_count:
         raise CorruptStateError(
@@ -318,9 +319,10 @@ def _decode(entry: bytes, ledger_id: int) -> Message:
             found=f"{message_count} and {key_bytes}",
         )
     end = _KEYED.size + max(key_bytes, 0)
-    _check_size(entry, end, ledger_id)
+    if len(entry) < end:
+        _check_size(entry, end, ledger_id)
     key = None if key_bytes == _NO_KEY else bytes(entry[_KEYED.size : end])
-    return Message(publish_time_ms, deliver_at_ms, bytes(entry[end:]), key, message_count)
+    return tuple.__new__(Message, (publish_time_ms, deliver_at_ms, bytes(entry[end:]), key, message_count))
 
 
 def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
