@@ -249,11 +249,11 @@ class Dispatcher:
         return mine, others
 
     def _queue(self, read: Sequence[tuple[Position, Message]]) -> None:
-        """Queue unread messages."""
+        """Queue messages that were just read."""
         self._reader.keep(read)
+        key_of, put = self._consumers.sticky_key, self._waiting.put
         for position, message in read:
-            key = self._consumers.sticky_key(position, message.key)
-            self._messages.put(position, Waiting(HoleReason.NEVER_DELIVERED, key=key))
+            put(position, Waiting(HoleReason.NEVER_DELIVERED, 0, key_of(position, message.key)))
 
     def _fill_holes(self, batch: Batch) -> None:
         """Send messages that fill holes, those first that free most."""

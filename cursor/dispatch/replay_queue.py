@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -49,13 +50,16 @@ class ReplayQueue:
         self._owner = owner
         self._became_ready = became_ready
         self._all: dict[Position, Waiting] = {}
+        self.get: Callable[[Position], Waiting | None] = self._all.get
+        """Returns the state of a waiting message; None if it does not wait."""
         self._in_order = PositionSet()  # the same positions
         # The messages that may be sent now, by owner, and the owner of each. Invariant: both agree.
         self._ready: dict[str, PositionSet] = {}
         self._owners: dict[Position, str] = {}
         self._not_before: list[tuple[int, Position]] = []  # a heap; may have messages that were taken or put back since
         self._latest_ms: int | None = None  # the latest time since the clock was last set back
-        self._of_key: dict[bytes, PositionSet] = {}
+        # In order; a list, since most keys have a few messages at most.
+        self._of_key: dict[bytes, list[Position]] = {}
         # The messages of a key that wait for a time. Invariant: exactly those below the lowest of them may be sent.
         self._timed_of_key: dict[bytes, PositionSet] = {}
 
@@ -80,10 +84,6 @@ class ReplayQueue:
                 return until_ms
             heapq.heappop(self._not_before)
         return None
-
-    def get(self, position: Position) -> Waiting | None:
-        """Return the state of a waiting message; None if it does not wait."""
-        return self._all.get(position)
 
     def has_key(self, key: bytes | None) -> bool:
         """Return whether a message of a key waits."""
@@ -114,8 +114,9 @@ class ReplayQueue:
         if waiting.key is not None:
             of_key = self._of_key.get(waiting.key)
             if of_key is None:
-                of_key = self._of_key[waiting.key] = PositionSet()
-            of_key.add(position)
+                self._of_key[waiting.key] = [position]
+            else:
+                insort(of_key, position)
         if not waiting.until_ms:
             self._arrange(position, waiting.key)
             return
@@ -130,8 +131,9 @@ class ReplayQueue:
         self._unready(position)
         if waiting.key is not None:
             of_key = self._of_key[waiting.key]
-            of_key.discard(position)
-            if not of_key:
+            if len(of_key) > 1:
+                del of_key[bisect_left(of_key, position)]
+            else:
                 del self._of_key[waiting.key]
             if waiting.until_ms:
                 self._time_over(position, waiting.key)
@@ -171,14 +173,14 @@ class ReplayQueue:
     def is_next_of_key(self, position: Position) -> bool:
         """Return whether no earlier message of its key waits."""
         key = self._all[position].key
-        return key is None or next(iter(self._of_key[key])) == position
+        return key is None or self._of_key[key][0] == position
 
     def key_moved(self, key: bytes) -> None:
         """Give the waiting messages of a key to its present owner. Complexity: O(1) if it is the same as before."""
         of_key = self._of_key.get(key)
         if of_key is None:
             return
-        owner = self._owners.get(next(iter(of_key)))
+        owner = self._owners.get(of_key[0])
         if owner is not None and owner != self._owner(key):
             for position in of_key:
                 if position in self._owners:
@@ -222,7 +224,8 @@ class ReplayQueue:
         lowest_timed = self._lowest_timed(key)
         self._timed_of_key.setdefault(key, PositionSet()).add(position)
         if lowest_timed is None or position < lowest_timed:
-            for later in self._of_key[key].at_least(position):
+            of_key = self._of_key[key]
+            for later in of_key[bisect_left(of_key, position) :]:
                 if later == lowest_timed:
                     return
                 self._unready(later)
@@ -236,7 +239,8 @@ class ReplayQueue:
             del self._timed_of_key[key]
         if was_lowest and key in self._of_key:
             lowest_timed = self._lowest_timed(key)
-            for later in self._of_key[key].at_least(position):
+            of_key = self._of_key[key]
+            for later in of_key[bisect_left(of_key, position) :]:
                 if later == lowest_timed:
                     return
                 self._arrange(later, key)
