@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.position import ENTRY_ID_MAX
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, checked_positions
 
 # A run of up to this length is added entry by entry; a longer one by a separate call.
 _NARROW = 32
@@ -83,6 +83,32 @@ def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
     for ledger_id, entry_id in positions:
         by_ledger.setdefault(ledger_id, []).append(entry_id)
     return {ledger_id: BitMap(array("I", ids)) for ledger_id, ids in by_ledger.items()}
+
+
+def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]) -> dict[int, BitMap]:
+    """Return the same for positions that may be invalid, or for an array of integers (ledger id, entry id).
+
+    Raises:
+        TypeError: It is not a list of positions or such an array, or an id is not an integer.
+        ValueError: An id is out of range.
+    """
+    if not isinstance(positions, np.ndarray):
+        return bitmaps_of(checked_positions(positions))
+    if positions.ndim != 2 or positions.shape[1] != 2 or positions.dtype.kind not in "iu":
+        raise TypeError(
+            f"positions must be an array of integers of shape (entries, 2), got {positions.dtype} of {positions.shape}"
+        )
+    if not len(positions):
+        return {}
+    ledger_ids, entry_ids = positions.T
+    lowest, highest = int(ledger_ids.min()), int(ledger_ids.max())
+    if not 0 <= lowest <= highest <= LEDGER_ID_MAX:
+        raise ValueError(f"ledger ids must be in 0..{LEDGER_ID_MAX}, got {lowest} to {highest}")
+    _check_ends(int(entry_ids.min()), int(entry_ids.max()))
+    rows = entry_ids.astype(np.uint32)
+    if lowest == highest:
+        return {lowest: _bitmap_of_row(rows)}
+    return {each: _bitmap_of_row(rows[ledger_ids == each]) for each in np.unique(ledger_ids).tolist()}
 
 
 def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:

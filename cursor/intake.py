@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.cursor.listener import Change, bitmap_runs, covered_runs
-from ackstate.cursor.results import Receipt
-from ackstate.entry_bitmap import bitmap_of, bitmaps_of
-from ackstate.position import Position, check_position, checked_positions
+from ackstate.cursor.results import Receipt, ReceiptStatus
+from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of
+from ackstate.position import Position, check_position, positions_of
 from ackstate.wire.native import check_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.cursor.persist.persister import Persister
+
+ACCEPTED = ReceiptStatus.ACCEPTED
+"""Cached: the lookup of an enum's member is slow."""
+# Bitmap operations take as long as this many single acks.
+_FEW_MAX = 16
 
 
 @final
@@ -41,7 +46,24 @@ class AckIntake:
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_many`."""
-        return self.ack_bitmaps(bitmaps_of(checked_positions(positions)), now_ms=now_ms)
+        return self.ack_bitmaps(checked_bitmaps_of(positions), now_ms=now_ms)
+
+    def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
+        """See `ManagedCursor.ack_entries`."""
+        ledger_id, _ = check_position(Position(ledger_id, 0))
+        is_plain = not (self.names_entries or self._listeners.of_changes or self._young_age.is_chosen)
+        few = _few(entry_ids) if is_plain else None
+        if few is None:
+            return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
+        with self._lock:
+            self._persister.check_open()
+            end = self._state.ledgers.entry_count(ledger_id)
+            if few and not 0 <= min(few) <= max(few) < end:
+                return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
+            ack, newly_acked = self._state.ack, 0
+            for position in positions_of(ledger_id, few):
+                newly_acked += ack(position)
+            return tuple.__new__(Receipt, (self._state.accepted_number, newly_acked, self.opened, {}, ACCEPTED, None))
 
     def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int, observes_age: bool = True) -> Receipt:
         """Ack entries of many ledgers, all or none; errors as `ManagedCursor.ack_entries`.
@@ -127,6 +149,17 @@ class AckIntake:
         """Return a receipt; that of an ack that changed nothing is as durable as everything before it."""
         named_entries = entries if entries is not None and self.names_entries else {}
         return Receipt(self._state.accepted_number, newly_acked, self.opened, named_entries, batch=batch)
+
+
+def _few(entry_ids: Iterable[int]) -> list[int] | None:
+    """Return entry ids as a list of integers; None if there are many, or one may not be valid."""
+    try:
+        if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
+            return None
+    except TypeError:
+        return None
+    found = entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
+    return found if all(type(each) is int for each in found) else None
 
 
 def named(position: Position) -> Mapping[int, BitMap]:

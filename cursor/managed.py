@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.former_names import FormerNames
-from ackstate.cursor.intake import AckIntake, named
+from ackstate.cursor.intake import ACCEPTED, AckIntake, named
 from ackstate.cursor.journal.cursor_properties import CursorProperties
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.journal import Journal
@@ -16,12 +16,11 @@ from ackstate.cursor.listener import Change, Listeners
 from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of, start
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.reset import reset
-from ackstate.cursor.results import Receipt, ReceiptStatus
+from ackstate.cursor.results import Receipt
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.topic_name import check_name
 from ackstate.cursor.view import CursorView
-from ackstate.entry_bitmap import bitmap_of
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from ackstate.deleted_ranges import DeletedRanges
 
 __all__ = ["ManagedCursor", "persist_all"]
-_ACCEPTED = ReceiptStatus.ACCEPTED  # Cached: enum member lookup is slow.
 
 
 @final
@@ -203,19 +201,21 @@ class ManagedCursor(FormerNames):
         if newly_acked and self._chooses_age:
             with self.lock:
                 self._young_age.acked(entries, now_ms=now_ms)
-        return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, _ACCEPTED, None))
+        return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, ACCEPTED, None))
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
-        """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none."""
+        """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
+
+        An array of integers of shape (entries, 2), with the ledger id and the entry id of each, is faster than a list.
+        """
         return self._intake.ack_many(positions, now_ms=now_ms)
 
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack many entries of one ledger: all of them or, if one is refused, none.
 
-        Complexity: bitmap operations over the entries; no loop.
+        Complexity: bitmap operations over the entries; up to 16 one by one.
         """
-        check_position(Position(ledger_id, 0))
-        return self._intake.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
+        return self._intake.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack messages of an entry that is a batch of them; the last one acks the entry.

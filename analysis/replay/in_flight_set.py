@@ -21,7 +21,7 @@ CONSUMER = "replayed"
 
 @final
 class InFlightSet:
-    """See `ackstate.cursor.dispatch.admission.Reservations`: single messages of one consumer, all fully reserved.
+    """See `ackstate.cursor.dispatch.deliveries.Reservations`: single messages of one consumer, all fully reserved.
 
     Memory: a bitmap of the messages.
     """

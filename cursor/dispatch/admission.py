@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
 from ackstate.cursor.dispatch.limit_usage import LimitUsage
@@ -15,6 +15,7 @@ from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ackstate.cursor.dispatch.deliveries import Reservations
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import Receipt
     from ackstate.limits.gate import DispatchGate, Verdict
@@ -30,46 +31,6 @@ class AckRefusedError(AckStateError):
     The same happens if it was sent to join ranges at a full limit and these became durable meanwhile: its consumer may
     ack it later or give it back.
     """
-
-
-class Reservations(Protocol):
-    """The messages in flight and the reservations for their acks; `Deliveries` is one."""
-
-    reserved_bytes: int
-    reserved_ranges: int
-    unacked_messages: int
-
-    def get(self, position: Position) -> Sent | None:
-        """Return how a message was sent; None if it is not in flight."""
-        ...
-
-    def unacked_of(self, consumer: str) -> int:
-        """Return how many messages a consumer has."""
-        ...
-
-    def add(self, position: Position, sent: Sent) -> None:
-        """Note a message that is sent now; it is not in flight yet."""
-        ...
-
-    def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
-        """Note messages that are sent to a consumer now; none of them is in flight yet."""
-        ...
-
-    def complete(self, position: Position) -> Sent | None:
-        """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
-        ...
-
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
-        ...
-
-    def reduce(self, position: Position, message_count: int) -> int:
-        """Note how many messages of a batch are still unacked, and return by how many that is less."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything."""
-        ...
 
 
 @final

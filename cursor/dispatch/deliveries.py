@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.delay.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
@@ -34,6 +34,46 @@ class Sent(NamedTuple):
     record_bytes: int = 0
     range_count: int = 0
     is_covered: bool = False
+
+
+class Reservations(Protocol):
+    """The messages in flight and the reservations for their acks; `Deliveries` is one."""
+
+    reserved_bytes: int
+    reserved_ranges: int
+    unacked_messages: int
+
+    def get(self, position: Position) -> Sent | None:
+        """Return how a message was sent; None if it is not in flight."""
+        ...
+
+    def unacked_of(self, consumer: str) -> int:
+        """Return how many messages a consumer has."""
+        ...
+
+    def add(self, position: Position, sent: Sent) -> None:
+        """Note a message that is sent now; it is not in flight yet."""
+        ...
+
+    def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        """Note messages that are sent to a consumer now; none of them is in flight yet."""
+        ...
+
+    def complete(self, position: Position) -> Sent | None:
+        """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
+        ...
+
+    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
+        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
+        ...
+
+    def reduce(self, position: Position, message_count: int) -> int:
+        """Note how many messages of a batch are still unacked, and return by how many that is less."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
 
 
 @final

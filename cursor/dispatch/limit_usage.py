@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
-    from ackstate.cursor.dispatch.admission import Reservations
+    from ackstate.cursor.dispatch.deliveries import Reservations
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.limits.gate import DispatchGate
     from ackstate.position import Position
