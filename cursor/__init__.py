@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
     from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
     from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
+    from ackstate.cursor.topic.publish_all import publish_all
     from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "UnreadableCursorError",
     "VersionMismatchError",
     "persist_all",
+    "publish_all",
 ]
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
@@ -131,6 +133,7 @@ _NAMES = {
         "RecoverySource",
     ),
     "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
+    "topic.publish_all": ("publish_all",),
     "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
     "journal.recovery": ("UnreadableCursorError",),
     "journal.hole_pins": ("BucketReferences",),

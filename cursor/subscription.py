@@ -221,18 +221,30 @@ class Subscription(SubscriptionReports, CursorListener):
             TypeError: A number is not an integer.
             ValueError: The delay is negative, or an id is out of range.
         """
-        position = check_position(position, entry_id_min=0)
+        return self.nack_many([position], delay_ms=delay_ms, now_ms=now_ms) > 0
+
+    def nack_many(self, positions: Iterable[Position], *, delay_ms: int = 0, now_ms: int | None = None) -> int:
+        """Give delivered messages back, as `nack` each; those that are not in flight are ignored.
+
+        Returns:
+            How many were in flight, the messages of a batch one by one.
+
+        Raises:
+            As `nack`; nothing was given back.
+        """
+        positions = checked_positions(positions)
         check_count("delay_ms", delay_ms, least=0)
         with self._lock:
             now_ms = self._at(self._present(now_ms))
             self._messages.waiting.follow_clock(now_ms=now_ms)
-            positions, deliveries = [position], self._admission.deliveries
-            if self.kind.is_single_active and position in deliveries:
-                positions = list(deliveries.in_order().at_least(position))
+            deliveries = self._admission.deliveries
+            if self.kind.is_single_active:
+                lowest = min((position for position in positions if position in deliveries), default=None)
+                positions = [] if lowest is None else list(deliveries.in_order().at_least(lowest))
             until_ms = now_ms + delay_ms if delay_ms else 0
             returned_count = self._messages.give_back(positions, HoleReason.NACKED, until_ms=until_ms)
             self._admission.usage_decreased(now_ms=now_ms)
-            return returned_count > 0
+            return returned_count
 
     def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
         """Ack the next `count` entries after the mark-delete position, in flight or not.

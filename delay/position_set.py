@@ -11,7 +11,7 @@ from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _ENTRY_ID_END = 2**32
 
@@ -111,6 +111,13 @@ class PositionSet:
     def entries_of(self, ledger_id: int) -> BitMap | None:
         """Return the entries of a ledger, to be read and not changed; None if there is none."""
         return self._bitmaps.get(ledger_id)
+
+    def has_any(self, entries: Mapping[int, BitMap]) -> bool:
+        """Return whether one of some entries, ledger id -> entries, is in."""
+        return any(
+            ledger_id in self._bitmaps and not bitmap.isdisjoint(self._bitmaps[ledger_id])
+            for ledger_id, bitmap in entries.items()
+        )
 
     def update_entries(self, ledger_id: int, entry_ids: array[int] | BitMap) -> int:
         """Put in entries of a ledger, and return how many were not in."""

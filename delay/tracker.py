@@ -9,6 +9,7 @@ from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from pyroaring import BitMap
@@ -139,6 +140,14 @@ class DelayedDeliveryTracker(Protocol):
             TypeError: One of them is not an integer.
         """
         return False
+
+    def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
+        """Return those messages that the reader comes to which are not known to wait, as `skip` tells of each.
+
+        Raises:
+            As `skip`.
+        """
+        return [position for position in positions if not self.skip(position, now_ms=now_ms)]
 
     def reading(self, first: Position) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a context in which to read and offer unread messages, the first of which is at a position.

@@ -16,11 +16,12 @@ from pyroaring import BitMap
 from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet
 from ackstate.delay.tracker import DelayedDeliveryTracker, check_message, check_time
+from ackstate.entry_bitmap import bitmaps_of
 from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position, positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from ackstate.delay.due_log import DueBatch
@@ -128,6 +129,17 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             finally:
                 index.lock.release()
             self._derive()
+
+    def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
+        """See `DelayedDeliveryTracker.unknown`. Complexity: bitmap operations, if none of them is known to wait."""
+        entries, index, now_ms = bitmaps_of(positions), self._index, check_time(now_ms, name="now_ms")
+        with index.lock:
+            index.move_due(now_ms)
+            if not self._is_cut_off and not index.held.has_any(entries):
+                self._read_due_log()
+                if not self._due.has_any(entries):
+                    return positions
+        return super().unknown(positions, now_ms=now_ms)
 
     def advance_mark_delete(self, position: Position) -> None:
         """Note that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.

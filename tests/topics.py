@@ -23,7 +23,7 @@ class Topic:
     def __init__(self, kind=SubscriptionType.SHARED, *, tick_time_ms=None, options=None, config=None, **limits):
         self.log = MessageLog.open(MemoryStore(), topic="t", entries_per_ledger_max=50)
         self.cursor = ManagedCursor.open(
-            self.log._store, topic="t", subscription="s", ledgers=self.log.ledgers, config=config or CursorConfig(),
+            self.log.store, topic="t", subscription="s", ledgers=self.log.ledgers, config=config or CursorConfig(),
             now_ms=0,
         )  # fmt: skip
         is_delayed = tick_time_ms is not None and not kind.is_single_active

@@ -184,7 +184,7 @@ class Admission:
         Complexity: O(messages); with one for which too little is reserved, as `LimitUsage.added_by_all`, too.
         """
         sent = dict(zip(positions, map(self._sent.get, positions), strict=True))
-        if self._gate is None or all(each is not None and each.is_covered for each in sent.values()):
+        if self._gate is None or not [each for each in sent.values() if each is None or not each.is_covered]:
             return self._cursor.ack_many(positions, now_ms=now_ms)
         self._check_room(sent, now_ms=now_ms)
         with self._cursor.lock:
@@ -213,7 +213,7 @@ class Admission:
         """Forget messages and their reservations; return those that were in flight, with how they were sent."""
         completed = self._sent.complete_all(positions)
         if completed and self._gate is not None:
-            self._gate.count_unacked(-sum(sent.message_count for _, sent in completed))
+            self._gate.count_unacked(-sum([sent.message_count for _, sent in completed]))
         return completed
 
     def reduce(self, position: Position, message_count: int) -> None:
@@ -252,9 +252,10 @@ class Admission:
 
     def usage_decreased(self, *, now_ms: int, of: str | None = "") -> None:
         """Let the gate open, as `refresh` does; wake its waiters also if a dispatch could open it now."""
-        self.refresh(of=of)
-        if self._gate is not None and self._gate.is_closed and self._could_promote(now_ms=now_ms):
-            self._gate.wake()
+        if self._gate is not None and self._gate.is_closed:
+            self.refresh(of=of)
+            if self._gate.is_closed and self._could_promote(now_ms=now_ms):
+                self._gate.wake()
 
     def persisted(self, error: AckStateError | None, *, now_ms: int) -> None:
         """Note the outcome of a persist: an error or None."""

@@ -64,20 +64,24 @@ class DelayedMessages:
 
     def to_read(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
         """Return the messages that the reader must read, of those it comes to: the others are known to wait."""
-        if self._tracker is None:
-            return positions
-        skip = self._tracker.skip
-        return [position for position in positions if not skip(position, now_ms=now_ms)]
+        return positions if self._tracker is None else self._tracker.unknown(positions, now_ms=now_ms)
 
     def without_early(self, read: list[tuple[Position, Message]], *, now_ms: int) -> list[tuple[Position, Message]]:
-        """Return those of some messages that were read that need not wait; see `must_wait`."""
-        if self._tracker is None:
+        """Return those of some messages that need not wait; see `must_wait`.
+
+        Args:
+            read: Messages that were read, in order.
+            now_ms: The present.
+        """
+        if self._tracker is None or not read:
             return read
-        return [each for each in read if not self.must_wait(*each, now_ms=now_ms)]
+        # A tracker must know how far the reader is, so the last one is offered even if it has no delay.
+        offered = [each for each in read[:-1] if each[1].deliver_at_ms > 0]
+        early = {each[0] for each in (*offered, read[-1]) if self.must_wait(*each, now_ms=now_ms)}
+        return [each for each in read if each[0] not in early] if early else read
 
     def must_wait(self, position: Position, message: Message, *, now_ms: int) -> bool:
         """Return whether a message that was read must wait; if so, it is handed out when it is due."""
-        # A tracker is offered messages without a delay too: it must know how far the reader is.
         if self._tracker is None:
             return False
         if self._tracker.add_message(position, deliver_at_ms=message.deliver_at_ms, now_ms=now_ms):

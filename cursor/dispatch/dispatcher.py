@@ -210,7 +210,8 @@ class Dispatcher:
 
     def _first_time(self, consumer: str, positions: Sequence[Position], messages: Sequence[Message]) -> list[Sent]:
         """Return how messages are sent for the first time."""
-        if not self._consumers.needs_keys and all(message.message_count == 1 for message in messages):
+        counts = [message.message_count for message in messages]
+        if not self._consumers.needs_keys and counts.count(1) == len(counts):
             return [Sent(consumer, self._consumers.sticky_key(positions[0], None))] * len(messages)
         key_of, unacked_in = self._consumers.sticky_key, self._messages.unacked_in
         return [

@@ -14,13 +14,13 @@ from weakref import WeakSet
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
 from ackstate.cursor.topic_name import check_name
-from ackstate.errors import CorruptStateError
+from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.cursor.store import Store
     from ackstate.delay.shared_index import SharedDelayIndex
@@ -56,6 +56,33 @@ class Message(NamedTuple):
     message_count: int = 1
 
 
+class Publication(NamedTuple):
+    """Messages that are about to be appended to a log; made by `MessageLog.prepare`.
+
+    Attributes:
+        log: The log.
+        messages: The messages.
+        entries: For each the ledger that it goes to, and its bytes.
+        on_stored: Called when they are stored.
+    """
+
+    log: MessageLog
+    messages: Sequence[Message]
+    entries: list[tuple[int, bytes]]
+    on_stored: Callable[[], object] | None = None
+
+    def stored(self, entry_ids: Sequence[int]) -> list[Position]:
+        """Note that the entries were appended and synced, and return their positions."""
+        positions = self.log._published(self.messages, self.entries[0][0], entry_ids) if entry_ids else []
+        if self.on_stored is not None:
+            self.on_stored()
+        return positions
+
+    def fenced(self, cause: AckStateError) -> AckStateError:
+        """Return the error for entries that were refused since another owner has the log."""
+        return self.log._fenced(cause)
+
+
 @final
 class MessageLog:
     """The messages of one topic, appended in batches with one sync each, in ledgers of a bounded number of entries.
@@ -65,12 +92,13 @@ class MessageLog:
     Attributes:
         topic: The name of the topic.
         ledgers: How many entries each ledger holds; the topic's cursors are opened with it.
+        store: Where the ledgers live.
     """
 
     def __init__(self, store: Store, topic: str, counts: dict[int, int], ownership: LogOwnership | None) -> None:
         self.topic = topic
         self.ledgers = LedgerMap.from_counts(counts)
-        self._store = store
+        self.store = store
         self._ownership = ownership  # None for a log that is only read
         self._entries_per_ledger_max = 0
         self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
@@ -142,24 +170,42 @@ class MessageLog:
             StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
                 were stored nevertheless are in the log from the next append, or the next open, on.
         """
+        publication = self.prepare(messages)
+        if not publication.entries:
+            return []
+        try:
+            entry_ids = self.store.ledgers.append_all(publication.entries)
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise publication.fenced(error) from error
+        return publication.stored(entry_ids)
+
+    def prepare(self, messages: Sequence[Message]) -> Publication:
+        """Return the next messages, encoded for the open ledger; one with too little room for them is closed.
+
+        Raises:
+            As `publish`; nothing is stored.
+        """
         messages = checked_messages(messages)
         contents = [_encode(message) for message in messages]
         if self._ownership is None:
             raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to publish")
-        if not contents:
-            return []
-        if self._room < len(contents):
+        if contents and self._room < len(contents):
             self._begin_ledger(self._ownership)
         ledger_id = self.ledgers.current_ledger_id
-        try:
-            entry_ids = self._store.ledgers.append_all([(ledger_id, content) for content in contents])
-        except (LedgerFencedError, LedgerNotFoundError) as error:
-            raise self._ownership.fenced() from error
+        return Publication(self, messages, [(ledger_id, content) for content in contents])
+
+    def _published(self, messages: Sequence[Message], ledger_id: int, entry_ids: Sequence[int]) -> list[Position]:
         self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
         positions = list(positions_of(ledger_id, entry_ids))
         if self._fed:
             self._feed_all(positions, messages)
         return positions
+
+    def _fenced(self, cause: AckStateError) -> AckStateError:
+        assert self._ownership is not None
+        error = self._ownership.fenced()
+        error.__cause__ = cause
+        return error
 
     def _begin_ledger(self, ownership: LogOwnership) -> None:
         """Close the open ledger and begin the next one."""
@@ -205,7 +251,7 @@ class MessageLog:
             raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
         new, unpack = tuple.__new__, _PLAIN.unpack_from
         for ledger_id, first, end in _runs(positions):
-            for entry in self._store.ledgers.read(ledger_id, first, end):
+            for entry in self.store.ledgers.read(ledger_id, first, end):
                 if entry.startswith(_KEYED_MAGIC) or len(entry) < _PLAIN.size:
                     yield _decode(entry, ledger_id)
                 else:  # Most are plain, and without a call and the constructor they take half the time.

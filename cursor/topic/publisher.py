@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.cursor.topic.message_log import checked_messages
@@ -12,7 +13,7 @@ from ackstate.limits.policies import DeliveryDelayExceededError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.cursor.topic.message_log import Message, MessageLog
+    from ackstate.cursor.topic.message_log import Message, MessageLog, Publication
     from ackstate.limits.policies import EffectiveDelayedDelivery
     from ackstate.position import Position
 
@@ -129,6 +130,17 @@ class TopicPublisher:
             TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
         return self._append(self._decide(messages))
+
+    def prepare(self, messages: Sequence[Message]) -> Publication:
+        """Return messages at their delivery times for `publish_all`; see `MessageLog.prepare`.
+
+        Raises:
+            As `publish`; nothing is stored.
+        """
+        decided = self._decide(messages)
+        return self._log.prepare(decided.messages)._replace(
+            on_stored=partial(self._count, OVERRIDDEN, decided.overridden)
+        )
 
     def begin_transaction(self) -> PublishTransaction:
         """Return a transaction whose messages are appended together, when it is committed."""

@@ -54,15 +54,15 @@ class AckModel:
         """Called after the log or one of the sets has changed."""
         self._counted = None
 
-    def counted(self, also: int | None = None) -> tuple[int, int]:
+    def counted(self, also: Collection[int] = ()) -> tuple[int, int]:
         """Return the bytes of acked entries that are not durable, and the runs of all acks above mark-delete.
 
-        If the disk may have several states, the one that excludes most bytes counts. With `also`: the numbers if that
-        entry were acked as well.
+        If the disk may have several states, the one that excludes most bytes counts. With `also`: the numbers if those
+        entries were acked as well.
         """
-        if also is None and self._counted is not None:
+        if not also and self._counted is not None:
             return self._counted
-        acked, floor, log = self.acked if also is None else self.acked | {also}, self._floor, self.log
+        acked, floor, log = self.acked.union(also), self._floor, self.log
         while floor in acked:
             floor += 1
         above = [number for number in range(floor, len(log)) if number in acked]
@@ -71,7 +71,7 @@ class AckModel:
             max(log.record_bytes(log.runs(numbers)) for numbers in left_out),
             len(above if self.counts_entries else log.runs(above)),
         )
-        if also is None:
+        if not also:
             self._floor, self._counted = floor, counted
         return counted
 

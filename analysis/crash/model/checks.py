@@ -14,7 +14,7 @@ from ackstate.cursor.journal.format import Format
 from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
 
@@ -163,13 +163,13 @@ def is_covered(side: SimulatedSubscription, number: int) -> bool:
     return sent is not None and sent.range_count == 1 and sent.record_bytes == log.isolated_bytes(number)
 
 
-def check_refusal(side: SimulatedSubscription, number: int, *, was_covered: bool) -> None:
-    """Check that a refused ack had no reservation, and would have exceeded a limit."""
-    position, model = side.model.log.positions[number], side.model
-    hold(Promise.I8, not was_covered, f"the ack of {position} was refused, although it was reserved for")
-    sent = side.subscription.deliveries.get(position)
-    reserved = (sent.record_bytes, sent.range_count) if sent else (0, 0)
-    before, after = model.counted(), model.counted(also=number)
+def check_refusal(side: SimulatedSubscription, numbers: Sequence[int], *, were_covered: bool) -> None:
+    """Check that refused acks had no reservation, and together would have exceeded a limit."""
+    position, model = side.model.log.positions[numbers[0]], side.model
+    hold(Promise.I8, not were_covered, f"the ack of {position} was refused, although it was reserved for")
+    sent = [side.subscription.deliveries.get(model.log.positions[number]) for number in numbers]
+    reserved = [sum(each.record_bytes for each in sent if each), sum(each.range_count for each in sent if each)]
+    before, after = model.counted(), model.counted(also=numbers)
     limited = [(used, limit) for rule, used, limit in uses(side) if rule in _ACK_STATE_RULES]
     passes = any(
         grown > held and used - own + grown - held > limit

@@ -104,13 +104,18 @@ def ack_some(
     elif order < 0.7:
         numbers.sort(reverse=order < 0.6)
     count = min(count or simulation.random.choice((1, 3, 10, 40)), simulation.settings.count_max)
+    whole = []
     for number in numbers[:count]:
         if only_covered and not checks.is_covered(side, number):
             continue
         if side.model.weight(number) > 1 and simulation.random.random() < 0.6:
             ack_part(simulation, side, number)
+        elif simulation.step_count % 2:
+            whole.append(number)
         else:
             ack(simulation, side, number)
+    if whole:
+        ack_at_once(simulation, side, whole)
 
 
 def ack_lowest(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
@@ -125,10 +130,23 @@ def ack(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) 
     try:
         receipt = side.subscription.ack(simulation.log.positions[number], now_ms=simulation.now_ms)
     except AckRefusedError:
-        checks.check_refusal(side, number, was_covered=was_covered)
+        checks.check_refusal(side, [number], were_covered=was_covered)
     else:
         simulation.note("ack", [number])
         side.took(receipt, [number])
+
+
+def ack_at_once(simulation: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int]) -> None:
+    """Ack entries, at least one, by one call."""
+    were_covered = all(checks.is_covered(side, number) for number in numbers)
+    positions = [simulation.log.positions[number] for number in numbers]
+    try:
+        receipt = side.subscription.ack_many(positions, now_ms=simulation.now_ms)
+    except AckRefusedError:
+        checks.check_refusal(side, numbers, were_covered=were_covered)
+    else:
+        simulation.note("ack together", numbers)
+        side.took(receipt, numbers)
 
 
 def ack_part(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
@@ -141,7 +159,7 @@ def ack_part(simulation: BrokerSimulation, side: SimulatedSubscription, number: 
     try:
         receipt = side.subscription.ack_batch(position, words_of(left), now_ms=simulation.now_ms)
     except AckRefusedError:
-        checks.check_refusal(side, number, was_covered=was_covered)
+        checks.check_refusal(side, [number], were_covered=was_covered)
     else:
         simulation.note(f"ack all but {len(left)} messages of", [number])
         side.took_part(receipt, number, left)
@@ -152,7 +170,11 @@ def ack_late(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     model, draw = side.model, simulation.random
     numbers = [n for n in range(model.first_unacked(), len(simulation.log)) if n not in model.in_flight]
     count = min(len(numbers), draw.choice((1, 5, 30)), simulation.settings.count_max)
-    for number in draw.sample(numbers, count):
+    chosen = draw.sample(numbers, count)
+    if chosen and simulation.step_count % 2:
+        ack_at_once(simulation, side, chosen)
+        return
+    for number in chosen:
         if number not in model.acked and model.weight(number) > 1 and draw.random() < 0.3:
             ack_part(simulation, side, number)
         else:

@@ -104,8 +104,8 @@ def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
     topic.nack(50)
     first_ledger, second_ledger = topic.positions[0].ledger_id, topic.positions[50].ledger_id
     assert first_ledger != second_ledger
-    topic.log._store.ledgers.delete(second_ledger)
-    topic.log._store.ledgers.delete(first_ledger)
+    topic.log.store.ledgers.delete(second_ledger)
+    topic.log.store.ledgers.delete(first_ledger)
     found = by_first(topic)
     assert (found[0].why, found[0].age_ms) == (HoleReason.IN_FLIGHT, None)
     assert (found[50].why, found[50].detail, found[50].age_ms) == (HoleReason.DATA_LOST, "data lost", None)
@@ -231,13 +231,13 @@ def test_the_byte_rule_names_the_store_that_fails():
     topic.publish(200)
     topic.dispatch("a", 500, now_ms=5)
     topic.ack(*range(1, 73, 2), now_ms=6)
-    topic.log._store.break_ledgers()
+    topic.log.store.break_ledgers()
     with pytest.raises(StoreError) as failed:
         topic.cursor.persist(now_ms=7)
     (reason,) = topic.subscription.why_blocked()
     assert reason.store_error is failed.value
     assert " at 824 it opens. The store is the cause: no ledger can be written, as scripted Acking " in reason.detail
-    topic.log._store.mend_ledgers()
+    topic.log.store.mend_ledgers()
     topic.cursor.persist(now_ms=8)
     assert topic.subscription.why_blocked() == ()
 

@@ -49,10 +49,10 @@ class YoungAcks:
         assert self.cursor.view.unpersisted_record_bytes == 64 * 14 + 8 * 16 == 1_024
 
     def break_store(self):
-        self.topic.log._store.break_ledgers()
+        self.topic.log.store.break_ledgers()
 
     def mend_store(self):
-        self.topic.log._store.mend_ledgers()
+        self.topic.log.store.mend_ledgers()
 
     @property
     def durable(self):
@@ -186,9 +186,9 @@ def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_open
     story.break_store()
     assert story.topic.dispatch("a", 1, now_ms=5) == []
     story.mend_store()
-    mutations = story.topic.log._store.mutation_count
+    mutations = story.topic.log.store.mutation_count
     assert story.topic.dispatch("a", 1, now_ms=1_004) == []
-    assert story.topic.log._store.mutation_count == mutations
+    assert story.topic.log.store.mutation_count == mutations
     assert story.topic.dispatch("a", 1, now_ms=1_005) == [144]
     assert story.subscription.why_blocked() == ()
     assert story.promoted == (1, 16)
@@ -248,7 +248,7 @@ def test_a_promotion_survives_a_crash():
     story.go_on(now_ms=1)
     before = story.topic
     reopened = ManagedCursor.open(
-        before.log._store, topic="t", subscription="s", ledgers=before.log.ledgers, config=CONFIG, now_ms=2
+        before.log.store, topic="t", subscription="s", ledgers=before.log.ledgers, config=CONFIG, now_ms=2
     )
     ledger_id = before.positions[0].ledger_id
     assert [run.first for run in reopened.deleted.runs()] == [*range(1, 32, 2)]

@@ -110,7 +110,7 @@ class TestParts:
     def parts(self):
         topic = Topic()
         topic.subscription.close(now_ms=0)
-        cursor = ManagedCursor.open(topic.log._store, topic="t", subscription="x", ledgers=topic.log.ledgers, now_ms=0)
+        cursor = ManagedCursor.open(topic.log.store, topic="t", subscription="x", ledgers=topic.log.ledgers, now_ms=0)
         return topic.log, cursor
 
     @pytest.mark.parametrize("kind", SubscriptionType)
@@ -142,7 +142,7 @@ class TestParts:
         log, cursor = self.parts()
         gate = DispatchGate(GateLimits())
         first = Subscription(log, cursor, gate=gate)
-        other = ManagedCursor.open(log._store, topic="t", subscription="y", ledgers=log.ledgers, now_ms=0)
+        other = ManagedCursor.open(log.store, topic="t", subscription="y", ledgers=log.ledgers, now_ms=0)
         for _ in range(2):
             with pytest.raises(ValueError, match="gate must be a new DispatchGate, got one of another subscription"):
                 Subscription(log, other, gate=gate)
@@ -166,7 +166,7 @@ class TestParts:
         Subscription(log, cursor)
         with pytest.raises(ValueError, match="one listener of class Subscription"):
             Subscription(log, cursor, gate=gate)
-        other = ManagedCursor.open(log._store, topic="t", subscription="y", ledgers=log.ledgers, now_ms=0)
+        other = ManagedCursor.open(log.store, topic="t", subscription="y", ledgers=log.ledgers, now_ms=0)
         Subscription(log, other, gate=gate)
 
     @pytest.mark.parametrize(

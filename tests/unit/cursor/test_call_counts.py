@@ -1,0 +1,108 @@
+"""How many calls a message costs, from publish to ack: work for each batch must not become work for each message."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from contextlib import closing
+
+import pytest
+
+from ackstate.cursor import (
+    CursorConfig,
+    FileStore,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    SqliteStore,
+    Subscription,
+    SubscriptionType,
+)
+from ackstate.cursor.topic.message_log import NO_DELAY
+from ackstate.delay import TopicDelayIndex
+from ackstate.limits import DispatchGate, GateLimits
+
+MESSAGES = 1_000
+STORES = {"memory": lambda _: MemoryStore(), "file": FileStore, "sqlite": SqliteStore}
+
+
+class CallCounter:
+    """Counts calls of Python functions, and of generators each time they resume."""
+
+    def __init__(self):
+        self.counts = Counter()
+        self._step = ""
+
+    def _note(self, _frame, event, _argument):
+        self.counts[self._step] += event == "call"
+
+    def __call__(self, step, function, *arguments, **named):
+        self._step = step
+        before = sys.getprofile()
+        sys.setprofile(self._note)
+        try:
+            return function(*arguments, **named)
+        finally:
+            sys.setprofile(before)
+
+    def per_message(self):
+        return {step: count / MESSAGES for step, count in self.counts.items()}
+
+
+def calls_per_message(store, kind=SubscriptionType.SHARED, *, acks_at_once=False, delays=False):
+    counter = CallCounter()
+    log = MessageLog.open(store, topic="t", entries_per_ledger_max=10**6)
+    cursor = ManagedCursor.open(
+        store, topic="t", subscription="s", ledgers=log.ledgers, config=CursorConfig(), now_ms=0
+    )
+    view = TopicDelayIndex(tick_time_ms=1_000).open_view(cursor.is_acked) if delays else None
+    subscription = Subscription(log, cursor, gate=DispatchGate(GateLimits()), kind=kind, delays=view)
+    for consumer in "ab":
+        subscription.consumer_opened(consumer)
+    keys = [b"%d" % number for number in range(50)]
+    for first in range(0, MESSAGES, 100):
+        batch = [Message(1, NO_DELAY, b"x", keys[number % 50]) for number in range(first, first + 100)]
+        counter("publish", log.publish, batch)
+    held = []
+    while sent := [
+        delivery.position
+        for consumer in "ab"
+        for delivery in counter("dispatch", subscription.dispatch, consumer, 100, now_ms=1)
+    ]:
+        held += sent
+    assert len(held) == MESSAGES
+    random.Random(1).shuffle(held)
+    if acks_at_once:
+        for first in range(0, MESSAGES, 100):
+            counter("ack", subscription.ack_many, held[first : first + 100], now_ms=2)
+    else:
+        for position in held:
+            counter("ack", subscription.ack, position, now_ms=2)
+    assert cursor.mark_delete_position == log.ledgers.last_confirmed
+    return counter.per_message()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_message_costs_few_calls(store, tmp_path):
+    with closing(STORES[store](tmp_path / "store")) as opened:
+        counts = calls_per_message(opened)
+    assert counts["publish"] <= 4.5
+    assert counts["dispatch"] <= {"memory": 6, "file": 6, "sqlite": 10}[store]
+    assert counts["ack"] <= 18
+
+
+def test_an_ack_in_a_list_costs_no_call_of_its_own():
+    assert calls_per_message(MemoryStore(), acks_at_once=True)["ack"] <= 2
+
+
+def test_a_message_without_a_delay_does_not_concern_the_delay_index():
+    without, beside = calls_per_message(MemoryStore()), calls_per_message(MemoryStore(), delays=True)
+    assert beside["dispatch"] <= without["dispatch"] + 0.5
+
+
+def test_a_key_costs_some_calls():
+    counts = calls_per_message(MemoryStore(), SubscriptionType.KEY_SHARED)
+    assert counts["dispatch"] <= 25
+    assert counts["ack"] <= 20.5
