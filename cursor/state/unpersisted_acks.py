@@ -113,9 +113,9 @@ class UnpersistedAcks:
                 ranges.remove_at_most(mark_delete)
 
     def can_promote(self, up_to: Position) -> bool:
-        """Tell whether an ack is fresh, or was held back and is at or below a position."""
-        lowest = self.held.first_range()
-        return bool(self.fresh) or (lowest is not None and lowest[0] < up_to)
+        """Tell whether an ack at or below a position is fresh, or was held back."""
+        lowest = (ranges.first_range() for ranges in (self.fresh, self.held) if ranges)
+        return any(each is not None and each[0] < up_to for each in lowest)
 
     def begin_write(
         self, deleted: DeletedRanges, *, up_to: Position, limit: PersistLimits, record_bytes_max: int | None

@@ -24,6 +24,12 @@ class OwnBug(NamedTuple):
 OWN_BUGS: tuple[OwnBug, ...] = (
     OwnBug(
         "L0",
+        "After a failed promotion of young acks the next persist wrote a record with nothing new in it.",
+        "A persist begins only for acks that are old enough for it.",
+        "`tests/unit/cursor/test_promotion.py`",
+    ),
+    OwnBug(
+        "L0",
         "In Pulsar's format, a receipt for acks in a batch that a limit had excluded from the record claimed to be "
         "durable as soon as a mark-delete had passed the batch, written or not.",
         "`AckState` keeps such batches in mind until a record that was written holds or covers them.",

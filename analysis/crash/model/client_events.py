@@ -72,6 +72,7 @@ def dispatch(
             simulation.note("dead", was_handed_over)
     simulation.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
     for each in sent:
+        side.highest_sent = max(side.highest_sent, log.numbers[each.position])
         model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=simulation.now_ms)
     if simulation.settings.kind is SubscriptionType.KEY_SHARED:
         checks.check_keys(side)

@@ -114,6 +114,7 @@ class SimulatedSubscription(CursorListener):
         simulation.cursor_store.join(self, self.store)
         self.left_ledgers_clean = True
         self.is_writing = True  # This write is not a persist.
+        self.highest_sent = -1
         try:
             self.cursor: ManagedCursor = ManagedCursor.open(
                 cast("Store", simulation.cursor_store), topic="t", subscription=self.name,
@@ -259,10 +260,11 @@ class SimulatedSubscription(CursorListener):
         if isinstance(outcome, AckStateError):
             self.failed_ms = self.simulation.now_ms
             self._may_have_written()
-            is_due = isinstance(outcome, CursorFencedError) or self.cursor.view.is_persist_due(
-                now_ms=self.failed_ms + _HOUR
-            )
-            hold(Promise.I15, is_due, "a write that failed is not tried again")
+            view, model = self.cursor.view, self.model
+            is_due = isinstance(outcome, CursorFencedError) or view.is_persist_due(now_ms=self.failed_ms + _HOUR)
+            # What this opening of the cursor never sent stays young.
+            stays_young = not view.is_dirty and min(model.acked - model.durable, default=0) > self.highest_sent
+            hold(Promise.I15, is_due or stays_young, "a write that failed is not tried again")
         elif outcome.route is not PersistTarget.NOTHING:
             self._persisted(outcome)
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, StoreError, SubscriptionOptions
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, PersistTarget, StoreError, SubscriptionOptions
+from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import Rule
 from topics import Topic
 
@@ -216,6 +217,24 @@ def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
     story.cursor.persist(now_ms=3)  # All that is young stays so, but it was written.
     (reason,) = story.subscription.why_blocked()
     assert (reason.used, reason.since_ms, reason.store_error) == (1_024, 1, None)
+
+
+def test_after_a_failed_promotion_a_persist_writes_nothing_until_an_ack_is_old():
+    topic = Topic(config=CursorConfig(become_old_ack_record_seconds=YOUNG_S))
+    topic.publish(3)
+    topic.dispatch()
+    topic.ack(1)
+    topic.cursor.persist(now_ms=1)
+    store = topic.log.store
+    for mutation in range(store.mutation_count, store.mutation_count + 6):
+        store.inject(Fault(mutation, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        topic.cursor.promote(0, now_ms=2)
+    store.forget_faults()
+    mutations = store.mutation_count
+    assert topic.cursor.persist(now_ms=3).route is PersistTarget.NOTHING
+    assert store.mutation_count == mutations
+    assert topic.cursor.persist(now_ms=3_600_000).messages_covered == 1
 
 
 def test_a_promotion_by_hand_wakes_who_waits():
