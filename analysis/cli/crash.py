@@ -306,6 +306,7 @@ class _Campaign:
         last_kept_s, failures_kept = time.monotonic(), kept[name].failed_runs
 
         def watch(totals: Totals, share: float) -> None:
+            """Show the progress of the layer; store its totals every few seconds, and after each failure."""
             nonlocal last_kept_s, failures_kept
             # A failure is stored at once, in case this process is killed.
             if time.monotonic() - last_kept_s > _KEEP_EVERY_S or totals.failed_runs > failures_kept:

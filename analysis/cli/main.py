@@ -219,6 +219,7 @@ def _lost_interrupts_repeated() -> Iterator[None]:
     report = sys.unraisablehook
 
     def repeat(what: sys.UnraisableHookArgs) -> None:
+        """Send the dropped Ctrl-C once more; report other exceptions as before."""
         if not issubclass(what.exc_type, KeyboardInterrupt):
             report(what)
             return

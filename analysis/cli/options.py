@@ -73,6 +73,7 @@ def duration_option(
     lowest, highest = Duration.parse(least), Duration.parse(most) if most else None
 
     def parse(text: object) -> Duration:
+        """Return the duration that a text names, if it is within the limits."""
         try:
             # A default is parsed, too. An equals sign comes from a short option: -t=90s.
             given = Duration.parse(str(text).removeprefix("="), plain_unit=plain_unit)

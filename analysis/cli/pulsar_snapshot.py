@@ -146,6 +146,7 @@ def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Prog
     task = progress.add_task(what, total=len(topics))
 
     def asked(topic: str) -> _Answer | AckStateError:
+        """Return the answer or the error of one topic, and count it as done."""
         try:
             return ask(topic)
         except AckStateError as error:

@@ -32,6 +32,7 @@ def terminated_as_interrupted() -> Iterator[Callable[[], None]]:
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
 
     def interrupt(number: int, _: object) -> None:
+        """Ignore all further signals, and end the block."""
         was_asked.append(number)
         for each in signals:
             signal.signal(each, signal.SIG_IGN)

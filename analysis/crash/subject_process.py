@@ -113,6 +113,7 @@ class SubjectProcess:
         """
 
         def child(requests: int, answers: int) -> None:
+            """Become the program; if it is missing, end as a shell does."""
             os.dup2(requests, 0)
             os.dup2(answers, 1)
             try:

@@ -90,6 +90,7 @@ def decoded_broker(text: str, policy_count: int) -> BrokerState:
     """
 
     def read(fields: Fields) -> BrokerState:
+        """Return the state that the fields hold."""
         curves = _curves(fields, policy_count, SLICES_MAX)
         died_ms, death_count = fields.integers("died_ms"), fields.integer("death_count")
         if len(died_ms) > min(death_count, CRASHES_MAX):

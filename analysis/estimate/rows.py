@@ -99,6 +99,7 @@ class LocalRows:
         """Return the rows of Parquet files, with some of their columns."""
 
         def batches() -> Iterator[pa.RecordBatch]:
+            """Yield the rows of the files, in the order of their names."""
             files: list[Location] = list(directory.glob("*.parquet"))
             for file in sorted(files, key=str):
                 with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:

@@ -47,6 +47,7 @@ def _predictions(
     name: PolicyName, ledger_creation_ms: float | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row for each run, which is one line of the batches."""
         # One run at a time: a worker holds the candidates of only one run, for any size of a batch.
         for batch in batches:
             for line in batch.column(0):

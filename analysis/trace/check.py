@@ -179,6 +179,7 @@ class _TraceCheck:
         events = chunk.events
 
         def shown(problem: Wrong, row: int) -> str:
+            """Return where a bad row is, as an error reports it."""
             kind = int(events.kind[row])
             name = EventKind(kind).name.lower() if kind in _KINDS else f"kind {kind}"
             run = f"{events.ledger_id[row]}:{events.first_entry[row]}..{events.last_entry[row]}"

@@ -76,6 +76,7 @@ class _Consumers:
         self._to_come = (index for index in order if index not in self._acked)
 
     def ack(self) -> Position:
+        """Return the entry to ack next: sometimes one acked before, otherwise the next of the shape's order."""
         is_again = self._chance.random() < _AGAIN_SHARE
         index = self._any() if is_again else next(self._to_come, self._any())
         self._acked.add(index)

@@ -88,6 +88,7 @@ def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
     lowest: list[AckHole] = []
 
     def others() -> Iterator[AckHole]:
+        """Yield all holes but the one that holds back the mark-delete position."""
         for hole in found:
             if not lowest and hole.mark_delete_advance:
                 lowest.append(hole)

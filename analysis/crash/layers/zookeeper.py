@@ -354,6 +354,7 @@ class _Owner:
         stopping, errors = threading.Event(), []
 
         def work_on() -> None:
+            """Work once a millisecond until the block ends."""
             try:
                 while not stopping.is_set():
                     self.work()

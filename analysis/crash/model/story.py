@@ -76,6 +76,7 @@ def _shortest(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> Sch
         return None if found is None else Failing(found.numbers, found)
 
     def with_settings(differing: tuple[_Setting, ...]) -> Failing[_Setting, ScheduleFailure] | None:
+        """Return the failure with these non-default settings only, if there still is one."""
         try:
             found = again(_settings(differing), failure.numbers)
         except ValueError:  # some settings require others

@@ -196,6 +196,7 @@ class _Recorded:
             return call
 
         def recorded(*args: object, **named: object) -> object:
+            """Call the method; report the change even if it fails, because part of it may be on disk."""
             try:
                 return call(*args, **named)
             finally:
