@@ -56,7 +56,10 @@ def main(names):
             sound = path.read_text(encoding="utf-8")
             count = sound.count(mutant.old)
             assert count == 1, f"{mutant.name}: {mutant.file} must have the text once, has it {count} times"
-            path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
+            planted = sound.replace(mutant.old, mutant.new)
+            # Otherwise the tests would fail for any text.
+            compile(planted, mutant.file, "exec")
+            path.write_text(planted, encoding="utf-8")
             begun = time.monotonic()
             killer = killer_of(mutant, tree)
             path.write_text(sound, encoding="utf-8")

@@ -63,7 +63,7 @@ MUTANTS = (
         ("tests/unit/ackstate/test_deleted_ranges.py", "tests/model/ackstate/test_deleted_ranges_model.py"),
     ),
     Mutant(
-        "P8", _PLANNER, "            self._ledger_begun_ms = now_ms\n", "",
+        "P8", _PLANNER, "            self._ledger_begun_ms = now_ms\n", "            pass\n",
         "After the roll-over time each persist writes a whole snapshot.",
         (f"{_CURSOR}/test_managed.py",), "L0",
     ),
