@@ -40,7 +40,8 @@ class AckIntake:
         self._persister = persister
         self._state = persister.state
         self._listeners = persister.listeners
-        self._young_age = persister.young_age
+        self.young_age = persister.young_age
+        """Records deliveries and ack latencies: a replay feeds many at once."""
         self._lock = persister.lock
         self._counts_batches = counts_batches
 
@@ -71,7 +72,7 @@ class AckIntake:
         Args:
             entries: Ledger id -> entries.
             now_ms: The present.
-            observes_age: Whether an automatic young age learns how late they came.
+            observes_age: Whether an automatic young age learns how late they came; otherwise the caller feeds it.
 
         Complexity: bitmap operations over the entries; no loop.
         """
@@ -82,7 +83,7 @@ class AckIntake:
                 runs = [run for item in new.items() for run in bitmap_runs(*item)]
                 self._listeners.changed(Change.ACKED, runs, now_ms=now_ms)
             if observes_age:
-                self._young_age.acked(new, now_ms=now_ms)
+                self.young_age.acked(new, now_ms=now_ms)
             return self._receipt(sum(map(len, new.values())), entries=entries)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
@@ -96,7 +97,7 @@ class AckIntake:
             newly_acked, _ = self._state.ack_batch(position, words)
             if newly_acked:
                 self._listeners.changed(Change.ACKED, ((*position, position.entry_id),), now_ms=now_ms)
-                self._young_age.acked(named(position), now_ms=now_ms)
+                self.young_age.acked(named(position), now_ms=now_ms)
             # Only entries are held back, never partly acked batches.
             if position in self._state.batch:
                 return self._receipt(newly_acked, batch=position)

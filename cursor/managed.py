@@ -51,6 +51,7 @@ class ManagedCursor(FormerNames):
         lock: Guards the state: hold it to decide on several of the cursor's numbers. No storage works under it.
         recovery_report: How the cursor came by its state when it was opened.
         reader: The read position, and the unacked entries from there on.
+        intake: Accepts acks of several ledgers at once; holds the young age.
         view: Answers everything else about the cursor, and changes nothing.
         attached: The cursor properties, of the application and of the broker.
     """
@@ -62,10 +63,9 @@ class ManagedCursor(FormerNames):
         self._state = CursorAckState(ledgers)
         self._listeners = Listeners()
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
-        self._intake = AckIntake(self._persister, counts_batches=config.batch_index_acks)
-        self._opened, self._names_entries = self._intake.opened, self._intake.names_entries
-        self._young_age = self._persister.young_age
-        self._chooses_age = self._young_age.is_chosen
+        self.intake = AckIntake(self._persister, counts_batches=config.batch_index_acks)
+        self._opened, self._names_entries = self.intake.opened, self.intake.names_entries
+        self._young_age, self._chooses_age = self.intake.young_age, self.intake.young_age.is_chosen
         check_open = self._persister.check_open
         self.recovery_report = report_of(None, journal.form.name, self._state.mark_delete)
         self.reader = EntryReader(self._state, lock=self.lock, check_open=check_open)
@@ -208,14 +208,14 @@ class ManagedCursor(FormerNames):
 
         An array of integers of shape (entries, 2), with the ledger id and the entry id of each, is faster than a list.
         """
-        return self._intake.ack_many(positions, now_ms=now_ms)
+        return self.intake.ack_many(positions, now_ms=now_ms)
 
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack many entries of one ledger: all of them or, if one is refused, none.
 
         Complexity: bitmap operations over the entries; up to 16 one by one.
         """
-        return self._intake.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
+        return self.intake.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack messages of an entry that is a batch of them; the last one acks the entry.
@@ -228,7 +228,7 @@ class ManagedCursor(FormerNames):
         Raises:
             ValueError, TypeError: A word does not fit signed 64 bits, or is not an integer.
         """
-        return self._intake.ack_batch(position, unacked_words, now_ms=now_ms)
+        return self.intake.ack_batch(position, unacked_words, now_ms=now_ms)
 
     def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
         """Ack every entry from `first` to `last`, both included, because its data no longer exists.
@@ -240,7 +240,7 @@ class ManagedCursor(FormerNames):
 
         Source: ``ManagedCursorImpl.skipNonRecoverableEntries`` of Apache Pulsar.
         """
-        return self._intake.mark_lost(first, last, now_ms=now_ms)
+        return self.intake.mark_lost(first, last, now_ms=now_ms)
 
     def mark_delete(
         self,
@@ -264,7 +264,7 @@ class ManagedCursor(FormerNames):
             InvalidPositionError: The position is below the mark-delete position.
             ValueError, TypeError: No record can hold the properties or the words.
         """
-        return self._intake.mark_delete(position, properties=properties, unacked_words=unacked_words, now_ms=now_ms)
+        return self.intake.mark_delete(position, properties=properties, unacked_words=unacked_words, now_ms=now_ms)
 
     def skip(
         self, count: int, *, now_ms: int, counts_acked: bool = False, properties: Mapping[str, int] | None = None
