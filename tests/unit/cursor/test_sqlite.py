@@ -391,8 +391,8 @@ def test_appends_that_returned_survive_a_kill(tmp_path):
         assert store.ledgers.read(ledger_id, 0, count) == [b"%d" % entry_id for entry_id in range(count)]
 
 
-def dies_at_line(directory: Path, number: int) -> bool:
-    """Open a store in a child that kills itself before the n-th line it runs of the store's code."""
+def opened_in_child(directory: Path, before_line) -> int:
+    """Open a store in a child that calls a function before each line of the store's code; return its wait status."""
     child = os.fork()
     if child == 0:
         lines = itertools.count()
@@ -400,8 +400,8 @@ def dies_at_line(directory: Path, number: int) -> bool:
         def trace(frame, event, _):
             if not Path(frame.f_code.co_filename).name.startswith("sqlite"):
                 return None
-            if event == "line" and next(lines) == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if event == "line":
+                before_line(next(lines))
             return trace
 
         try:
@@ -410,22 +410,42 @@ def dies_at_line(directory: Path, number: int) -> bool:
             os._exit(0)
         finally:
             os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    assert status in {0, signal.SIGKILL}
-    return status != 0
+    return os.waitpid(child, 0)[1]
+
+
+def lines_after_changes(directory: Path) -> list[int]:
+    """Return the lines of the store's code before which the files of a new store have changed, and the first one."""
+    reading, writing = os.pipe()
+    seen = None
+
+    def compare(number):
+        nonlocal seen
+        found = contents_of(directory) if directory.exists() else {}
+        if found != seen:
+            seen = found
+            os.write(writing, b"%d\n" % number)
+
+    assert opened_in_child(directory, compare) == 0
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        return [int(line) for line in lines]
+
+
+def kill_at(number):
+    return lambda line: line == number and os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_creator_killed_at_any_line_leaves_a_store_or_nothing(tmp_path):
     left: set[tuple[str, ...]] = set()
-    for number in itertools.count():
+    numbers = lines_after_changes(tmp_path / "whole")
+    # Between two changes, every kill leaves the same files.
+    for number in numbers:
         directory = tmp_path / "parent" / str(number)
-        died = dies_at_line(directory, number)
+        assert opened_in_child(directory, kill_at(number)) == signal.SIGKILL
         left.add(tuple(names_in(directory)) if directory.exists() else ())
         assert_works(directory)
         assert names_in(directory) == ["LOCK", "MADE", DATABASE]
-        if not died:
-            break
     # The kills did hit before, amid and after the making of the database.
     assert {(), ("LOCK",), ("LOCK", UNFINISHED), ("LOCK", DATABASE), ("LOCK", "MADE.new", DATABASE)} <= left
 
