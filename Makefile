@@ -43,7 +43,7 @@ check: lint ## format, lint, types, imports and the fast tests of tests/unit, in
 
 spark: setup ## the tests that start Spark
 	@bash .ci/setup stores
-	$(PYTEST) -m spark tests/system
+	$(PYTEST) -m 'spark and not soak' tests/system
 
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
 	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
@@ -60,11 +60,14 @@ RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.js
 pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
 	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
-# What make test leaves out runs here: tests/soak, and models, decoders and schedules with many more examples.
+# What make test leaves out runs here: tests/soak, tests with the mark soak, and models, decoders and schedules with
+# many more examples.
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, mutants
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
 	$(PYTEST) tests/soak
+	@bash .ci/setup stores
+	$(PYTEST) -m soak tests/system
 	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz

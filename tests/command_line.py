@@ -58,11 +58,11 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def run_each_apart(*commands, before="", prefix=()):
+def run_each_apart(*commands, before="", prefix=(), **options):
     """Run commands one after another in one process of their own, after some code, perhaps by another program."""
     words = json.dumps([[str(word) for word in command] for command in commands])
     code = [*prefix, sys.executable, "-P", "-c", before + _EACH, words]
-    done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=300, **options)
     assert (done.returncode, done.stderr) == (0, "")
     return [Outcome(*json.loads(line)) for line in done.stdout.splitlines()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import time
 from contextlib import contextmanager
@@ -13,6 +14,17 @@ from ackstate.analysis.spark.java import class_archive_option
 
 # Virtual machines start here that do not live long.
 JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 {class_archive_option()}"
+
+
+def environment_of(settings):
+    """Return the variable that gives Spark its settings when a command starts it.
+
+    A file of settings would change the class path, which the archive of classes would not fit then.
+    """
+    # A cluster would cut little data into 200 partitions.
+    settings = {"spark.sql.shuffle.partitions": 2, **settings}
+    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"])}
 
 
 class Daemon:
@@ -28,6 +40,8 @@ class Daemon:
         environment = os.environ | {
             "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(log.parent / "work"),
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+            # For the executors, which take this environment from their worker.
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
         }  # fmt: skip
         with log.open("wb") as said:
             self.process = subprocess.Popen(words, stdout=said, stderr=said, env=environment)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_daemons import environment_of
+
 KEY, SECRET = "test-key", "test-secret"
 _JARS = Path(sys.prefix, "share", "ackstate", "stores")
 _STARTS_WITHIN_S = 120
@@ -55,7 +57,7 @@ def hdfs(directory):
         "hadoop-client-api-3.5.0.jar", "hadoop-client-runtime-3.5.0.jar", "slf4j-api-*.jar", "jcl-over-slf4j-*.jar",
         "snappy-java-*.jar",
     )]  # fmt: skip
-    details, environment = directory / "details.json", _spark_environment(directory / "conf", {})
+    details, environment = directory / "details.json", environment_of({})
     words = ["-format", "-datanodes", "1", "-nnport", "0", "-httpport", "0", "-writeDetails", str(details)]
     with _running(directory, jars, "org.apache.hadoop.test.MiniDFSClusterManager", words) as (process, await_that):
         await_that(lambda: details.exists() and details.read_text().endswith("}"))
@@ -80,7 +82,7 @@ def s3(directory):
     spark_settings = {
         "spark.jars": ",".join(jars_of("hadoop-aws")), "spark.hadoop.fs.s3a.path.style.access": "true",
     }  # fmt: skip
-    environment = _spark_environment(directory / "conf", spark_settings) | {
+    environment = environment_of(spark_settings) | {
         "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": settings["s3proxy.endpoint"],
         "AWS_REGION": "us-east-1",
     }  # fmt: skip
@@ -90,14 +92,6 @@ def s3(directory):
         await_that(lambda: _listens(port))
         assert client.get_file_info("bucket").is_file is False
         yield Store("s3a://bucket", environment, process)
-
-
-def _spark_environment(directory, settings):
-    """Return the variable that names Spark's settings: a cluster would cut little data into 200 partitions."""
-    directory.mkdir()
-    text = "".join(f"{name} {value}\n" for name, value in {"spark.sql.shuffle.partitions": 2, **settings}.items())
-    (directory / "spark-defaults.conf").write_text(text)
-    return {"SPARK_CONF_DIR": str(directory)}
 
 
 def _listens(port):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 
@@ -20,22 +18,16 @@ from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.manifest import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
-from command_line import assert_one_line, run, run_apart
-from spark_daemons import two_workers
+from command_line import assert_one_line, run, run_each_apart
+from spark_daemons import environment_of, two_workers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 DAY_MS = 86_400_000
 POLICY = ("--policy", "flush_interval_ms=50")
 GRID = ("--set", "flush_interval_ms=50,500")
-RUNNER = """
-import json, sys, ackstate.analysis.cli as cli
-for words in json.loads(sys.argv[1]):
-    try:
-        cli.main(words)
-    except SystemExit as end:
-        print("\\nstatus", end.code, flush=True)
-"""
+# HDFS differs by little from S3 once files are there, and a Spark of its own takes seconds.
+EACH_STORE = pytest.mark.parametrize("server", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["s3", "hdfs"])
@@ -71,15 +63,17 @@ def events_of(day, path):
     return str(path)
 
 
-def answers(commands, *, cwd, environment):
-    """Run commands in a process of their own; return what each said on standard output."""
-    code = [sys.executable, "-P", "-c", RUNNER, json.dumps(commands)]
+def outcomes(commands, *, cwd, environment):
+    """Run commands in a process of their own, which has no other settings of stores and Spark."""
     cleared = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "AWS_"))}
-    done = subprocess.run(code, capture_output=True, text=True, cwd=cwd, env=cleared | environment, check=False)
-    found = done.stdout.split("\nstatus ")
-    assert len(found) == len(commands) + 1, done.stderr
-    assert [int(each.split()[0]) for each in found[1:]] == [0] * len(commands), done.stderr
-    return [found[0], *(each.partition("\n")[2] for each in found[1:-1])]
+    return run_each_apart(*commands, cwd=cwd, env=cleared | environment)
+
+
+def answers(commands, **where):
+    """Return what each command says on standard output."""
+    found = outcomes(commands, **where)
+    assert [(each.status, each.err) for each in found] == [(0, "")] * len(found)
+    return [each.out for each in found]
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +109,12 @@ def commands(root, days, *, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_
     ]
 
 
+@EACH_STORE
 def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, master, tmp_path):
     local, expected, days = here
     cluster = ("--master", master)
     # The state that workers wrote is read in this process, and workers read the one that was written in it.
-    some = ("first_day",) if server.url.startswith("hdfs") else ("sweep", "second_day")
+    some = ("sweep", "first_day") if server.url.startswith("hdfs") else ("second_day",)
     words = commands(base, days, cluster=cluster, **dict.fromkeys(some, cluster))
     behind = answers(words, cwd=tmp_path, environment=server.environment)
     for mine, theirs in zip(expected, behind, strict=True):
@@ -140,13 +135,26 @@ def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, 
     assert [re.sub("[0-9a-f]{32}", "*", name) for name in sorted(set(files))] == ["000002.json", "run-*"]
 
 
-def test_a_trace_is_generated_behind_a_url(server, base, tmp_path):
-    words = ["trace", "generate", str(base), "--workload", "key_shared", "--events", "50000", "--json"]
-    made = json.loads(answers([words], cwd=tmp_path, environment=server.environment)[0])
+@EACH_STORE
+def test_a_trace_is_generated_behind_a_url_and_spark_needs_a_client_to_read_it(server, base, tmp_path):
+    trace = base / "day=2026-11-20"
+    generate = ["trace", "generate", trace, "--workload", "key_shared", "--events", "50000", "--json"]
+    read = ["redelivery", base, "--state", tmp_path / "state", *POLICY]
+    # Without the jars of the client.
+    environment = server.environment | environment_of({})
+    generated, outcome = outcomes([generate, read], cwd=tmp_path, environment=environment)
+    assert (generated.status, generated.err) == (0, "")
+    made = json.loads(generated.out)
     assert made["events"] == 50_000
-    assert names(base) == [MANIFEST, *(each.name for each in parquet.trace_files(base))]
-    assert made["files"] == len(names(base)) - 1 > 1
-    assert sum(check_events(base).kinds.values()) == made["events"] + made["published"]
+    assert names(trace) == [MANIFEST, *(each.name for each in parquet.trace_files(trace))]
+    assert made["files"] == len(names(trace)) - 1 > 1
+    assert sum(check_events(trace).kinds.values()) == made["events"] + made["published"]
+    if server.url.startswith("s3a"):
+        lacks = "Spark lacks its client of this store: docs/cluster.md has the name of the package\n"
+        assert_refused(outcome, lacks)
+    else:
+        # That of HDFS comes with Spark.
+        assert (outcome.status, outcome.err) == (0, "")
 
 
 def frames(name, count=100):
@@ -234,17 +242,6 @@ def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_p
             for words in given:
                 refuses(f"{trace}: {line}: ", *words)
     locations._file_system.cache_clear()
-
-
-def test_spark_without_a_client_of_the_store_is_a_line(server, base, tmp_path):
-    if not server.url.startswith("s3a"):
-        pytest.skip("the client of HDFS comes with Spark")
-    parquet.write_trace(frames("a"), base / "trace")
-    cleared = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "AWS_"))}
-    environment = cleared | server.environment | {"SPARK_CONF_DIR": str(tmp_path)}
-    words = ["redelivery", base, "--state", tmp_path / "state", *POLICY]
-    lacks = "Spark lacks its client of this store: docs/cluster.md has the name of the package\n"
-    assert_refused(run_apart(*words, cwd=tmp_path, env=environment), lacks)
 
 
 def test_a_trace_that_lacks_a_file_is_refused(base):

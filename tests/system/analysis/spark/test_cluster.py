@@ -24,7 +24,8 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
-from spark_daemons import JAVA_OPTIONS, two_workers
+from command_line import assert_one_line, run_each_apart
+from spark_daemons import JAVA_OPTIONS, environment_of, two_workers
 
 POLICY = "flush_interval_ms=50"
 
@@ -90,7 +91,8 @@ def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installe
     words = [
         submit, "--master", url, "--py-files", tmp_path / "ackstate.zip", "--conf", "spark.driver.host=127.0.0.1",
         "--conf", f"spark.pyspark.python={bare_python}", "--conf", f"spark.pyspark.driver.python={sys.executable}",
-        "--driver-java-options", JAVA_OPTIONS, "--conf", f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
+        "--conf", "spark.sql.shuffle.partitions=2", "--driver-java-options", JAVA_OPTIONS,
+        "--conf", f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
         tmp_path / "ackstate_job.py", "redelivery", trace, "--policy", POLICY, "--json",
     ]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
@@ -108,23 +110,17 @@ def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
     url, _ = master
     trace = some_trace(tmp_path / "trace")
     # Another process has another current directory there.
-    words = [["redelivery", path, "--policy", POLICY, "--master", url, "--json"] for path in
-             (str(trace), "/proc/self/cwd/trace")]  # fmt: skip
-    code = "import sys, ackstate.analysis.cli as cli\nfor words in %r:\n"
-    code += "  try: cli.main(words)\n  except SystemExit as end:\n"
-    code += "    print('\\nstatus', end.code, flush=True)"
+    words = [["redelivery", path, "--policy", POLICY, "--master", url, "--json"]
+             for path in (trace, "/proc/self/cwd/trace")]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
-    environment |= {"PYSPARK_PYTHON": str(bare_python)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code % words], capture_output=True, text=True, cwd=tmp_path, env=environment,
-        check=False,
+    environment |= environment_of({}) | {"PYSPARK_PYTHON": str(bare_python)}
+    answer, refused = run_each_apart(*words, cwd=tmp_path, env=environment)
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out) == local_answer(spark, trace)
+    assert_one_line(
+        refused, "ackstate: /proc/self/cwd/trace/part-00000.parquet: not a readable Parquet file, ",
+        "the workers cannot see it: put it on storage that all of them mount at this path\n",
     )  # fmt: skip
-    answer, statuses = done.stdout.partition("\nstatus")[::2]
-    assert json.loads(answer or "null") == local_answer(spark, trace), done.stderr
-    assert statuses.split() == ["0", "status", "2"]
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("ackstate: /proc/self/cwd/trace/part-00000.parquet: not a readable Parquet file, ")
-    assert line.endswith("the workers cannot see it: put it on storage that all of them mount at this path")
 
 
 @pytest.mark.spark
