@@ -198,7 +198,7 @@ class TestAmbiguousRequests:
 
     SMUGGLED = b"0\r\n\r\nGET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-    @pytest.mark.parametrize("names", [("Content-Length: 5", "Transfer-Encoding: chunked")] * 2)
+    @pytest.mark.parametrize("names", [("Content-Length: 5", "Transfer-Encoding: chunked")])
     @pytest.mark.parametrize("order", [1, -1])
     def test_a_length_with_an_encoding_ends_the_connection(self, quick, names, order):
         fields = "\r\n".join(names[::order])

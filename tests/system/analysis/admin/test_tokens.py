@@ -143,9 +143,9 @@ class TestRunningServer:
     def test_a_wrong_token_is_answered_late_and_holds_up_nobody(self, start, tmp_path):
         """One client guesses on as many connections as it may have; those with a token are answered meanwhile."""
         (tmp_path / "tokens").write_bytes(b"ops right\n")
-        options = ("--token-file", tmp_path / "tokens", "--wrong-token-delay", 4, "--connections-per-client", 4)
+        options = ("--token-file", tmp_path / "tokens", "--wrong-token-delay", 2, "--connections-per-client", 4)
         guess = f"GET {DELAYS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n\r\n".encode()
-        with start(tmp_path / "store", *options) as server, contextlib.ExitStack() as held:
+        with start(tmp_path / "store", *options, "--header-timeout", 1) as server, contextlib.ExitStack() as held:
             client = held.enter_context(server.client())
             assert client.get(DELAYS, headers=bearer("right")).status_code == 200
             begin_s = time.monotonic()
@@ -169,7 +169,7 @@ class TestRunningServer:
             status, errors = server.stop()
         assert status == 0
         assert answered < waited
-        assert waited >= 4
+        assert waited >= 2
         assert errors.count("WARNING a wrong token from 127.0.0.1\n") == 1
         assert "wrong\n" not in errors.replace("a wrong token", "")
 
@@ -222,15 +222,18 @@ class TestAuditLog:
         assert [each["who"] for each in entries] == ["no token"]
         assert others == []
 
-    @pytest.mark.parametrize(
-        "name", ["or\nders", "or\r\nders", "\u2028", "\x1b[2J", "a\u202eb", '","who":"root', "é\u00a0"]
-    )
-    def test_a_name_cannot_make_a_line_of_its_own(self, start, tmp_path, name):
+    def test_a_name_cannot_make_a_line_of_its_own(self, start, tmp_path):
         """Whether such a name is refused or logged, each line of the log is one that the server began."""
+        names = ["or\nders", "or\r\nders", "\u2028", "\x1b[2J", "a\u202eb", '","who":"root', "é\u00a0"]
         with start(tmp_path / "store") as server:
+            accepted = []
             with server.client() as client:
-                path = f"/admin/v2/persistent/public/default/{quote(name, safe='')}/delayedDelivery"
-                assert client.post(path, json={"tickTime": 5}).status_code in {204, 400, 412}
+                for name in names:
+                    path = f"/admin/v2/persistent/public/default/{quote(name, safe='')}/delayedDelivery"
+                    status = client.post(path, json={"tickTime": 5}).status_code
+                    assert status in {204, 400, 412}
+                    accepted += [name] * (status == 204)
             entries, others = server.audited(server.stop()[1])
         assert others == []
-        assert all(each["who"] == "no token" and each["owner"].endswith(name) for each in entries)
+        assert [each["owner"].partition("default/")[2] for each in entries] == accepted
+        assert {each["who"] for each in entries} <= {"no token"}

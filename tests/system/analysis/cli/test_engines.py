@@ -131,8 +131,8 @@ def test_all_answer_the_same(spark, tmp_path_factory):
     from ackstate.analysis.spark.one_task import OneTaskEngine
     from ackstate.analysis.spark.source import SparkSource
 
-    @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(st.lists(montecarlo.small_traces(), min_size=1, max_size=3), st.permutations(POLICIES), st.integers(3, 200))
+    @settings(max_examples=3, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(st.lists(montecarlo.small_traces(), min_size=4, max_size=8), st.permutations(POLICIES), st.integers(3, 200))
     def check(traces, policies, chunk_events):
         place = tmp_path_factory.mktemp("trace")
         frames = [

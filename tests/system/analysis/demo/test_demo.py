@@ -1,12 +1,12 @@
-"""The main job as a user starts it: real processes, a real SIGKILL, a real Spark, and every prediction true."""
+"""The main job: real processes, a real SIGKILL, a real Spark, and every prediction true."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from command_line import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -16,18 +16,13 @@ KEYS = {
 
 
 @pytest.mark.parametrize("flush_interval_ms", [1, 250])
-def test_every_prediction_comes_true(tmp_path_factory, flush_interval_ms):
+def test_every_prediction_comes_true(spark, tmp_path_factory, capsys, flush_interval_ms):
     # The second demo replaces the first.
     out = tmp_path_factory.getbasetemp() / "demo"
-    demo = subprocess.run(
-        [
-            sys.executable, "-m", "ackstate.analysis.cli", "demo", "--json", "--seconds=2", "--repeat=2", "--seed=11",
-            f"--out={out}", f"--flush-interval-ms={flush_interval_ms}",
-        ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert demo.returncode == 0, demo.stderr
-    summary = json.loads(demo.stdout)
+    options = (f"--flush-interval-ms={flush_interval_ms}", "--seconds=2", "--repeat=2", "--seed=11")
+    outcome = run(capsys, "demo", "--json", "--out", out, *options)
+    assert outcome.status == 0, outcome.err
+    summary = json.loads(outcome.out)
     assert summary == json.loads((out / "summary.json").read_text())
     assert summary["settings"]["flush_interval_ms"] == flush_interval_ms
     repeat = summary["repeat"]
