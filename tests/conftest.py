@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -45,3 +46,28 @@ def spark():
     session = local_session()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory):
+    """Return the directory that a killed broker left; copy it before changing it."""
+    from command_line import killed_broker
+
+    return killed_broker(tmp_path_factory.mktemp("killed") / "broker").path
+
+
+@pytest.fixture
+def broker(killed, tmp_path):
+    """Return a copy of that directory."""
+    return shutil.copytree(killed, tmp_path / "broker")
+
+
+@pytest.fixture(scope="session")
+def good_trace(killed, tmp_path_factory):
+    """Return the one file of a sound trace; copy it before changing it."""
+    from ackstate.analysis.trace.parquet import write_trace
+    from ackstate.analysis.trace.recorder import read_recording
+
+    path = tmp_path_factory.mktemp("good") / "trace"
+    write_trace(read_recording(killed / "recording"), path)
+    return path / "part-00000.parquet"

@@ -13,6 +13,7 @@ from ackstate.cursor import (
     ManagedCursor,
     Message,
     MessageLog,
+    SqliteStore,
 )
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
@@ -38,6 +39,13 @@ def fill(store):
             cursor.persist(now_ms=0)
         cursor.mark_delete(Position(log.ledgers.current_ledger_id, 2), now_ms=0, properties={"step": 9})
         cursor.persist(now_ms=0)
+
+
+def filled(path):
+    """Make the store in a directory, and close it."""
+    with closing(SqliteStore(path)) as store:
+        fill(store)
+    return path
 
 
 def opened(store, name, **options):

@@ -12,10 +12,26 @@ from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, events_of, named_entries
 from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
+from ackstate.analysis.trace.generate.plan import TracePlan
 from ackstate.analysis.trace.packed_numbers import pack
+from ackstate.analysis.trace.parquet import write_trace
+from ackstate.analysis.trace.recorder import Frame
 
 SCHEMAS = {2: LIST_SCHEMA, 3: TRACE_SCHEMA}
 _LEDGERS = ("ledger_id", "entry_count", "published", "acked")
+
+
+def write_acks(path, key, entries, *, begin_ms=0):
+    """Write the trace of one subscription, (topic, name), which acks entry N after N ms."""
+    events = [Event(begin_ms + entry, EventKind.ACK, 3, entry, entry) for entry in entries]
+    write_trace([Frame(*key, events)], path)
+    return path
+
+
+def plan_of(workload="key_shared", events=25_000, **settings):
+    """Return the plan of a trace of one subscription that is persisted often."""
+    settings = {"subscriptions": 1, "topics": 1, "flush_interval_ms": 100} | settings
+    return TracePlan(workload, events, **settings)
 
 
 def lines_of(rows):

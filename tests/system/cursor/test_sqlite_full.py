@@ -1,30 +1,17 @@
 """An SQLite store on a disk that is full."""
 
 import os
-import sqlite3
 import subprocess
 import tempfile
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from ackstate.cursor.store import ABSENT, StoreFullError
 from ackstate.cursor.stores.sqlite import SqliteStore
-from store_directories import append_until, assert_works, names_in
+from store_directories import append_until, assert_works, downgraded, names_in
 
 DATABASE = "ackstate.sqlite3"
-
-
-def downgraded(directory: Path) -> None:
-    """Make a store one of version 1, whose rows have no seals."""
-    with closing(sqlite3.connect(directory / DATABASE)) as connection, connection:
-        connection.execute("DROP TABLE identity")
-        connection.execute("UPDATE entries SET data = substr(data, 1, length(data) - 4)")
-        connection.execute("UPDATE metadata SET data = substr(data, 1, length(data) - 4)")
-        connection.execute("PRAGMA user_version = 1")
-    with closing(sqlite3.connect(directory / DATABASE)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, StoreFu
 from ackstate.cursor.stores import sqlite_database, temporary_copy
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from store_directories import append_until, assert_works, contents_of, hold, names_in, start
+from store_directories import append_until, assert_works, contents_of, downgraded, hold, names_in, start
 
 DATABASE = "ackstate.sqlite3"
 UNFINISHED = "ackstate.sqlite3.new"
@@ -652,17 +652,6 @@ def test_a_damaged_page_is_found_when_the_store_is_opened(damaged, tree):
         with pytest.raises(CorruptStateError, match=f"{database}.*sound pages|{database}.*malformed"):
             SqliteStore(directory)
         assert contents_of(directory)[DATABASE] == damage[DATABASE]
-
-
-def downgraded(directory: Path) -> None:
-    """Make a store one of version 1, whose rows have no seals."""
-    with closing(sqlite3.connect(directory / DATABASE)) as connection, connection:
-        connection.execute("DROP TABLE identity")
-        connection.execute("UPDATE entries SET data = substr(data, 1, length(data) - 4)")
-        connection.execute("UPDATE metadata SET data = substr(data, 1, length(data) - 4)")
-        connection.execute("PRAGMA user_version = 1")
-    with closing(sqlite3.connect(directory / DATABASE)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def test_a_store_of_version_1_is_sealed_when_it_is_opened(damaged):

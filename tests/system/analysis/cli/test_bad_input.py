@@ -13,29 +13,8 @@ import pytest
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.spark.java import Java, SparkUnavailableError
-from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recorder import read_recording
-from command_line import ENTRY, assert_one_line, killed_broker, run, run_apart, run_each_apart, tree
+from command_line import ENTRY, assert_one_line, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """What a killed broker left; copy it before changing it."""
-    return killed_broker(tmp_path_factory.mktemp("killed") / "broker").path
-
-
-@pytest.fixture
-def broker(killed, tmp_path):
-    return shutil.copytree(killed, tmp_path / "broker")
-
-
-@pytest.fixture(scope="module")
-def good_trace(killed, tmp_path_factory):
-    """A sound trace, as its one file."""
-    path = tmp_path_factory.mktemp("good") / "trace"
-    write_trace(read_recording(killed / "recording"), path)
-    return path / "part-00000.parquet"
 
 
 def flipped(good_trace, share):

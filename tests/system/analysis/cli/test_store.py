@@ -8,19 +8,14 @@ from contextlib import closing
 import pytest
 
 from ackstate.analysis.crash.zookeeper_server import running_server
-from ackstate.cursor import (
-    SqliteStore,
-)
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from command_line import assert_one_line, run, run_apart
-from sample_store import TOPIC, Damage, fill
+from sample_store import TOPIC, Damage, fill, filled
 
 
 @pytest.fixture
 def path(tmp_path):
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        fill(store)
-    return tmp_path / "store"
+    return filled(tmp_path / "store")
 
 
 @pytest.mark.slow

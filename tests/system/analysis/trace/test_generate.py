@@ -7,14 +7,7 @@ import pytest
 from ackstate.analysis.trace.events import CHUNK_EVENTS, TraceError
 from ackstate.analysis.trace.generate.plan import TracePlan
 from ackstate.analysis.trace.parquet import check_trace, trace_files
-from trace_files import read_rows, subscriptions_of
-
-EVENTS = 25_000
-
-
-def plan_of(workload="key_shared", events=EVENTS, **settings):
-    settings = {"subscriptions": 1, "topics": 1, "flush_interval_ms": 100} | settings
-    return TracePlan(workload, events, **settings)
+from trace_files import plan_of, read_rows, subscriptions_of
 
 
 def rows_of(path):

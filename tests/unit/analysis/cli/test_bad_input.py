@@ -16,31 +16,11 @@ from ackstate.analysis.demo.results import DemoDirectory
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import VERSION_KEY
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor import SqliteStore
 from ackstate.errors import AckStateError
-from command_line import assert_one_line, killed_broker, run, tree
+from command_line import assert_one_line, run, tree
 
 DATABASE = "ackstate.sqlite3"
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """What a killed broker left; copy it before changing it."""
-    return killed_broker(tmp_path_factory.mktemp("killed") / "broker").path
-
-
-@pytest.fixture
-def broker(killed, tmp_path):
-    return shutil.copytree(killed, tmp_path / "broker")
-
-
-@pytest.fixture(scope="module")
-def good_trace(killed, tmp_path_factory):
-    """A sound trace, as its one file."""
-    path = tmp_path_factory.mktemp("good") / "trace"
-    write_trace(read_recording(killed / "recording"), path)
-    return path / "part-00000.parquet"
 
 
 # --- options and arguments

@@ -12,18 +12,14 @@ import pytest
 from pyarrow import csv as arrow_csv
 
 from ackstate.analysis.cli.output import Output
-from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
 from command_line import status_of
 from report_contents import sweep_result
+from trace_files import write_acks
 
 
 @pytest.fixture
 def trace(tmp_path):
-    events = [Event(1_000 + number, EventKind.ACK, 3, number, number) for number in range(0, 200, 2)]
-    parquet.write_trace([Frame("persistent://a/b/c", "<i>", [event]) for event in events], tmp_path / "trace")
-    return tmp_path / "trace"
+    return write_acks(tmp_path / "trace", ("persistent://a/b/c", "<i>"), range(0, 200, 2), begin_ms=1_000)
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "parquet"])

@@ -21,14 +21,12 @@ from ackstate.cursor import (
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.wire import native, native_pointer
 from command_line import assert_one_line, run, tree
-from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, Damage, fill, fsck, opened
+from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, Damage, filled, fsck, opened
 
 
 @pytest.fixture
 def path(tmp_path):
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        fill(store)
-    return tmp_path / "store"
+    return filled(tmp_path / "store")
 
 
 # --- fsck

@@ -8,17 +8,13 @@ from ackstate.analysis.estimate.recommendation import short_number
 from ackstate.analysis.estimate.results import Estimate, SweepResult
 from ackstate.analysis.replay.persistable import persistable
 from ackstate.analysis.replay.policy import Policy, PolicyError
-from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
 from command_line import status_of
+from trace_files import write_acks
 
 
 @pytest.fixture
 def trace(tmp_path):
-    events = [Event(ts_ms, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(10_000)]
-    parquet.write_trace([Frame("persistent://a/b/t", "s", events)], tmp_path / "trace")
-    return tmp_path / "trace"
+    return write_acks(tmp_path / "trace", ("persistent://a/b/t", "s"), range(10_000))
 
 
 @pytest.mark.parametrize(

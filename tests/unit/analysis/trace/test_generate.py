@@ -12,19 +12,15 @@ from ackstate.analysis.trace.generate import series as series_module
 from ackstate.analysis.trace.generate.clock import Arrivals
 from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
 from ackstate.analysis.trace.generate.outages import RECOVERY_MS
-from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, RowGroupPlan, TracePlan
+from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, RowGroupPlan
 from ackstate.analysis.trace.generate.series import TopicSeries
 from ackstate.analysis.trace.generate.turns import Classes, Turns
 from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS, Traffic
 from command_line import assert_one_line, run
+from trace_files import plan_of
 
 PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
 EVENTS = 25_000
-
-
-def plan_of(workload="key_shared", events=EVENTS, **settings):
-    settings = {"subscriptions": 1, "topics": 1, "flush_interval_ms": 100} | settings
-    return TracePlan(workload, events, **settings)
 
 
 def events_of(plan, subscription=0, step=CHUNK_EVENTS):
