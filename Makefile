@@ -67,6 +67,7 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
 	$(PYTEST) tests/soak
 	@bash .ci/setup stores
+	@bash .ci/setup browser
 	$(PYTEST) -m soak tests/system
 	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model

@@ -90,21 +90,11 @@ def test_a_message_goes_through_the_broker(tmp_path):
         client.close()
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "expected pub"),
-        ("publish text", "expected pub"),
-        ("ack 1:0", "expected pub"),
-        ("sub billing shipping", "expected pub"),
-    ],
-)
-def test_what_is_wrong_is_answered(tmp_path, line, says):
+def test_what_is_wrong_is_answered(tmp_path):
     with broker(tmp_path / "store") as (_, address):
         client = Client(address)
-        answer = client.ask(line)
-        assert answer.startswith("error ")
-        assert says in answer
+        for line in ("", "publish text", "ack 1:0", "sub billing shipping"):
+            assert client.ask(line).startswith("error expected pub"), line
         assert client.ask("sub billing").startswith("ok ")
         assert client.ask("ack here") == "error a position must be ledger:entry such as 3:7, got 'here'"
         client.close()

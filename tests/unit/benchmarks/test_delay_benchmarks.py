@@ -90,7 +90,7 @@ def test_messages_are_uniform_over_an_hour_in_ledgers():
 @pytest.mark.slow
 def test_trackers_add_up_and_views_do_not():
     def grown(design, count):
-        return bench_subscriptions.grown(design, count, Ruler.TRACED, messages=2_000)
+        return bench_subscriptions.grown(design, count, Ruler.TRACED, messages=500)
 
     one, ten = (grown(bench_subscriptions.PER_SUBSCRIPTION, count) for count in (1, 10))
     assert ten == pytest.approx(10 * one, rel=0.05)

@@ -219,7 +219,7 @@ def frames():
 def test_the_last_ten_lines_of_standard_error_are_in_the_story(tmp_path, capsys):
     (tmp_path / "subject.py").write_text(TRACING.replace("WHEN", "2"))
     command = f"{sys.executable} -S {tmp_path / 'subject.py'}"
-    status, out, _ = run(capsys, "crash", "--layer", "L3", "--subject", command, "--runs", "3")
+    status, out, _ = run(capsys, "crash", "--layer", "L3", "--subject", command, "--runs", "2")
     assert (status, out.count("L3, seed")) == (1, 1), "equal failures are one"
     lines = [line.removeprefix("  ") for line in out.splitlines()]
     first = lines.index("the end of its standard error:")

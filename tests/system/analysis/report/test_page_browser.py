@@ -135,7 +135,7 @@ def test_thousands_of_rows_sort_and_filter_by_mouse_and_keyboard(browser, show):
     assert (status.text, cells(browser, "estimates")) == ("Nothing fits the filter", [])
 
 
-@pytest.mark.parametrize("width", [TELEPHONE, DESKTOP, WIDE])
+@pytest.mark.parametrize("width", [TELEPHONE, DESKTOP, pytest.param(WIDE, marks=pytest.mark.soak)])
 def test_nothing_sticks_out_overlaps_or_complains(browser, show, width):
     show(contents(), width=width)
     assert browser.execute_script("return document.documentElement.scrollWidth") == width

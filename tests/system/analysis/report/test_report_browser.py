@@ -92,12 +92,21 @@ def test_the_kill_is_where_the_lines_end(browser, show):
         assert line.rect["x"] + line.rect["width"] == pytest.approx(kill["x"] + kill["width"] / 2, abs=2)
 
 
-@pytest.mark.parametrize("width", [DESKTOP, TELEPHONE])
-@pytest.mark.parametrize(
-    "run",
-    [demo_run(), inside(demo_run()), inside(demo_run(["x" * 200, *HOSTILE_NAMES])), of_one_millisecond(demo_run())],
-    ids=["usual", "inside-persist", "names", "one-millisecond"],
-)
+RUNS = {
+    "usual": demo_run(), "inside-persist": inside(demo_run()), "one-millisecond": of_one_millisecond(demo_run()),
+    "names": inside(demo_run(["x" * 200, *HOSTILE_NAMES])),
+}  # fmt: skip
+
+
+def cases():
+    for name, run in RUNS.items():
+        yield pytest.param(run, TELEPHONE, id=f"{name} on a telephone")
+        # The wide layout is the same for every run.
+        marks = () if name == "usual" else pytest.mark.soak
+        yield pytest.param(run, DESKTOP, id=f"{name} on a desktop", marks=marks)
+
+
+@pytest.mark.parametrize(("run", "width"), list(cases()))
 def test_nothing_overlaps_sticks_out_or_complains(browser, show, run, width):
     show(run, run, width=width)
     found = labels(browser)
