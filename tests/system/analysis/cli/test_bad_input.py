@@ -27,7 +27,9 @@ def flipped(good_trace, share):
 
 # How many flipped bits are tried: Spark reads the pages by the same code.
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "count"), [("local", 60), pytest.param("spark", 3, marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    ("engine", "count"), [("local", 60), pytest.param("spark", 3, marks=[pytest.mark.spark, pytest.mark.soak])]
+)
 def test_damage_that_only_a_replay_can_see_is_one_line_or_harmless(good_trace, tmp_path, capsys, engine, count):
     sound = run(capsys, "redelivery", good_trace, "--engine", engine, "--json")
     assert sound.status == 0

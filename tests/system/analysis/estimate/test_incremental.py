@@ -386,6 +386,11 @@ def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(engine, tm
     assert numbers(at_once.estimates(engine.trace(tmp_path / "one"), POLICIES).collect()) == by_days
 
 
+@pytest.mark.parametrize(
+    "engine",
+    ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow, pytest.mark.soak])],
+    indirect=True,
+)
 def test_who_is_new_on_a_later_day_has_the_whole_log_before_it(engine, tmp_path):
     def published(ts_ms, ledger_id):
         return Frame("t", "", [Event(ts_ms, EventKind.PUBLISH, ledger_id, 0, 19)])

@@ -28,10 +28,8 @@ WAYS = {
 
 
 # Both engines look at chunks by the same code, whatever follows.
-ENGINES_AND_WAYS = [
-    *(("local", way) for way in WAYS),
-    pytest.param("spark", "a counted policy", marks=[pytest.mark.spark, pytest.mark.slow]),
-]
+HERE = [("local", way) for way in WAYS]
+SPARK_MARKS = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -51,7 +49,11 @@ def refused(source, way, path):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("source_of", "way"), ENGINES_AND_WAYS, indirect=["source_of"])
+@pytest.mark.parametrize(
+    ("source_of", "way"),
+    [*HERE, pytest.param("spark", "a counted policy", marks=SPARK_MARKS)],
+    indirect=["source_of"],
+)
 def test_only_what_was_published_may_be_acked(source_of, tmp_path, way):
     def source(name, *events, topic="t"):
         frames = [Frame("t", "", PUBLISHED), Frame("t", "s", SOUND), Frame(topic, "r", [*events, *SOUND[-1:]])]
@@ -88,7 +90,11 @@ def earlier(by_ms):
     )
 
 
-@pytest.mark.parametrize(("source_of", "way"), ENGINES_AND_WAYS, indirect=["source_of"])
+@pytest.mark.parametrize(
+    ("source_of", "way"),
+    [*HERE, pytest.param("spark", "a counted policy", marks=[*SPARK_MARKS, pytest.mark.soak])],
+    indirect=["source_of"],
+)
 def test_only_chunks_that_follow_one_another_pass(source_of, tmp_path, monkeypatch, way):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 2)
     acks = [Event(10 * entry + 5, ACK, 1, entry, entry) for entry in range(6)]
