@@ -52,7 +52,7 @@ class AckIntake:
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_entries`."""
         ledger_id, _ = check_position(Position(ledger_id, 0))
-        is_plain = not (self.names_entries or self._listeners.of_changes or self._young_age.is_chosen)
+        is_plain = not (self.names_entries or self._listeners.of_changes or self.young_age.is_chosen)
         few = _few(entry_ids) if is_plain else None
         if few is None:
             return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)

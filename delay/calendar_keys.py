@@ -13,6 +13,8 @@ import numpy as np
 from ackstate.delay.entry_pages import ENTRY_BITS, PAGE_BITS
 
 if TYPE_CHECKING:
+    from array import array
+
     from numpy.typing import NDArray
     from pyroaring import BitMap
 
@@ -46,7 +48,7 @@ class EraKeys(NamedTuple):
     """The keys of a leaf, sorted, and what they leave out."""
 
     era: int
-    keys: NDArray[np.uint64]
+    keys: array[int] | memoryview
 
 
 def first_of_each(
@@ -58,20 +60,12 @@ def first_of_each(
     return entry_ids[is_kept], due_ms[first_at[is_kept]]
 
 
-def times_of(chunk: list[int] | EraKeys) -> NDArray[np.int64]:
+def times_of(chunk: EraKeys) -> NDArray[np.int64]:
     """Return the times of keys."""
-    if isinstance(chunk, list):
-        return np.array([key >> POSITION_BITS for key in chunk], dtype=np.int64)
-    return (chunk.keys >> np.uint64(POSITION_BITS)).astype(np.int64) | chunk.era << TIME_BITS
+    times = np.frombuffer(chunk.keys, dtype=np.uint64) >> np.uint64(POSITION_BITS)
+    return times.astype(np.int64) | chunk.era << TIME_BITS
 
 
-def places_of(chunk: list[int] | EraKeys) -> NDArray[np.int64]:
+def places_of(chunks: list[EraKeys]) -> NDArray[np.int64]:
     """Return the places of keys."""
-    if isinstance(chunk, list):
-        return np.array([key & PLACE_MASK for key in chunk], dtype=np.int64)
-    return (chunk.keys & np.uint64(PLACE_MASK)).astype(np.int64)
-
-
-def era_of(key: int) -> int:
-    """Return the era of a key."""
-    return key >> ERA_BITS
+    return np.frombuffer(b"".join([chunk.keys for chunk in chunks]), dtype=np.int64) & PLACE_MASK

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -97,6 +98,32 @@ class EntryPages:
         ledger_ids = np.frombuffer(self._ledger_ids, dtype=np.int64)[pages]
         highs = np.frombuffer(self._highs, dtype=np.uint16)[pages].astype(np.int64)
         return ledger_ids, highs << ENTRY_BITS | places & ENTRY_MASK
+
+    def by_page(self, places: NDArray[np.int64]) -> Iterator[tuple[int, array[int]]]:
+        """Sort places, at least one, and yield for each page of a ledger that ledger and the entries.
+
+        Complexity: O(n log n) for n places, and O(1) for each page.
+        """
+        places.sort()
+        pages = places >> ENTRY_BITS
+        highs = np.frombuffer(self._highs, dtype=np.uint16)[pages].astype(np.uint32)
+        entry_ids = array("I", (highs << np.uint32(ENTRY_BITS) | places.astype(np.uint16)).tobytes())
+        lasts = (pages[1:] != pages[:-1]).nonzero()[0]  # the last on each page but the last page
+        start = 0
+        for page, last in zip(pages[lasts].tolist(), lasts.tolist(), strict=True):
+            yield self._ledger_ids[page], entry_ids[start : last + 1]
+            start = last + 1
+        yield self._ledger_ids[int(pages[-1])], entry_ids[start:]
+
+    def few_by_page(self, places: Iterable[int]) -> Iterable[tuple[int, list[int]]]:
+        """Do as `by_page`; faster for few places."""
+        found: dict[int, tuple[int, list[int]]] = {}
+        for place in places:
+            page = place >> ENTRY_BITS
+            if page not in found:
+                found[page] = self._ledger_ids[page], []
+            found[page][1].append(self._highs[page] << ENTRY_BITS | place & ENTRY_MASK)
+        return found.values()
 
     def keep_only(self, used: AbstractSet[int]) -> None:
         """Free the numbers of all pages but some. Complexity: O(pages)."""

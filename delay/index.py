@@ -264,17 +264,16 @@ class TopicDelayIndex(SharedDelayIndex):
         wait = deliver_at_ms > self._now_ms
         if not wait.all():
             entry_ids, deliver_at_ms = entry_ids[wait], deliver_at_ms[wait]
-        fresh = bitmap_of(entry_ids)
+        fresh = bitmap_of(entry_ids.astype(np.uint32))
         held = self.held.entries_of(ledger_id)
         if held is not None and held.intersect(fresh):
             fresh -= held
         if len(fresh) < len(entry_ids):
             # Of an entry that was given twice the first time counts.
             entry_ids, deliver_at_ms = first_of_each(entry_ids, deliver_at_ms, fresh)
-        tick_ms = self._tick_time_ms
-        late_ms = deliver_at_ms % tick_ms
-        due_ms = deliver_at_ms + np.where(late_ms, np.minimum(tick_ms - late_ms, TIME_MS_MAX - deliver_at_ms), 0)
-        self._calendar.add_many(ledger_id, entry_ids, due_ms)
+        # Not past the end of time, as in `hold`.
+        wait_ms = np.minimum(-deliver_at_ms % self._tick_time_ms, TIME_MS_MAX - deliver_at_ms)
+        self._calendar.add_many(ledger_id, entry_ids, deliver_at_ms + wait_ms)
         return self.held.update_entries(ledger_id, fresh) if fresh else 0
 
     def _release_overdue(self, ledger_id: int, entry_ids: NDArray[np.int64]) -> None:

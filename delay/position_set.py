@@ -11,7 +11,7 @@ from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _ENTRY_ID_END = 2**32
 
@@ -119,11 +119,20 @@ class PositionSet:
             for ledger_id, bitmap in entries.items()
         )
 
-    def update_entries(self, ledger_id: int, entry_ids: array[int] | BitMap) -> int:
+    def update_entries(self, ledger_id: int, entry_ids: array[int] | list[int] | BitMap) -> int:
         """Put in entries of a ledger, and return how many were not in."""
-        before = self._count
-        self._put(ledger_id, entry_ids if isinstance(entry_ids, BitMap) else BitMap(entry_ids))
-        return self._count - before
+        held = self._bitmaps.get(ledger_id)
+        if held is None:
+            bitmap = BitMap(entry_ids)  # a copy of a bitmap, which belongs to the caller
+            added = len(bitmap)
+            if added:
+                self._bitmaps[ledger_id] = bitmap
+        else:
+            added = -len(held)
+            held |= entry_ids if isinstance(entry_ids, BitMap) else BitMap(entry_ids)
+            added += len(held)
+        self._count += added
+        return added
 
     def discard_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Take out entries of a ledger, those that are in."""
@@ -135,23 +144,44 @@ class PositionSet:
             if not held:
                 del self._bitmaps[ledger_id]
 
-    def take_lowest(self, count: int) -> tuple[int, BitMap]:
-        """Take out up to `count` of the lowest ledger's lowest entries, at least one, and return them.
+    def update_ledgers(self, parts: Iterable[tuple[int, array[int] | list[int]]]) -> None:
+        """Put in entries by ledger, at least one each time; a ledger may come more than once."""
+        bitmaps = self._bitmaps
+        added = 0
+        for ledger_id, entry_ids in parts:
+            if ledger_id in bitmaps:
+                self.update_entries(ledger_id, entry_ids)
+            else:
+                bitmaps[ledger_id] = bitmap = BitMap(entry_ids)
+                added += len(bitmap)
+        self._count += added
 
-        Complexity: O(ledgers + containers of the bitmap).
+    def take_lowest(self, count: int) -> list[tuple[int, BitMap]]:
+        """Take out up to `count` of the lowest positions, and return their entries by ledger, in order.
+
+        Complexity: O(ledgers * log ledgers + containers of the bitmaps that are taken).
         """
-        ledger_id = min(self._bitmaps)
-        bitmap = self._bitmaps[ledger_id]
-        if count >= len(bitmap):
-            del self._bitmaps[ledger_id]
-            self._count -= len(bitmap)
-            return ledger_id, bitmap
-        end = bitmap[count]
-        taken = bitmap.copy()
-        taken.remove_range(end, _ENTRY_ID_END)
-        bitmap.remove_range(0, end)
-        self._count -= count
-        return ledger_id, taken
+        if count >= self._count:
+            taken = sorted(self._bitmaps.items())
+            self.clear()
+            return taken
+        taken = []
+        for ledger_id in sorted(self._bitmaps):
+            if not count:
+                break
+            bitmap = self._bitmaps[ledger_id]
+            size = len(bitmap)
+            if size <= count:
+                del self._bitmaps[ledger_id]
+            else:
+                size, rest, end = count, bitmap, bitmap[count]
+                bitmap = rest.copy()
+                bitmap.remove_range(end, _ENTRY_ID_END)
+                rest.remove_range(0, end)
+            taken.append((ledger_id, bitmap))
+            self._count -= size
+            count -= size
+        return taken
 
     def apply(self, discard: Callable[[int, BitMap], None]) -> None:
         """Let a function take entries out of each ledger's bitmap."""
@@ -165,25 +195,42 @@ class PositionSet:
     def update(self, other: PositionSet) -> None:
         """Put in all positions of another set."""
         for ledger_id, bitmap in other._bitmaps.items():
-            self._put(ledger_id, bitmap)
+            self.update_entries(ledger_id, bitmap)
 
-    def update_between(self, other: PositionSet, *, first: Position, end: Position) -> None:
-        """Put in the positions of another set from `first` (included) to `end` (excluded)."""
+    def update_between(self, other: PositionSet, *, first: Position, end: Position, is_given_up: bool = False) -> None:
+        """Put in the positions of another set from `first` (included) to `end` (excluded).
+
+        A set that is given up is not used by anyone any more: its bitmaps are taken without a copy.
+        """
+        (first_id, low), (end_id, high) = first, end
         for ledger_id, bitmap in other._bitmaps.items():
-            if first.ledger_id < ledger_id < end.ledger_id:
-                self._put(ledger_id, bitmap)
-            elif first.ledger_id <= ledger_id <= end.ledger_id:
+            if first_id < ledger_id < end_id:
+                if is_given_up and ledger_id not in self._bitmaps:
+                    self._bitmaps[ledger_id] = bitmap
+                    self._count += len(bitmap)
+                else:
+                    self.update_entries(ledger_id, bitmap)
+            elif first_id <= ledger_id <= end_id:
                 part = bitmap.copy()
-                if ledger_id == first.ledger_id:
-                    part.remove_range(0, first.entry_id)
-                if ledger_id == end.ledger_id:
-                    part.remove_range(end.entry_id, _ENTRY_ID_END)
-                self._put(ledger_id, part)
+                if ledger_id == first_id:
+                    part.remove_range(0, low)
+                if ledger_id == end_id:
+                    part.remove_range(high, _ENTRY_ID_END)
+                self.update_entries(ledger_id, part)
 
     def difference_update(self, other: PositionSet) -> None:
         """Take out all positions of another set."""
+        bitmaps, taken = self._bitmaps, 0
         for ledger_id, bitmap in other._bitmaps.items():
-            self.discard_entries(ledger_id, bitmap)
+            held = bitmaps.get(ledger_id)
+            if held is not None:
+                taken += len(held)
+                held -= bitmap
+                left = len(held)
+                taken -= left
+                if not left:
+                    del bitmaps[ledger_id]
+        self._count -= taken
 
     def intersection_update(self, other: PositionSet) -> None:
         """Take out all positions that another set does not have."""
@@ -234,17 +281,6 @@ class PositionSet:
     def memory_bytes_max(self) -> int:
         """How much memory the set takes at most, roughly. Complexity: O(1)."""
         return _SET_BYTES + (_BITMAP_BYTES + _CONTAINER_BYTES) * len(self._bitmaps) + _CONTAINER_BYTES * self._count
-
-    def _put(self, ledger_id: int, bitmap: BitMap) -> None:
-        held = self._bitmaps.get(ledger_id)
-        if held is None:
-            if bitmap:
-                self._bitmaps[ledger_id] = bitmap.copy()
-                self._count += len(bitmap)
-            return
-        self._count -= len(held)
-        held |= bitmap
-        self._count += len(held)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(ledgers)."""

@@ -283,13 +283,13 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         return self._open_index
 
     def _advance(self, now_ms: int) -> None:
-        now_ms = check_time(now_ms, name="now_ms")
-        with self._index.lock:
-            self._index.move_due(now_ms)
-        self._catch_up_now()
+        self._catch_up_now(check_time(now_ms, name="now_ms"))
 
-    def _catch_up_now(self) -> None:
-        with self._index.lock:
+    def _catch_up_now(self, now_ms: int | None = None) -> None:
+        index = self._index
+        with index.lock:
+            if now_ms is not None:
+                index.move_due(now_ms)
             self._read_due_log()
         if self._is_cut_off:
             self._derive()
@@ -326,9 +326,11 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def _read_into(self, due: PositionSet) -> None:
         first, end = self._window()
+        log = self._index.due_log
+        is_only_reader = len(log.readers) == 1
         for batch in batches_from(self.unread):
-            due.update_between(batch.positions, first=first, end=end)
-        self.unread = self._index.due_log.end
+            due.update_between(batch.positions, first=first, end=end, is_given_up=is_only_reader)
+        self.unread = log.end
 
     def _derive(self) -> None:
         """Derive what fell due since the view was cut off: messages that no one has and the index does not hold."""
@@ -345,11 +347,14 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     def _take_unacked(self, count: int) -> list[tuple[int, BitMap]]:
         """Remove the lowest due messages, up to `count` unacked ones, and return those."""
         taken: list[tuple[int, BitMap]] = []
+        discard = self._discard_acked if self._subscription is None else self._subscription.discard_acked
         try:
             while count and self._due:
-                taken.append(self._due.take_lowest(count))
-                self._discard_acked(*taken[-1])
-                count -= len(taken[-1][1])
+                lowest = self._due.take_lowest(count)
+                taken += lowest
+                for ledger_id, entries in lowest:
+                    discard(ledger_id, entries)
+                    count -= len(entries)
         except BaseException:
             self._put_back(taken)
             raise

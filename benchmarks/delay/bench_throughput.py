@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate.analysis.workloads.acked_entries import SEED
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, LedgerOfMessages, end_of, mixed_delays
+from ackstate.analysis.workloads.delayed_messages import (
+    LEDGER_COUNT_MAX,
+    TICK_MS,
+    LedgerOfMessages,
+    end_of,
+    mixed_delays,
+)
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
@@ -30,27 +36,30 @@ ABOUT = (
     "Messages due within an hour, any time as likely as another, tick 1 s, in ledgers of 50 thousand. Add: 10 "
     "thousand more, one by one, to what is held at the beginning; in bulk: 100 thousand more, in calls of so many. "
     "Drain: the clock goes through the hour in steps of a minute or of a tick, with a poll without a maximum after "
-    "each, until all is handed out; by a view whose subscription has acked nothing. The peer is "
-    "`InMemoryDelayTracker`, at most a million. Pulsar: its in-memory tracker, uniform delays; increasing ones it "
+    "each, until all is handed out; by a view whose subscription has acked nothing. Each 278: in steps that hand out "
+    "as many as a tick of a million does, in 20 ledgers, whatever is held. The peer is `InMemoryDelayTracker`, at most "
+    "a million. Pulsar: its in-memory tracker, uniform delays; increasing ones it "
     "adds in 72 ns."
 )
-HELD = (10_000, 100_000, 1_000_000, 10_000_000)
+HELD = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 HELD_BY_PEER_MAX = 1_000_000
 ONE_BY_ONE = 10_000
 BULK = 100_000
 CALLS = (1_000, 10_000, 100_000)
 STEPS = {"minute": 60_000, "tick": TICK_MS}
+POLLED, POLLED_LEDGERS = 278, 20
 UNIT = "ns a message"
 PULSAR_ADD, PULSAR_DRAIN = Against("Pulsar", 1_800), Against("Pulsar", 250)
 LIMIT_ADD, LIMIT_BULK, LIMIT_DRAIN = Against("limit", 1_000), Against("limit", 50), Against("limit", 100)
+DRAINS = (*STEPS, f"{POLLED}")
 AGAINST = {
     "index.add": LIMIT_ADD,
     "view.add_message": LIMIT_ADD,
     "tracker.add_message": PULSAR_ADD,
     **{f"feed_many of {size:,}": LIMIT_BULK for size in CALLS},
-    **{f"scheduled_entries each {step}": LIMIT_DRAIN for step in STEPS},
-    **{f"scheduled_messages each {step}": LIMIT_DRAIN for step in STEPS},
-    **{f"tracker drained each {step}": PULSAR_DRAIN for step in STEPS},
+    **{f"scheduled_entries each {step}": LIMIT_DRAIN for step in DRAINS},
+    **{f"scheduled_messages each {step}": LIMIT_DRAIN for step in DRAINS},
+    **{f"tracker drained each {step}": PULSAR_DRAIN for step in DRAINS},
 }
 
 
@@ -64,24 +73,24 @@ class NothingAcked:
         return PositionSet()
 
 
-def filled_index(held: int) -> TopicDelayIndex:
+def filled_index(held: int, ledger_size: int = LEDGER_COUNT_MAX) -> TopicDelayIndex:
     index = TopicDelayIndex(tick_time_ms=TICK_MS)
-    for ledger in mixed_delays(held):
+    for ledger in mixed_delays(held, ledger_size=ledger_size):
         index.feed_many(*ledger, now_ms=0)
     return index
 
 
-def filled_view(held: int) -> SubscriptionDelayView:
-    index = filled_index(held)
+def filled_view(held: int, ledger_size: int = LEDGER_COUNT_MAX) -> SubscriptionDelayView:
+    index = filled_index(held, ledger_size)
     view = index.open_view(lambda _position: False)
     view.attach(NothingAcked())
-    view.passed(end_of(held))
+    view.passed(end_of(held, ledger_size=ledger_size))
     return view
 
 
-def filled_tracker(held: int) -> InMemoryDelayTracker:
+def filled_tracker(held: int, ledger_size: int = LEDGER_COUNT_MAX) -> InMemoryDelayTracker:
     tracker = InMemoryDelayTracker(tick_time_ms=TICK_MS)
-    for ledger in mixed_delays(held):
+    for ledger in mixed_delays(held, ledger_size=ledger_size):
         for position, deliver_at_ms in ledger.one_by_one():
             tracker.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=0)
     return tracker
@@ -138,14 +147,19 @@ def bulk_timings(held: int, size: int) -> dict[str, Timing]:
 def drain_timings(held: int) -> dict[str, Timing]:
     """Return the timed functions for getting `held` messages back."""
     timings = {}
-    for step, step_ms in STEPS.items():
+    drains = {step: (step_ms, LEDGER_COUNT_MAX) for step, step_ms in STEPS.items()}
+    if held <= HELD_BY_PEER_MAX:
+        drains[f"{POLLED}"] = HOUR_MS * POLLED // held // TICK_MS * TICK_MS, max(1, held // POLLED_LEDGERS)
+    for step, (step_ms, ledger_size) in drains.items():
         for method in ("scheduled_entries", "scheduled_messages"):
             timings[f"{method} each {step}"] = Timing(
-                partial(_drain, method=method, step_ms=step_ms), partial(filled_view, held), held
+                partial(_drain, method=method, step_ms=step_ms), partial(filled_view, held, ledger_size), held
             )
         if held <= HELD_BY_PEER_MAX:
             timings[f"tracker drained each {step}"] = Timing(
-                partial(_drain, method="scheduled_messages", step_ms=step_ms), partial(filled_tracker, held), held
+                partial(_drain, method="scheduled_messages", step_ms=step_ms),
+                partial(filled_tracker, held, ledger_size),
+                held,
             )
     return timings
 

@@ -1,5 +1,6 @@
 """The calendar against a heap of tuples, with leaves, front and tables so small that all of it is at work."""
 
+from array import array
 from heapq import heappop, heappush
 
 import numpy as np
@@ -18,8 +19,8 @@ LIMITS = {
     "_FRONT_COUNT": 4,
     "_FRESH_COUNT": 6,
     "_FRESH_COUNT_PER_LEAF": 1,
-    "_BULK_COUNT_PER_LEAF": 1,
     "_BULK_COUNT_MIN": 5,
+    "_FEW": 5,
     "_SWEEP_COUNT_MIN": 4,
 }
 
@@ -119,13 +120,17 @@ def begins_an_era_at_its_key(held, at, era):
     return begin_era(held, at, era - 1)
 
 
+def leaves_the_front_to_a_later_era(held, era):
+    return True
+
+
 def divides_without_the_pivot(held, at):
     keys = np.sort(np.frombuffer(held._leaves.pop(at), dtype=np.uint64))
     held._insert_leaves(at, held._lows.pop(at) >> calendar.ERA_BITS, np.delete(keys, len(keys) // 2), size=4)
 
 
 def frees_pages_that_only_the_front_uses(held):
-    front, held._front = held._front, []
+    front, held._front = held._front, array("Q")
     free_unused_pages(held)
     held._front = front
 
@@ -160,7 +165,7 @@ def takes_a_leaf_that_only_begins_before_the_end(held, end):
     while held._leaves and held._lows[0] < end:
         era = held._lows.pop(0) >> calendar.ERA_BITS
         keys = np.sort(np.frombuffer(held._leaves.pop(0), dtype=np.uint64))
-        chunks.append(calendar.EraKeys(era, keys))
+        chunks.append(calendar.EraKeys(era, keys.data))
         held._count -= len(keys)
     return chunks + refill(held, end)
 
@@ -187,6 +192,13 @@ def story_of_two_eras(machine):
     for delay in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ERA_MS, ERA_MS):
         machine.add(Position(1, 0), delay)
     machine.holds_the_same()
+
+
+def story_of_an_earlier_era(machine):
+    for delay in (ERA_MS, 1):
+        for _ in range(6):
+            machine.add(Position(1, 0), delay)
+        machine.holds_the_same()
 
 
 def story_of_a_full_leaf(machine):
@@ -220,6 +232,7 @@ def story_of_a_leaf_that_is_half_due(machine):
 
 PLANTED = [
     ("_begin_era", begins_an_era_at_its_key, story_of_two_eras),
+    ("_claim_front", leaves_the_front_to_a_later_era, story_of_an_earlier_era),
     ("_divide", divides_without_the_pivot, story_of_a_full_leaf),
     ("_free_unused_pages", frees_pages_that_only_the_front_uses, story_of_many_ledgers),
     ("_free_unused_pages", frees_pages_that_only_a_leaf_uses, story_of_many_ledgers),

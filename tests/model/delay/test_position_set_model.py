@@ -1,5 +1,7 @@
 """The set of positions against a plain `set`, at the borders of roaring containers and of ledgers."""
 
+from array import array
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -63,6 +65,29 @@ class PositionSetMachine(RuleBasedStateMachine):
         self.expected |= {position for position in group if first <= position < end}
         assert list(other) == sorted(group), "the other set is only read"
 
+    @rule(group=groups, first=positions, end=ends)
+    def update_between_with_a_set_that_is_given_up(self, group, first, end):
+        self.held.update_between(set_of(group), first=first, end=end, is_given_up=True)
+        self.expected |= {position for position in group if first <= position < end}
+
+    @rule(group=groups)
+    def update_ledgers(self, group):
+        self.held.update_ledgers((ledger_id, array("I", [entry_id])) for ledger_id, entry_id in group)
+        self.expected |= group
+
+    @rule(group=groups, ledger_id=st.sampled_from([0, 3]))
+    def update_entries(self, group, ledger_id):
+        entry_ids = {entry_id for _, entry_id in group}
+        there = {Position(ledger_id, entry_id) for entry_id in entry_ids}
+        assert self.held.update_entries(ledger_id, array("I", entry_ids)) == len(there - self.expected)
+        self.expected |= there
+
+    @rule(count=st.integers(0, 10))
+    def take_lowest(self, count):
+        taken = [Position(ledger_id, each) for ledger_id, entries in self.held.take_lowest(count) for each in entries]
+        assert taken == sorted(self.expected)[:count]
+        self.expected -= set(taken)
+
     @rule(group=groups)
     def difference_update(self, group):
         self.held.difference_update(set_of(group))
@@ -123,12 +148,26 @@ def discards_without_counting(held, position):
     held._count += held._count == 1
 
 
+def keeps_the_last_of_what_it_takes(held, count):
+    taken = take_lowest(held, count)
+    if taken and taken[-1][1]:
+        held.include(taken[-1][0], taken[-1][1].max())
+    return taken
+
+
+def counts_what_was_in(held, ledger_id, entry_ids):
+    update_entries(held, ledger_id, entry_ids)
+    return len(entry_ids)
+
+
 at_least = PositionSet.at_least
 discard = PositionSet.discard
 highest_in = PositionSet.highest_in
 lowest_in = PositionSet.lowest_in
 remove_below = PositionSet.remove_below
 count_between = PositionSet.count_between
+take_lowest = PositionSet.take_lowest
+update_entries = PositionSet.update_entries
 
 
 @pytest.mark.slow
@@ -141,6 +180,8 @@ count_between = PositionSet.count_between
         ("highest_in", highest_with_the_end),
         ("at_least", begins_after_the_first),
         ("discard", discards_without_counting),
+        ("take_lowest", keeps_the_last_of_what_it_takes),
+        ("update_entries", counts_what_was_in),
     ],
 )
 def test_the_model_sees_a_planted_bug(monkeypatch, name, planted):

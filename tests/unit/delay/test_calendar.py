@@ -159,7 +159,7 @@ def test_pages_are_used_again_once_nothing_is_on_them():
 def test_one_page_too_many_is_refused(monkeypatch):
     monkeypatch.setattr(entry_pages, "PAGE_BITS", 2)
     calendar = Calendar()
-    many = array_of(range(64)), array_of([10] * 64)  # Fewer are gathered first.
+    many = array_of(range(4_096)), array_of([10] * 4_096)  # Fewer are gathered first.
     for ledger_id in range(4):
         calendar.add_many(ledger_id, *many)
     with pytest.raises(OverflowError, match="on 4 pages"):
@@ -181,7 +181,7 @@ def test_no_leaf_grows_beyond_its_bound_and_none_is_tiny(is_in_order):
         calendar.add_many(3, np.arange(first, first + 1_000), times[first : first + 1_000] + 1)
     calendar._check()
     assert max(map(len, calendar._leaves)) <= calendar_module._LEAF_COUNT_MAX == 32_768
-    assert len(calendar._front) <= calendar_module._FRONT_COUNT_MAX == 1_024
+    assert len(calendar._front) <= calendar_module._FRONT_COUNT_MAX == 2_048
     assert len(calendar._leaves) <= count / 4_096
 
 
@@ -201,7 +201,7 @@ def test_what_is_taken_is_found_without_a_look_at_the_other_leaves(monkeypatch):
         return chunks
 
     monkeypatch.setattr(Calendar, "_refill", seen)
-    for now_ms in range(1, 2_049):
+    for now_ms in range(1, 4_097):
         assert len(calendar.take_until(now_ms)) == 1
     # The front is cut from a leaf, the rest of which stays as leaves of that size.
     assert len(refilled) == 4
