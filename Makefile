@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale clean
+.PHONY: help setup demo test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -86,6 +86,10 @@ bench: setup ## run every benchmarks/bench_*.py
 bench-scale: setup ## time the Spark estimate by the size of the trace, next to DuckDB, and draw it
 	$(JAVA) .venv/bin/python -m benchmarks.scale.bench_scale
 	.venv/bin/python -m benchmarks.scale.draw
+
+bench-pulsar: setup ## time Pulsar's own classes next to ours, into docs/pulsar-benchmark.md; needs Maven and a JDK
+	$(JAVA) .venv/bin/python -m benchmarks.pulsar.bench_pulsar
+	.venv/bin/python -m benchmarks.pulsar.page
 
 bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 	@set -e; for file in benchmarks/delay/bench_*.py; do \

@@ -1,0 +1,137 @@
+"""Times Pulsar's own classes and ours on the same workloads, in alternating rounds.
+
+``python -m benchmarks.pulsar.bench_pulsar [--quick]``; with the option, one round each is shown and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.measurement import RESULTS, Against, BenchmarkReport, Screen, Spread
+from benchmarks.pulsar import workloads
+from benchmarks.pulsar.ours import Ours
+from benchmarks.pulsar.release import VERSIONS, running
+from benchmarks.pulsar.results import NAME, OURS, figure_name
+from benchmarks.pulsar.side import SideError
+from benchmarks.pulsar.tasks import Row, Task, all_persisted, all_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.pulsar.side import Answer, Side
+
+ABOUT = (
+    "Pulsar's `ManagedCursorImpl`, range set and delay trackers, and ours, on the same files of positions, in "
+    "alternating rounds after warm-up rounds. Storage is in memory on both sides and takes no time. A result that "
+    "differs from the expected one ends the benchmark. The page docs/pulsar-benchmark.md explains the rows."
+)
+# Small: the records of Pulsar are stored with the results, where a test decodes them.
+CHECKED_HOLES, CHECKED_ACKS = 300, 200
+FORMS = {"words": 1, "list": 0}
+
+
+class DisagreementError(SideError):
+    """A side does not have the expected result."""
+
+
+def check(task: Task, side: Side, answer: Answer) -> None:
+    """Compare an answer with the expected results.
+
+    Raises:
+        DisagreementError: It differs.
+    """
+    for name, expected in task.expected.items():
+        if answer[name] != expected:
+            raise DisagreementError(f"{side.name}, {task.rows[0].what}: {name} must be {expected}, got {answer[name]}")
+
+
+def measured(task: Task, sides: Sequence[Side], *, is_quick: bool = False) -> dict[str, list[Answer]]:
+    """Return the answers of each side that the task measures, by rounds."""
+    sides = [side for side in sides if not task.only or (task.only == OURS) == (side.name == OURS)]
+    rounds, warm_ups = (1, min(task.warm_ups, 1)) if is_quick else (task.rounds, task.warm_ups)
+    options = {side.name: {**task.options, **(task.ours if side.name == OURS else {})} for side in sides}
+    if task.prepare is not None:
+        for side in sides:
+            check(task, side, side.ask("store", **task.prepare, **options[side.name]))
+            options[side.name] = {}
+    for side in sides:
+        for _ in range(min(warm_ups, 1) if side.name == OURS else warm_ups):
+            side.ask(task.command, **options[side.name])
+    answers: dict[str, list[Answer]] = {side.name: [] for side in sides}
+    for _ in range(rounds):
+        for side in sides:
+            answer = side.ask(task.command, **options[side.name])
+            check(task, side, answer)
+            answers[side.name].append(answer)
+    for side in sides:
+        side.ask("forget")
+    return answers
+
+
+class Rows:
+    """The rows of all tasks, with a figure for each side."""
+
+    def __init__(self, report: BenchmarkReport) -> None:
+        self._report = report
+        self._found: dict[str, dict[str, Spread]] = {}
+        self.growing: list[str] = []
+
+    def put(self, task: Task, answers: Mapping[str, Sequence[Answer]]) -> None:
+        """Report the rows of a task; a side that it does not measure has the figure of the row beside it."""
+        for row in task.rows:
+            found = dict(self._found.get(row.beside, {}))
+            for side, given in answers.items():
+                figures = [answer[row.source] / row.each for answer in given]
+                found[side] = Spread(median(figures), min(figures), max(figures), len(figures))
+            self._found[row.what] = found
+            self.growing += [row.what] * row.grows
+            for side, spread in found.items():
+                against = None if side == OURS else Against(OURS, found[OURS].median)
+                self._report.time(figure_name(row.what, side), row.unit, spread, against)
+
+
+def checked_records(directory: Path, sides: Sequence[Side]) -> dict[str, dict[str, str]]:
+    """Ack some positions on all sides, check the states, and return the last record of each release, by form."""
+    file = workloads.written(workloads.every_other(CHECKED_HOLES + CHECKED_ACKS), directory / "checked")
+    found: dict[str, dict[str, str]] = {}
+    for form, words in FORMS.items():
+        options = {"file": file, "holes": CHECKED_HOLES, "acks": CHECKED_ACKS, "list": 1, "persist": 1, "words": words}
+        row = Row(f"record in the form {form}", "bytes", "bytes")
+        task = Task((row,), "ack", options, all_persisted(CHECKED_HOLES, CHECKED_ACKS), rounds=1, warm_ups=0)
+        for side, (answer,) in measured(task, sides).items():
+            if side != OURS:
+                found.setdefault(side, {})[form] = str(answer["record"])
+    return found
+
+
+def main(*, is_quick: bool) -> None:
+    """Measure everything."""
+    report = Screen(NAME, ABOUT) if is_quick else BenchmarkReport(NAME, ABOUT)
+    rows = Rows(report)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        releases = [stack.enter_context(running(version)) for version in VERSIONS]
+        sides: list[Side] = [Ours(), *releases]
+        java = str(releases[0].ask("java")["version"])
+        records = checked_records(directory, sides)
+        for task in all_tasks(directory):
+            print(f"{task.rows[0].what} ...", file=sys.stderr)
+            rows.put(task, measured(task, sides, is_quick=is_quick))
+    report.publish()
+    if not is_quick:
+        path = RESULTS / f"{NAME}.json"
+        written = json.loads(path.read_text()) | {"growing": rows.growing, "java": java, "records": records}
+        path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main(is_quick=sys.argv[1:] == ["--quick"])
+    except SideError as error:
+        sys.exit(f"bench-pulsar: {error}")

@@ -1,0 +1,103 @@
+"""Builds and runs a release of Pulsar: a process of Java that answers a line of JSON to each command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.pulsar.side import SideError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO
+
+    from benchmarks.pulsar.side import Answer
+
+VERSIONS = ("4.2.4", "5.0.0-M1")
+_HERE = Path(__file__).parent
+BUILT = _HERE.parent.parent / "out" / "pulsar"
+HEAP = "3g"  # of each process
+_JVM = (
+    "-XX:+UseG1GC", "-XX:+AlwaysPreTouch", "-Dslf4j.provider=org.slf4j.nop.NOPServiceProvider", "-Dlog4j2.level=OFF",
+)  # fmt: skip
+
+
+class Release:
+    """A release of Pulsar as a side; made by `running`."""
+
+    def __init__(self, version: str, process: subprocess.Popen[str]) -> None:
+        self.name = f"Pulsar {version}"
+        self._process = process
+
+    def ask(self, command: str, **options: object) -> Answer:
+        """See `Side.ask`."""
+        line = " ".join([command, *(f"{key}={value}" for key, value in options.items())])
+        stdin, stdout = _pipes(self._process)
+        try:
+            stdin.write(line + "\n")
+            stdin.flush()
+            answer: Answer = json.loads(stdout.readline() or '{"error": "the process has ended"}')
+        except BrokenPipeError:
+            raise SideError(f"{self.name}, {command}: the process has ended; see {BUILT}/*/log") from None
+        if "error" in answer:
+            raise SideError(f"{self.name}, {command}: {answer['error']}; see {BUILT}/*/log")
+        return answer
+
+
+@contextmanager
+def running(version: str) -> Iterator[Release]:
+    """Build a release if it was not built before, start its process, and end that at the end.
+
+    Raises:
+        SideError: Maven or a JDK is missing, or the build failed.
+    """
+    built = BUILT / version
+    _build(version)
+    classpath = f"{built / 'classes'}:{(built / 'classpath').read_text().strip()}"
+    command = [_java("java"), f"-Xms{HEAP}", f"-Xmx{HEAP}", *_JVM, "-cp", classpath, "ackstate.Main"]
+    with (
+        (built / "log").open("w") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            yield Release(version, process)
+        finally:
+            process.kill()
+
+
+def _build(version: str) -> None:
+    if shutil.which("mvn") is None:
+        raise SideError("Maven is missing: as root, apt-get install maven")
+    _java("javac")
+    command = [
+        "mvn",
+        "--batch-mode",
+        "--quiet",
+        "--file",
+        str(_HERE / "pom.xml"),
+        f"-Dpulsar.version={version}",
+        "compile",
+    ]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if finished.returncode:
+        errors = [line for line in finished.stdout.splitlines() if line.startswith("[ERROR]")]
+        raise SideError(f"Pulsar {version} cannot be built: {errors[0] if errors else finished.returncode}")
+
+
+def _java(program: str) -> str:
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(program, path=f"{home}/bin") if home else shutil.which(program)
+    if found is None:
+        raise SideError(f"{program} is missing: as root, apt-get install openjdk-17-jdk-headless, or set JAVA_HOME")
+    return found
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert process.stdin
+    assert process.stdout
+    return process.stdin, process.stdout

@@ -1,0 +1,68 @@
+package org.apache.bookkeeper.mledger.impl;
+
+import ackstate.Answer;
+import ackstate.Command;
+import ackstate.Main;
+import org.apache.bookkeeper.mledger.Position;
+import org.apache.bookkeeper.mledger.PositionFactory;
+import org.apache.pulsar.common.util.collections.LongPairRangeSet;
+
+/** Times and weighs the real set of individually deleted ranges. */
+public final class RangeSets {
+    private static final int COUNTS = 20;
+
+    private RangeSets() {
+    }
+
+    /** Add the positions of a file one by one, look up those of another, then count the ranges after each of 20 adds. */
+    public static Answer fill(Command command) {
+        long[] added = command.numbers("file");
+        long[] lookedUp = command.numbers("lookups");
+        int adds = added.length / 2 - COUNTS;
+        System.gc();
+        RangeSetWrapper<Position> ranges = empty();
+        long begun = System.nanoTime();
+        add(ranges, added, 0, adds);
+        long filled = System.nanoTime();
+        long found = 0;
+        for (int i = 0; i < lookedUp.length; i += 2) {
+            found += ranges.contains(lookedUp[i], lookedUp[i + 1]) ? 1 : 0;
+        }
+        long searched = System.nanoTime();
+        long counted = 0;
+        for (int i = adds; i < adds + COUNTS; i++) {
+            add(ranges, added, i, i + 1);
+            counted += ranges.size();
+        }
+        long end = System.nanoTime();
+        return new Answer().number("add_nanos", filled - begun).number("lookup_nanos", searched - filled)
+                .number("count_nanos", end - searched).number("found", found).number("counted", counted)
+                .number("ranges", ranges.size());
+    }
+
+    /** Weigh {@code copies} sets of the positions of a file. */
+    public static Answer weigh(Command command) throws Exception {
+        long[] added = command.numbers("file");
+        Object[] copies = new Object[command.integer("copies")];
+        long before = Main.heapBytes();
+        for (int i = 0; i < copies.length; i++) {
+            RangeSetWrapper<Position> ranges = empty();
+            add(ranges, added, 0, added.length / 2);
+            copies[i] = ranges;
+        }
+        long bytes = Main.heapBytes() - before;
+        return new Answer().number("bytes", bytes / copies.length)
+                .number("ranges", ((RangeSetWrapper<?>) copies[0]).size());
+    }
+
+    private static RangeSetWrapper<Position> empty() {
+        return new RangeSetWrapper<>(PositionFactory::create,
+                position -> new LongPairRangeSet.LongPair(position.getLedgerId(), position.getEntryId()), true, false);
+    }
+
+    private static void add(RangeSetWrapper<Position> ranges, long[] file, int first, int end) {
+        for (int i = 2 * first; i < 2 * end; i += 2) {
+            ranges.addOpenClosed(file[i], file[i + 1] - 1, file[i], file[i + 1]);
+        }
+    }
+}
