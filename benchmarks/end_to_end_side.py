@@ -1,0 +1,95 @@
+"""One side of `benchmarks.bench_end_to_end`: a program that runs a topic, for this release and for earlier ones.
+
+It is run as a file, with the code to be measured on the path. For each line of its input it runs the workload once and
+prints the CPU seconds of its parts as a line of JSON.
+
+Arguments: what the names of packages begin with (earlier releases had them at the top level), the store, the type of
+the subscription, `one by one` or `list`, and the number of messages.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+CONSUMERS = tuple("abcd")
+BATCH = 100
+OUTSTANDING_OF_EACH = 1_000
+KEYS = 1_000
+
+
+def run(root, store_kind, subscription_type, ack_by, total):
+    names = ("cursor", "limits", "cursor.subscription")
+    cursor_package, limits, subscription_module = (import_module(f"{root}{name}") for name in names)
+    draw = random.Random(1)
+    is_keyed = subscription_type == "Key_Shared"
+    batches = [
+        [
+            cursor_package.Message(1, -1, bytes(100), b"k%d" % draw.randrange(KEYS) if is_keyed else None)
+            for _ in range(BATCH)
+        ]
+        for _ in range(20)
+    ]
+    took = dict.fromkeys(("publish", "dispatch", "ack", "persist"), 0.0)
+    clock = time.process_time
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "store"
+        store = {"file": cursor_package.FileStore, "sqlite": cursor_package.SqliteStore}[store_kind](path)
+        log = cursor_package.MessageLog.open(store, topic="t")
+        cursor = cursor_package.ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+        subscription = subscription_module.Subscription(
+            log, cursor, gate=limits.DispatchGate(limits.GateLimits()),
+            kind=subscription_module.SubscriptionType(subscription_type),
+        )  # fmt: skip
+        held = {consumer: [] for consumer in CONSUMERS}
+        published = acked = 0
+        begun = time.monotonic()
+        while acked < total:
+            now_ms = int((time.monotonic() - begun) * 1_000) + 1
+            start = clock()
+            for _ in CONSUMERS:
+                if published < total:
+                    log.publish(batches[published // BATCH % len(batches)])
+                    published += BATCH
+            took["publish"] += clock() - start
+            for consumer, mine in held.items():
+                start = clock()
+                sent = subscription.dispatch(consumer, BATCH, now_ms=now_ms)
+                took["dispatch"] += clock() - start
+                mine += [delivery.position for delivery in sent]
+            for mine in held.values():
+                chosen = []
+                while mine and (len(mine) > OUTSTANDING_OF_EACH or published >= total):
+                    at = draw.randrange(len(mine))
+                    mine[at], mine[-1] = mine[-1], mine[at]
+                    chosen.append(mine.pop())
+                start = clock()
+                if ack_by == "list":
+                    subscription.ack_many(chosen, now_ms=now_ms)
+                else:
+                    for position in chosen:
+                        subscription.ack(position, now_ms=now_ms)
+                took["ack"] += clock() - start
+                acked += len(chosen)
+            start = clock()
+            cursor.tick(now_ms=now_ms)
+            took["persist"] += clock() - start
+        assert cursor.mark_delete_position == log.ledgers.last_confirmed
+        store.close()
+    return took | {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024}
+
+
+def main():
+    *workload, total = sys.argv[1:]
+    for _ in sys.stdin:
+        print(json.dumps(run(*workload, int(total))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
