@@ -137,8 +137,7 @@ class Dispatcher:
                 break
             count += 1
         sent_count = self._send_new(read[:count], batch) if count > 1 else 0
-        for position, _ in read[:sent_count]:
-            waiting.take(position)
+        waiting.take_all(self._owner(batch.consumer), [position for position, _ in read[:sent_count]])
         return sent_count
 
     def _lowest_waiting(self, batch: Batch) -> list[Position]:
@@ -252,9 +251,9 @@ class Dispatcher:
     def _queue(self, read: Sequence[tuple[Position, Message]]) -> None:
         """Queue messages that were just read."""
         self._reader.keep(read)
-        key_of, put = self._consumers.sticky_key, self._waiting.put
-        for position, message in read:
-            put(position, Waiting(HoleReason.NEVER_DELIVERED, 0, key_of(position, message.key)))
+        new, reason, key_of = tuple.__new__, HoleReason.NEVER_DELIVERED, self._consumers.sticky_key
+        waiting = [new(Waiting, (reason, 0, key_of(position, message.key), "", 0)) for position, message in read]
+        self._waiting.put_all([position for position, _ in read], waiting)
 
     def _fill_holes(self, batch: Batch) -> None:
         """Send messages that fill holes, those first that free most."""

@@ -8,9 +8,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.delay.position_set import PositionSet
+from ackstate.entry_bitmap import bitmaps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, KeysView
+    from collections.abc import Callable, KeysView, Sequence
 
     from ackstate.cursor.inspect.hole_report import HoleReason
     from ackstate.position import Position
@@ -43,10 +44,12 @@ class ReplayQueue:
 
     Args:
         owner: Returns the consumer that receives the messages of a key; `ANYONE` if any may.
-        became_ready: Called with each message that may be sent now, or that has another owner than before.
+        became_ready: Called with the messages that may be sent now, or that have another owner than before.
     """
 
-    def __init__(self, owner: Callable[[bytes | None], str], *, became_ready: Callable[[Position], None]) -> None:
+    def __init__(
+        self, owner: Callable[[bytes | None], str], *, became_ready: Callable[[Sequence[Position]], None]
+    ) -> None:
         self._owner = owner
         self._became_ready = became_ready
         self._all: dict[Position, Waiting] = {}
@@ -123,6 +126,50 @@ class ReplayQueue:
         heapq.heappush(self._not_before, (waiting.until_ms, position))
         if waiting.key is not None:
             self._hold_back(position, waiting.key)
+
+    def put_all(self, positions: Sequence[Position], waiting: Sequence[Waiting]) -> None:
+        """Add messages that wait for no time, as `put` does each; at a fraction of the time."""
+        assert self._all.keys().isdisjoint(positions)
+        self._all.update(zip(positions, waiting, strict=True))
+        for ledger_id, entries in bitmaps_of(positions).items():
+            self._in_order.update_entries(ledger_id, entries)
+        ready: dict[str, list[Position]] = {}
+        for position, (_, _, key, *_) in zip(positions, waiting, strict=True):
+            if key is not None:
+                of_key = self._of_key.get(key)
+                if of_key is None:
+                    self._of_key[key] = [position]
+                else:
+                    insort(of_key, position)
+                if key in self._timed_of_key:
+                    self._arrange(position, key)
+                    continue
+            owner = self._owners[position] = self._owner(key)
+            if owner in ready:
+                ready[owner].append(position)
+            else:
+                ready[owner] = [position]
+        for owner, mine in ready.items():
+            of_owner = self._ready.setdefault(owner, PositionSet())
+            for ledger_id, entries in bitmaps_of(mine).items():
+                of_owner.update_entries(ledger_id, entries)
+            self._became_ready(mine)
+
+    def take_all(self, owner: str, positions: Sequence[Position]) -> None:
+        """Remove messages that are ready for an owner, as `take` does each; at a fraction of the time."""
+        ready = self._ready[owner]
+        for ledger_id, entries in bitmaps_of(positions).items():
+            self._in_order.discard_entries(ledger_id, entries)
+            ready.discard_entries(ledger_id, entries)
+        for position in positions:
+            del self._owners[position]
+            key = self._all.pop(position).key
+            if key is not None:
+                of_key = self._of_key[key]
+                if len(of_key) > 1:
+                    del of_key[bisect_left(of_key, position)]
+                else:
+                    del self._of_key[key]
 
     def take(self, position: Position) -> Waiting:
         """Remove a message that waits."""
@@ -217,7 +264,7 @@ class ReplayQueue:
             if ready is None:
                 ready = self._ready[owner] = PositionSet()
             ready.add(position)
-            self._became_ready(position)
+            self._became_ready((position,))
 
     def _hold_back(self, position: Position, key: bytes) -> None:
         """Hold a message of a key back until its time, and those after it with it."""

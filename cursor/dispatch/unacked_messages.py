@@ -58,7 +58,7 @@ class UnackedMessages:
         hole_tries_max: int,
     ) -> None:
         self.holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
-        self.waiting = ReplayQueue(consumers.owner, became_ready=self.holes.note)
+        self.waiting = ReplayQueue(consumers.owner, became_ready=self.holes.note_all)
         self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
         self.reader = MessageReader(log, postpone=self._postpone)
         self._cursor = cursor
