@@ -3,7 +3,7 @@
 It is run as a file, with the code to be measured on the path. For each line of its input it runs the workload once and
 prints the CPU seconds of its parts as a line of JSON.
 
-Arguments: what the names of packages begin with (earlier releases had them at the top level), the store, the type of
+Arguments: the prefix of the names of packages (earlier releases had them at the top level), the store, the type of
 the subscription, `one by one` or `list`, and the number of messages.
 """
 
