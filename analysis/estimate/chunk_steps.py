@@ -148,7 +148,7 @@ def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> 
 
 def _values(values: Int64s, bounds: Sequence[Sequence[int]]) -> Int64s:
     parts = [values[begin:end] for begin, end in bounds]
-    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -203,6 +203,7 @@ def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, 
     offsets, columns = events_of(batch, names)
     kind = columns[names.index("kind")]
     refuse(batch, offsets, (kind < min(EventKind)) | (kind > max(EventKind)), "an event is of an unknown kind")
+    columns[names.index("kind")] = kind.astype(np.uint8)  # Each later step passes over it, in an eighth of the time.
     return offsets, columns
 
 

@@ -36,6 +36,7 @@ def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
 
     Complexity: O(numbers).
     """
+    numbers = numbers.astype(np.int64, copy=False)
     if len(numbers) < 2:
         return _packed(0, numbers)
     steps = np.diff(numbers)
