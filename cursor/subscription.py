@@ -17,7 +17,7 @@ from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
-from ackstate.position import check_position, checked_positions
+from ackstate.position import Position, check_position, checked_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.delay.tracker import DelayedDeliveryTracker
-    from ackstate.position import Position
 
 __all__ = [
     "AckRefusedError",
@@ -149,7 +148,8 @@ class Subscription(SubscriptionReports, CursorListener):
             As `ManagedCursor.ack`.
         """
         with self._lock:
-            position = check_position(position)
+            if type(position) is not Position:
+                position = check_position(position)
             self._latest_ms = now_ms if type(now_ms) is int else integer("now_ms", now_ms)
             receipt = self._admission.ack(position, now_ms=now_ms)
             self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)

@@ -57,6 +57,8 @@ class DispatchGate:
     def __init__(self, limits: GateLimits, *, broker: BrokerLimit | None = None) -> None:
         if broker is not None and not isinstance(broker, BrokerLimit):
             raise TypeError(f"broker must be a BrokerLimit, got {broker!r}")
+        self.has_broker_limit = broker is not None
+        """Whether `count_unacked` has work."""
         self.is_closed = False
         """Whether any rule is closed, for all or for one consumer. To be read only; `refresh` has work only then."""
         self._lock = Lock()

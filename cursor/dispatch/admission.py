@@ -42,6 +42,9 @@ class Admission:
         gate: Its limits; None if none applies.
         promotes_young: Whether young acks are persisted early before they would close the gate.
         sent: Where messages in flight are noted instead of in `deliveries`.
+
+    Attributes:
+        gate: The limits.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Admission:
         self.store_error: AckStateError | None = None
         """Why the last persist failed; None if it did not."""
         self._cursor = cursor
-        self._gate = gate
+        self.gate = gate
         self._promotes_young = promotes_young and cursor._persister.young_age.is_on
         self._promote_again_ms = 0
         self._sent: Reservations = self.deliveries if sent is None else sent
@@ -76,7 +79,7 @@ class Admission:
 
     def send_new(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent for the first time and return True, unless a rule holds new messages back."""
-        gate = self._gate
+        gate = self.gate
         if gate is None:
             self._sent.add(position, sent)
             return True
@@ -104,7 +107,7 @@ class Admission:
         Returns:
             Their number; 0 if a rule holds new messages back.
         """
-        consumer, gate = sent[0].consumer, self._gate
+        consumer, gate = sent[0].consumer, self.gate
         if gate is None:
             self._sent.add_all(consumer, positions, sent)
             return len(positions)
@@ -127,12 +130,12 @@ class Admission:
 
     def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
         """Show the gate that a message could be read now, so that it reports how long it keeps the message back."""
-        if self._gate is not None:
-            self._gate.request((self.usage.next_cost,), usage=self.usage.of(consumer), consumer=consumer, now_ms=now_ms)
+        if self.gate is not None:
+            self.gate.request((self.usage.next_cost,), usage=self.usage.of(consumer), consumer=consumer, now_ms=now_ms)
 
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent that may be sent while new ones may not, unless its ack could exceed a limit."""
-        if self._gate is None:
+        if self.gate is None:
             self._sent.add(position, sent)
             return True
         cost = isolated_range_bytes(*position)
@@ -163,7 +166,7 @@ class Admission:
             As `ManagedCursor.ack` and `ManagedCursor.ack_batch`.
         """
         sent = self._sent.get(position)
-        if self._gate is None or (sent is not None and sent.is_covered):
+        if self.gate is None or (sent is not None and sent.is_covered):
             if unacked_words is None:
                 return self._cursor.ack(position, now_ms=now_ms)
             return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
@@ -184,7 +187,7 @@ class Admission:
         Complexity: O(messages); with one for which too little is reserved, as `LimitUsage.added_by_all`, too.
         """
         sent = dict(zip(positions, map(self._sent.get, positions), strict=True))
-        if self._gate is None or not [each for each in sent.values() if each is None or not each.is_covered]:
+        if self.gate is None or not [each for each in sent.values() if each is None or not each.is_covered]:
             return self._cursor.ack_many(positions, now_ms=now_ms)
         self._check_room(sent, now_ms=now_ms)
         with self._cursor.lock:
@@ -199,40 +202,41 @@ class Admission:
             CursorFencedError: Another owner has the cursor.
         """
         sent = self._sent.get(position)
-        if self._gate is not None and (sent is None or not sent.is_covered):
+        if self.gate is not None and (sent is None or not sent.is_covered):
             self._check_room({position: sent}, now_ms=now_ms)
 
     def complete(self, position: Position) -> Sent | None:
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
         sent = self._sent.complete(position)
-        if sent is not None and self._gate is not None:
-            self._gate.count_unacked(-sent.message_count)
+        gate = self.gate
+        if gate is not None and gate.has_broker_limit and sent is not None:
+            gate.count_unacked(-sent.message_count)
         return sent
 
     def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
         """Forget messages and their reservations; return those that were in flight, with how they were sent."""
         completed = self._sent.complete_all(positions)
-        if completed and self._gate is not None:
-            self._gate.count_unacked(-sum([sent.message_count for _, sent in completed]))
+        if completed and self.gate is not None:
+            self.gate.count_unacked(-sum([sent.message_count for _, sent in completed]))
         return completed
 
     def reduce(self, position: Position, message_count: int) -> None:
         """Note how many messages of a batch in flight are still unacked."""
         taken_off = self._sent.reduce(position, message_count)
-        if taken_off and self._gate is not None:
-            self._gate.count_unacked(-taken_off)
+        if taken_off and self.gate is not None:
+            self.gate.count_unacked(-taken_off)
 
     def clear(self) -> None:
         """Forget all messages in flight."""
         unacked = self._sent.unacked_messages
         self._sent.clear()
-        if self._gate is not None:
-            self._gate.count_unacked(-unacked)
+        if self.gate is not None:
+            self.gate.count_unacked(-unacked)
 
     def observe(self, *, now_ms: int) -> None:
         """Show the gate the present usage without a request: after a restart, or under other limits."""
-        if self._gate is not None:
-            self._gate.observe(self.usage.of(), next_record_bytes=self.usage.next_cost, now_ms=now_ms)
+        if self.gate is not None:
+            self.gate.observe(self.usage.of(), next_record_bytes=self.usage.next_cost, now_ms=now_ms)
             self.usage_decreased(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
@@ -241,34 +245,34 @@ class Admission:
         Args:
             of: The one consumer that has fewer messages now; empty if it may be any, None if none has.
         """
-        if self._gate is not None and self._gate.is_closed:
-            self._gate.refresh(self.usage.of(), None if of is None else self._sent.unacked_of, of or "")
+        if self.gate is not None and self.gate.is_closed:
+            self.gate.refresh(self.usage.of(), None if of is None else self._sent.unacked_of, of or "")
 
     @property
     def promote_again_ms(self) -> int | None:
         """When to try again to persist young acks that keep the gate closed; None if they do not."""
-        is_missing = self._gate is not None and self._gate.is_closed and self.store_error is not None
+        is_missing = self.gate is not None and self.gate.is_closed and self.store_error is not None
         return self._promote_again_ms or None if is_missing else None
 
     def usage_decreased(self, *, now_ms: int, of: str | None = "") -> None:
         """Let the gate open, as `refresh` does; wake its waiters also if a dispatch could open it now."""
-        if self._gate is not None and self._gate.is_closed:
+        if self.gate is not None and self.gate.is_closed:
             self.refresh(of=of)
-            if self._gate.is_closed and self._could_promote(now_ms=now_ms):
-                self._gate.wake()
+            if self.gate.is_closed and self._could_promote(now_ms=now_ms):
+                self.gate.wake()
 
     def persisted(self, error: AckStateError | None, *, now_ms: int) -> None:
         """Note the outcome of a persist: an error or None."""
         if error is None:
             self._promote_again_ms = 0  # The store works.
         self.store_error = error
-        if self._gate is not None:
-            self._gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
+        if self.gate is not None:
+            self.gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
         self.usage_decreased(now_ms=now_ms, of=None)
 
     def _ask_again(self, sent: Sent) -> Verdict:
-        assert self._gate is not None
-        return self._gate.request_redelivery(
+        assert self.gate is not None
+        return self.gate.request_redelivery(
             (sent.record_bytes,),
             usage=self.usage.of(sent.consumer),
             consumer=sent.consumer,
@@ -277,12 +281,12 @@ class Admission:
         )
 
     def _concluded(self, verdict: Verdict, position: Position, sent: Sent) -> bool:
-        assert self._gate is not None
+        assert self.gate is not None
         if not verdict.granted:
             self.refused_by = verdict.rule
             return False
         self._sent.add(position, sent)
-        self._gate.count_unacked(sent.message_count)
+        self.gate.count_unacked(sent.message_count)
         return True
 
     def _promote_for(self, cost: int, *, now_ms: int) -> None:
@@ -290,14 +294,14 @@ class Admission:
         limit = self.usage.bytes_limit
         if limit is None or not self._promotes_young:
             return
-        assert self._gate is not None
+        assert self.gate is not None
         reserved = self._sent.reserved_bytes
         if self.usage.has_bytes_for(cost):
-            if not self._gate.is_closed or not self._could_promote(now_ms=now_ms):
+            if not self.gate.is_closed or not self._could_promote(now_ms=now_ms):
                 return
         elif reserved + cost > limit or not self._may_promote(now_ms=now_ms):
             return  # To persist everything would not make room, or there is no young ack.
-        mark = int(limit * self._gate.limits.unpersisted_release_ratio)
+        mark = int(limit * self.gate.limits.unpersisted_release_ratio)
         try:
             self._cursor.promote(max(0, mark - reserved - cost), now_ms=now_ms)
         except StoreError as error:
@@ -309,8 +313,8 @@ class Admission:
         limit = self.usage.bytes_limit
         if limit is None or not self._promotes_young:
             return False
-        assert self._gate is not None
-        mark = int(limit * self._gate.limits.unpersisted_release_ratio)
+        assert self.gate is not None
+        mark = int(limit * self.gate.limits.unpersisted_release_ratio)
         if self._sent.reserved_bytes > mark or not self._may_promote(now_ms=now_ms):
             return False
         return Rule.UNPERSISTED_ACK_RECORD_BYTES in self.usage.closed_by(self.usage.of(), "")

@@ -244,25 +244,28 @@ class HoleQueues:
         cursor: The ack state with the holes.
         tries_max: As for `HoleQueue`.
         waiting_count: Returns how many messages wait now: beyond a part of that it is cheaper to rebuild the queues.
+
+    Attributes:
+        queues: The queues by owner: to be read, not changed.
     """
 
     def __init__(self, cursor: ManagedCursor, *, tries_max: int, waiting_count: Callable[[], int]) -> None:
         self._cursor = cursor
         self._tries_max = tries_max
         self._waiting_count = waiting_count
-        self._queues: dict[str, HoleQueue] = {}
+        self.queues: dict[str, HoleQueue] = {}
         # Entries that were acked, or began to wait, and how many of them each queue has received.
         self._changed: list[Position] = []
         self._told: dict[str, int] = {}
 
     def note(self, position: Position) -> None:
         """Remember that an entry was acked, or waits."""
-        if self._queues:
+        if self.queues:
             self.note_all((position,))
 
     def note_all(self, positions: Sequence[Position]) -> None:
         """Remember that entries were acked, or wait."""
-        if not self._queues:
+        if not self.queues:
             return
         self._changed += positions
         if len(self._changed) > max(_CHANGED_COUNT_MIN, self._waiting_count() // 4):
@@ -281,14 +284,14 @@ class HoleQueues:
             ready: Those of them that may be sent.
             counts_unpersisted: As for `HoleQueue`.
         """
-        queue = self._queues.get(owner)
+        queue = self.queues.get(owner)
         if queue is None or queue.counts_unpersisted != counts_unpersisted:
             queue = HoleQueue(self._cursor, tries_max=self._tries_max, counts_unpersisted=counts_unpersisted)
             queue.fill(ready)
-            self._queues[owner] = queue
+            self.queues[owner] = queue
         else:
             queue.note_all(self._changed[self._told[owner] :], ready)
-        if len(self._queues) == 1:
+        if len(self.queues) == 1:
             self._changed.clear()
         self._told[owner] = len(self._changed)
         return queue
@@ -299,12 +302,12 @@ class HoleQueues:
 
     def forget(self, owner: str) -> None:
         """Forget the queue of an owner that is gone."""
-        self._queues.pop(owner, None)
+        self.queues.pop(owner, None)
         self._told.pop(owner, None)
 
     def clear(self) -> None:
         """Forget all queues: they are rebuilt when they are used next."""
-        self._queues.clear()
+        self.queues.clear()
         self._told.clear()
         self._changed.clear()
 

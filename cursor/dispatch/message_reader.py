@@ -28,18 +28,16 @@ class MessageReader:
     Args:
         log: The topic's messages.
         postpone: Called with each message that is lost or damaged, and the present.
+
+    Attributes:
+        kept: The kept messages: to be read, not changed.
     """
 
     def __init__(self, log: MessageLog, *, postpone: Callable[[Position, int], None]) -> None:
         self._log = log
         self._postpone = postpone
-        self._kept: dict[Position, Message] = {}
+        self.kept: dict[Position, Message] = {}
         self._kept_bytes = 0
-
-    @property
-    def keeps_any(self) -> bool:
-        """Whether a message is kept."""
-        return bool(self._kept)
 
     def read(self, positions: Sequence[Position], *, now_ms: int) -> list[tuple[Position, Message]]:
         """Return the messages at positions, in their order, without the unreadable ones; none of them is kept.
@@ -47,26 +45,26 @@ class MessageReader:
         Raises:
             StoreError: The store failed; the messages are kept or not as before.
         """
-        if self._kept.keys().isdisjoint(positions):
+        if self.kept.keys().isdisjoint(positions):
             return self._load(positions, now_ms=now_ms)
-        kept = {position: self._kept[position] for position in positions if position in self._kept}
+        kept = {position: self.kept[position] for position in positions if position in self.kept}
         found = kept | dict(self._load([each for each in positions if each not in kept], now_ms=now_ms))
         self.forget(kept)
         return [(position, found[position]) for position in positions if position in found]
 
     def keep(self, unsent: Iterable[tuple[Position, Message]]) -> None:
         """Keep messages that were read and not sent, for the next `read`."""
-        kept = self._kept
+        kept = self.kept
         for position, message in unsent:
             before = kept.pop(position, None)
             self._kept_bytes += _size(message) - (0 if before is None else _size(before))
             kept[position] = message
         while self._kept_bytes > _KEPT_BYTES_MAX:
-            self.forget((next(iter(self._kept)),))
+            self.forget((next(iter(self.kept)),))
 
     def forget(self, positions: Iterable[Position]) -> None:
         """Drop the messages at positions, such as acked ones, if they are kept."""
-        kept = self._kept
+        kept = self.kept
         for position in positions if kept else ():
             message = kept.pop(position, None)
             if message is not None:
@@ -74,11 +72,11 @@ class MessageReader:
 
     def forget_up_to(self, position: Position) -> None:
         """Drop the messages up to a position, included. Complexity: O(kept)."""
-        self.forget([each for each in self._kept if each <= position])
+        self.forget([each for each in self.kept if each <= position])
 
     def clear(self) -> None:
         """Drop everything."""
-        self._kept.clear()
+        self.kept.clear()
         self._kept_bytes = 0
 
     def _load(self, positions: Sequence[Position], *, now_ms: int) -> list[tuple[Position, Message]]:

@@ -63,6 +63,7 @@ class UnackedMessages:
         self.reader = MessageReader(log, postpone=self._postpone)
         self._cursor = cursor
         self._admission = admission
+        self._gate = admission.gate
         self._consumers = consumers
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
         self._queued = self.waiting.positions  # follows the queue
@@ -106,10 +107,13 @@ class UnackedMessages:
         self._acked_count += newly_acked
         if position in self._queued:
             self.waiting.take(position)
-        if self.reader.keeps_any:
+        # Each ack comes here, so nothing is called that has no work.
+        if self.reader.kept:
             self.reader.forget((position,))
-        self.holes.note(position)
-        self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
+        if self.holes.queues:
+            self.holes.note(position)
+        if self._gate is not None and self._gate.is_closed:
+            self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
 
     def acked_all(self, positions: Sequence[Position], newly_acked: int, *, now_ms: int) -> None:
         """Note acks, as `acked` for each."""

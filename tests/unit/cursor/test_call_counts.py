@@ -90,7 +90,7 @@ def test_a_message_costs_few_calls(store, tmp_path):
         counts = calls_per_message(opened)
     assert counts["publish"] <= 4.5
     assert counts["dispatch"] <= {"memory": 6, "file": 6, "sqlite": 10}[store]
-    assert counts["ack"] <= 18
+    assert counts["ack"] <= 13
 
 
 def test_an_ack_in_a_list_costs_no_call_of_its_own():
@@ -104,5 +104,5 @@ def test_a_message_without_a_delay_does_not_concern_the_delay_index():
 
 def test_a_key_costs_some_calls():
     counts = calls_per_message(MemoryStore(), SubscriptionType.KEY_SHARED)
-    assert counts["dispatch"] <= 25
-    assert counts["ack"] <= 20.5
+    assert counts["dispatch"] <= 17
+    assert counts["ack"] <= 15.5
