@@ -62,7 +62,11 @@ def _ahead_in(rows: Sequence[Comparison]) -> str:
 
 def _behind(growing: Sequence[Comparison]) -> str:
     found = [f"`{row.what}` ({_times(1 / row.times)})" for row in growing if row.times <= 1 / _EQUAL]
-    return f"Pulsar is ahead in {' and in '.join(found)}." if found else "Pulsar is ahead in none of them."
+    if not found:
+        return "Pulsar is ahead in none of them."
+    *others, last = found
+    before = f"{', '.join(others)} and " if others else ""
+    return f"Pulsar is ahead in {before}{last}."
 
 
 def _single(rows: Sequence[Comparison]) -> str:
