@@ -77,10 +77,14 @@ def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
     if not positions:
         return {}
     ledger_ids, entry_ids = zip(*positions, strict=True)
+    return _by_ledger(ledger_ids, entry_ids)
+
+
+def _by_ledger(ledger_ids: tuple[int, ...], entry_ids: tuple[int, ...]) -> dict[int, BitMap]:
     if ledger_ids.count(ledger_ids[0]) == len(ledger_ids):
         return {ledger_ids[0]: BitMap(array("I", entry_ids))}
     by_ledger: dict[int, list[int]] = {}
-    for ledger_id, entry_id in positions:
+    for ledger_id, entry_id in zip(ledger_ids, entry_ids, strict=True):
         by_ledger.setdefault(ledger_id, []).append(entry_id)
     return {ledger_id: BitMap(array("I", ids)) for ledger_id, ids in by_ledger.items()}
 
@@ -93,7 +97,7 @@ def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]
         ValueError: An id is out of range.
     """
     if not isinstance(positions, np.ndarray):
-        return bitmaps_of(checked_positions(positions))
+        return _checked_list(positions)
     if positions.ndim != 2 or positions.shape[1] != 2 or positions.dtype.kind not in "iu":
         raise TypeError(
             f"positions must be an array of integers of shape (entries, 2), got {positions.dtype} of {positions.shape}"
@@ -109,6 +113,16 @@ def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]
     if lowest == highest:
         return {lowest: _bitmap_of_row(rows)}
     return {each: _bitmap_of_row(rows[ledger_ids == each]) for each in np.unique(ledger_ids).tolist()}
+
+
+def _checked_list(positions: Collection[Position]) -> dict[int, BitMap]:
+    try:
+        ledger_ids, entry_ids = zip(*positions, strict=True)
+        if {*map(type, ledger_ids)} == {int} and 0 <= min(ledger_ids) <= max(ledger_ids) <= LEDGER_ID_MAX:
+            return _by_ledger(ledger_ids, entry_ids)  # An array of unsigned numbers refuses all that is not one.
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return bitmaps_of(checked_positions(positions))
 
 
 def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
