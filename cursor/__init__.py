@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ackstate.checkout import alias
 
 if TYPE_CHECKING:
-    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.config import CursorConfig, RangeForm
+    from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
@@ -75,6 +76,7 @@ __all__ = [
     "Delivery",
     "FileStore",
     "Format",
+    "HoleReport",
     "LedgerFencedError",
     "LedgerNotFoundError",
     "LedgerStore",
@@ -92,6 +94,7 @@ __all__ = [
     "PolicyStore",
     "PublishCounters",
     "PublishTransaction",
+    "RangeForm",
     "Receipt",
     "ReceiptStatus",
     "RecoveryReport",
@@ -117,8 +120,9 @@ __all__ = [
 _NAMES = {
     "state.auto_age": ("AUTO", "AutoAge"),
     "topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
-    "config": ("CursorConfig",),
+    "config": ("CursorConfig", "RangeForm"),
     "journal.format": ("Format", "Repair"),
+    "inspect.hole_report": ("HoleReport",),
     "listener": ("Change", "CursorListener"),
     "managed": ("ManagedCursor",),
     "persist.persist_all": ("persist_all",),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.journal.format import JournalFormat
 
+__all__ = ["CursorConfig", "RangeForm"]
+
 
 @dataclass(frozen=True, slots=True)
 class CursorConfig:

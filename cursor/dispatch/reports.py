@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.topic.message_log import MessageLog
+    from ackstate.cursor.topic.message_log import Message, MessageLog
     from ackstate.delay.tracker import DelayedDeliveryTracker
     from ackstate.limits.gate import DispatchGate, Usage
+    from ackstate.position import Position
 
 
 class SubscriptionReports:
@@ -42,6 +43,7 @@ class SubscriptionReports:
     ) -> None:
         self.cursor = cursor
         self.kind = kind
+        self._log = log
         self._latest_ms = 0
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
@@ -118,6 +120,25 @@ class SubscriptionReports:
         """
         with self._lock:
             return explain_holes(self._context, top=top, now_ms=self._present(now_ms))
+
+    def browse(self, count: int) -> list[tuple[Position, Message]]:
+        """Return the lowest unacked messages with their positions, in order: delayed ones, and those in flight, too.
+
+        Nothing is sent or changed.
+
+        Args:
+            count: How many at most.
+
+        Raises:
+            ValueError: The count is negative.
+            TypeError: It is not an integer.
+            LedgerNotFoundError, CorruptStateError: One of them is lost or damaged.
+            StoreError: The log could not be read.
+        """
+        check_count("count", count, least=0)
+        with self._lock:
+            positions = self.cursor.view.lowest_unacked(count)
+            return list(zip(positions, self._log.read(positions), strict=True))
 
     def check_invariants(self) -> None:
         """Recount everything that is counted incrementally, and assert that it agrees. Complexity: O(state)."""

@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
 from ackstate.cursor.listener import covered_runs
+from ackstate.cursor.state.reader import EntryReader
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.position import Position
 from ackstate.range_store import Run
@@ -191,6 +192,13 @@ class AckView:
             elif ledger_id == mark_delete.ledger_id:
                 entries.remove_range(0, mark_delete.entry_id + 1)
             entries -= self._state.deleted.entries(ledger_id)
+
+    def lowest_unacked(self, count_max: int) -> list[Position]:
+        """Return up to `count_max` of the lowest entries that are not acked, in order.
+
+        Complexity: O(them, and the acked runs between them).
+        """
+        return EntryReader(self._state, lock=self._lock, check_open=lambda: None).read(count_max)
 
     def acked_among(self, positions: Sequence[Position]) -> list[Position]:
         """Return those of some entries that are acked. Complexity: bitmap operations, and O(them)."""
