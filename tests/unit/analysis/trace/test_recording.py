@@ -248,6 +248,7 @@ def test_many_threads_are_recorded_in_the_order_in_which_they_took_effect(tmp_pa
                 cursor.ack(Position(3, entry_id), now_ms=entry_id)
 
         def persist():
+            cursor.persist(now_ms=0)
             while len(cursor.deleted) + cursor.mark_delete_position.entry_id < 1_900:
                 cursor.persist(now_ms=0)
 
