@@ -46,6 +46,7 @@ _Result = TypeVar("_Result")
 
 _DEAD_MIN = 1 << 12  # Bytes; a file system allocates blocks of this size.
 _ROOM_MIN = 1 << 16  # Bytes reserved for the next group, in addition to the room for a new log.
+_ROOM_STEP = _ROOM_MIN // 4  # The free room is asked for after so many bytes; asking takes as long as writing a group.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -74,6 +75,7 @@ class FileLog:
         self._is_cutting = False  # The log was cut and has not been synced since.
         self._is_short = False  # The disk had no room to allocate the log in advance.
         self._copy_again_size = 0  # After a failed compaction, the log is not compacted again below this size.
+        self._ask_again_size = 0  # While the log is smaller, the room that was found is still large enough.
         self.discarded: DiscardedTail | None
         try:
             with system_errors_in_our_words(directory):
@@ -211,6 +213,7 @@ class FileLog:
                 raise
             # There may be room for the group without the zeros after it.
             self._is_cutting = self._is_short = True
+            self._ask_again_size = 0
             file.truncate(begin)
             file.write(begin, data)
 
@@ -233,7 +236,7 @@ class FileLog:
         """Copy the live state to a new log once most of the log is dead. Costs less than writing the dead bytes did."""
         size, live_size = self._generation.end, self._generation.index.live_size
         is_due = size > 2 * live_size and size >= self._compaction_size_min
-        if size < self._copy_again_size or not (is_due or self._may_be_worth_it()):
+        if size < self._copy_again_size or not (is_due or (size >= self._ask_again_size and self._may_be_worth_it())):
             return
         room = self._room()
         if is_due:
@@ -242,6 +245,8 @@ class FileLog:
         elif (self._is_short and size > 2 * live_size) or room < _ROOM_MIN + live_size * 9 // 8:
             # Compact while there is some room: later the remaining room may not be enough.
             self._make_room()
+        else:
+            self._ask_again_size = size + _ROOM_STEP
 
     def _may_be_worth_it(self) -> bool:
         """Return whether a new log would free at least one block and an eighth of the bytes that it writes."""
@@ -273,7 +278,7 @@ class FileLog:
             self._generation = self._copied(old)
             old.file.close()
             self._directory.remove(log_name(old.number))
-            self._copy_again_size, self._is_short = 0, False
+            self._copy_again_size, self._ask_again_size, self._is_short = 0, 0, False
         except NotCopiedError:
             # The old log stays in use. Retry after as many written bytes as the attempt cost: room may have been freed.
             self._copy_again_size = old.end + old.index.live_size + _DEAD_MIN

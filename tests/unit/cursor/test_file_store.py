@@ -358,6 +358,47 @@ def test_a_group_that_fits_is_written_over_what_is_laid_out_and_the_file_does_no
     assert end_of(files[LOG]) > 8_000
 
 
+class SmallDisk(FakeDirectory):
+    """A directory on a disk of 512 KiB, which counts how often it is asked for its room."""
+
+    asked = 0
+
+    @property
+    def room(self):
+        return (1 << 19) - sum(map(len, self.files.values()))
+
+    @property
+    def free_size(self):
+        self.asked += 1
+        return self.room
+
+    def create(self, name):
+        super().create(name)
+        return SmallDiskFile(self, name, self.files[name])
+
+
+class SmallDiskFile(FakeFile):
+    def write(self, offset, data):
+        if offset + len(data) - self.size > self.directory.room:
+            raise full()
+        super().write(offset, data)
+
+
+def test_the_room_on_the_disk_is_asked_for_once_in_16_kib_and_dead_bytes_never_fill_it():
+    directory = SmallDisk()
+    with closing(FileStore.over(directory, compaction_size_min=1 << 30)) as store:
+        ledger_id, appended = store.ledgers.create("billing"), 0
+        for number in range(6_000):
+            if number % 100 == 0:
+                store.ledgers.delete(ledger_id)
+                ledger_id = store.ledgers.create("billing")
+            store.ledgers.append(ledger_id, bytes(100))
+            appended += 17 + 100 + 55  # The record before an entry, the entry, and the frame of a group.
+        compactions = sum(kind == "rename" for kind, _ in directory.steps)
+    assert compactions > 1
+    assert directory.asked <= appended // (1 << 14) + 4 * compactions
+
+
 # Real directories, threads and processes
 
 
