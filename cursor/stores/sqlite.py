@@ -11,6 +11,8 @@ entries, so that an entry lost through damage is noticed.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -30,6 +32,7 @@ from ackstate.cursor.store import (
 )
 from ackstate.cursor.stores.sqlite_connection import SqliteConnection
 from ackstate.cursor.stores.sqlite_database import copy_database
+from ackstate.cursor.stores.sqlite_rows import DELETE, INSERT, READ, has_counted, insert
 from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES
 from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
 
@@ -40,25 +43,14 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.stores.temporary_copy import TemporaryCopy
 
-# The rows are found through the index, but named by their own columns: so a damaged index cannot confuse two entries.
-_READ = (
-    "SELECT found.ledger_id, found.entry_id, found.data"
-    " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
-    " WHERE sought.ledger_id = ? AND sought.entry_id >= ? AND sought.entry_id < ? ORDER BY sought.entry_id"
-)
-# The same precaution: callers delete some of the returned ledgers. A missing row has no owner.
+# A damaged index may lead to a row of another owner, and callers delete some of the returned ledgers. A missing row has
+# no owner.
 _OWNED = (
     "SELECT found.owner, sought.id FROM ledgers AS sought LEFT JOIN ledgers AS found ON found.id = sought.id"
     " WHERE sought.owner = ? ORDER BY sought.id"
 )
 # Data above the limit is not even read.
 _GET = "SELECT CASE WHEN length(data) <= ? THEN data END, version, length(data) FROM metadata WHERE path = ?"
-# The same precaution: a damaged index may lead to a row of another ledger.
-_DELETE = (
-    "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
-    " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
-    " WHERE sought.ledger_id = ? AND found.ledger_id = ?)"
-)
 
 
 @final
@@ -153,6 +145,9 @@ class SqliteStore:
 class _SqliteLedgers:
     def __init__(self, database: SqliteConnection) -> None:
         self._database = database
+        # Where ledgers probably end, which spares reading it: the statement that counts new entries checks it. Wrong
+        # after a call that was undone. Used by changes only, of which one is executed at a time.
+        self._ends: dict[int, int] = {}
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
@@ -168,27 +163,30 @@ class _SqliteLedgers:
 
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
-        return self.append_all([(ledger_id, entry)])[0]
+        entry = _copied(entry)
+
+        def _change(connection: sqlite3.Connection) -> int:
+            entry_id = self._add_to_count(connection, ledger_id, 1)
+            row = ledger_id, entry_id, self._database.seal.entry(ledger_id, entry_id, entry)
+            connection.execute(INSERT, row)
+            return entry_id
+
+        return self._database.write(_change)
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
-        # Through a memoryview, because bytes(5) is five zeros.
-        batch = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
-        seal = self._database.seal
+        if len(entries) == 1:
+            return [self.append(*entries[0])]
+        batch = [(ledger_id, _copied(entry)) for ledger_id, entry in entries]
+        counts = Counter(ledger_id for ledger_id, _ in batch)
 
         def _change(connection: sqlite3.Connection) -> list[int]:
-            ends: dict[int, int] = {}
-            rows = []
-            for ledger_id, entry in batch:
-                if ledger_id not in ends:
-                    ends[ledger_id] = self._open_end(connection, ledger_id)
-                entry_id = ends[ledger_id]
-                rows.append((ledger_id, entry_id, seal.entry(ledger_id, entry_id, entry)))
-                ends[ledger_id] += 1
-            connection.executemany("INSERT INTO entries (ledger_id, entry_id, data) VALUES (?, ?, ?)", rows)
-            counts = [(end, ledger_id) for ledger_id, end in ends.items()]
-            connection.executemany("UPDATE ledgers SET entry_count = ? WHERE id = ?", counts)
-            return [entry_id for _, entry_id, _ in rows]
+            ids = {
+                ledger_id: count(self._add_to_count(connection, ledger_id, counts[ledger_id])) for ledger_id in counts
+            }
+            rows = self._database.seal.entries([(ledger_id, next(ids[ledger_id]), entry) for ledger_id, entry in batch])
+            insert(connection, rows)
+            return [row[1] for row in rows]
 
         return self._database.write(_change)
 
@@ -202,10 +200,15 @@ class _SqliteLedgers:
                 return []
             if end > count:
                 raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
-            rows = connection.execute(_READ, (ledger_id, first, end)).fetchall()
-            if [row[:2] for row in rows] != [(ledger_id, entry_id) for entry_id in range(first, end)]:
+            rows = connection.execute(READ, (ledger_id, first, end)).fetchall()
+            columns = tuple(zip(*rows, strict=True))
+            if columns[:2] != ((ledger_id,) * (end - first), tuple(range(first, end))):
                 raise self._database.damage(f"entries missing in ledger {ledger_id}")
-            return [self._data(*row) for row in rows]
+            data = self._database.seal.data_of_entries(ledger_id, first, columns[2])
+            if len(data) < len(rows):
+                what = f"entry {first + len(data)} of ledger {ledger_id}, which is not as it was written"
+                raise self._database.damage(what)
+            return data
 
     def last(self, ledger_id: int) -> int:
         """See `LedgerStore.last`."""
@@ -218,8 +221,9 @@ class _SqliteLedgers:
             return
 
         def _change(connection: sqlite3.Connection) -> None:
-            connection.execute(_DELETE, (ledger_id, ledger_id))
+            connection.execute(DELETE, (ledger_id, ledger_id))
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
+            self._ends.pop(ledger_id, None)
 
         self._database.write(_change)
 
@@ -249,11 +253,15 @@ class _SqliteLedgers:
             rows = connection.execute("SELECT DISTINCT owner FROM ledgers ORDER BY owner")
             return [self._database.text(owner) for (owner,) in rows]
 
-    def _data(self, ledger_id: int, entry_id: int, row: object) -> bytes:
-        data = self._database.seal.data_of_entry(ledger_id, entry_id, self._database.blob(row))
-        if data is None:
-            raise self._database.damage(f"entry {entry_id} of ledger {ledger_id}, which is not as it was written")
-        return data
+    def _add_to_count(self, connection: sqlite3.Connection, ledger_id: int, added: int) -> int:
+        """Count new entries of a ledger that accepts appends, and return the id of the first."""
+        first = self._ends.get(ledger_id, -1)
+        if first < 0 or not has_counted(connection, ledger_id, first, added):
+            first = self._open_end(connection, ledger_id)
+            if not has_counted(connection, ledger_id, first, added):
+                raise self._database.damage(f"ledger {ledger_id}, whose {first} entries cannot be counted")
+        self._ends[ledger_id] = first + added
+        return first
 
     def _open_end(self, connection: sqlite3.Connection, ledger_id: int) -> int:
         """Return the next entry id of a ledger that accepts appends."""
@@ -281,6 +289,12 @@ class _SqliteLedgers:
         return count, fenced
 
 
+def _copied(data: bytes) -> bytes:
+    """Copy a buffer, which its owner may change."""
+    # Through a memoryview, because bytes(5) is five zeros.
+    return data if type(data) is bytes else bytes(memoryview(data))
+
+
 def _is_sqlite_integer(number: int) -> bool:
     return -(2**63) <= number < 2**63
 
@@ -299,7 +313,7 @@ class _SqliteMetadata:
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
         """See `MetadataStore.put`."""
         check_path(path)
-        value = bytes(memoryview(data))
+        value = _copied(data)
         check_value_size(path, len(value), bytes_max=self._value_bytes_max)
 
         def _change(connection: sqlite3.Connection) -> int:
