@@ -95,8 +95,8 @@ class Listeners:
 
     def changed(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
         """Report a change; acks of no entries are none."""
-        if runs or change in _WITHOUT_ENTRIES:
-            for listener in self.of_changes:
+        for listener in self.of_changes:
+            if runs or change in _WITHOUT_ENTRIES:
                 listener.changed(change, runs, now_ms=now_ms)
 
     def delivered(self, consumer: str, positions: Iterable[Position], *, now_ms: int) -> None:
@@ -118,6 +118,8 @@ class Listeners:
 
     def record_bytes_max(self) -> int | None:
         """Return the lowest of their limits; None without one."""
+        if not self._of_bounds:
+            return None
         limits = (listener.record_bytes_max() for listener in self._of_bounds)
         return min((limit for limit in limits if limit is not None), default=None)
 

@@ -156,7 +156,8 @@ def encode_parts(
     if parts.properties:
         blocks += _encode_properties(parts.properties)
     batch_count = -len(blocks)
-    blocks += _encode_batch(parts.batch)
+    if parts.batch:
+        blocks += _encode_batch(parts.batch)
     batch_count += len(blocks)
     blocks += tail
     length = _SIZE_MIN + _BATCH_COUNT.size + len(counts) + sum(map(len, blocks))

@@ -67,7 +67,14 @@ class NativeFormat:
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
         """See `JournalFormat.encode_entry`."""
-        return native.encode(_record(content, epoch=epoch, sequence=sequence, chain=chain))
+        # The fields as they are: a `Record` of them would take as long to make as they take to encode.
+        kind = RecordKind.DELTA if sequence else RecordKind.SNAPSHOT
+        mark_delete, deleted, batch, properties = content
+        return native.encode_parts(
+            RecordFields(
+                kind, epoch, sequence, chain, mark_delete, deleted.bitmaps(), properties, batch.items() if batch else ()
+            )
+        )
 
     def chain(self, encoded: bytes) -> int:
         """See `JournalFormat.chain`."""
@@ -112,7 +119,7 @@ class NativeFormat:
         if isinstance(record, SharedCursorRecord):
             snapshot = record.shared
         else:
-            snapshot = None if content is None else _record(content, epoch=epoch, sequence=0, chain=0)
+            snapshot = None if content is None else snapshot_of(content, epoch=epoch)
         pointer = Pointer(
             record.cursor_ledger_id, epoch, record.term, record.mark_delete, record.cursor_properties, snapshot
         )
@@ -131,18 +138,13 @@ class NativeFormat:
 
 def snapshot_of(content: CursorState, *, epoch: int) -> Record:
     """Return the record of a whole state."""
-    return _record(content, epoch=epoch, sequence=0, chain=0)
+    mark_delete, deleted, batch, properties = content
+    return Record(RecordKind.SNAPSHOT, epoch, 0, 0, mark_delete, deleted, properties, batch)
 
 
 def content_of(record: Record) -> CursorState:
     """Return the content of a record."""
     return CursorState(record.mark_delete, record.deleted, record.batch, record.properties)
-
-
-def _record(content: CursorState, *, epoch: int, sequence: int, chain: int) -> Record:
-    kind = RecordKind.DELTA if sequence else RecordKind.SNAPSHOT
-    mark_delete, deleted, batch, properties = content
-    return Record(kind, epoch, sequence, chain, mark_delete, deleted, properties, batch)
 
 
 def parts_of(entry: bytes) -> RecordFields:

@@ -114,7 +114,8 @@ class Round:
             persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
             self._note_truncation()
             persister.wrote(plan.target, byte_count, now_ms=now_ms)
-            persister.counters.promoted(self._promoted_count)
+            if self._promoted_count:
+                persister.counters.promoted(self._promoted_count)
             if self._closes:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(

@@ -180,10 +180,13 @@ class _FileLedgers:
 
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
-        return self.append_all([(ledger_id, entry)])[0]
+        copy = _copied(entry)
+        return self._log.write(lambda draft: draft.append(ledger_id, copy))
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
+        if len(entries) == 1:
+            return [self.append(*entries[0])]
         batch = [(ledger_id, _copied(entry)) for ledger_id, entry in entries]
         return self._log.write(lambda draft: draft.append_all(batch))
 

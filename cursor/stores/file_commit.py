@@ -46,7 +46,9 @@ _Result = TypeVar("_Result")
 
 _DEAD_MIN = 1 << 12  # Bytes; a file system allocates blocks of this size.
 _ROOM_MIN = 1 << 16  # Bytes reserved for the next group, in addition to the room for a new log.
-_ROOM_STEP = _ROOM_MIN // 4  # The free room is asked for after so many bytes; asking takes as long as writing a group.
+_ROOM_STEP = (
+    _ROOM_MIN // 4
+)  # Bytes written until the free room is asked for again, which takes as long as to write a group.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -71,6 +73,7 @@ class FileLog:
         self._lock = threading.Lock()  # Held during each use of the log.
         self._groups: GroupCommit[Draft] = GroupCommit()
         self._refusal = ""  # Why every call is refused; empty while the log is usable.
+        self._interrupted = f"{directory}: a write was interrupted; close the store and open it again"
         self._is_closed = False
         self._is_cutting = False  # The log was cut and has not been synced since.
         self._is_short = False  # The disk had no room to allocate the log in advance.
@@ -164,7 +167,7 @@ class FileLog:
         begin = generation.end
         draft = Draft(generation.index, begin)
         # Set until the bytes on the disk are known, so that a second interrupt cannot leave the log usable.
-        self._refusal = f"{self._directory}: a write was interrupted; close the store and open it again"
+        self._refusal = self._interrupted
         try:
             for call in calls:
                 _carry_out(call, draft)

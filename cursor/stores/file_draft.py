@@ -42,8 +42,8 @@ class Draft:
     def __init__(self, index: Index, offset: int) -> None:
         self._index = index
         self._end = offset + HEADER.size
-        # Each record with the bytes that follow it, and the call that undoes it.
-        self._records: list[tuple[bytes, bytes, Callable[[], object]]] = []
+        # The records of each change, and the call that undoes it.
+        self._records: list[tuple[bytes, Callable[[], object]]] = []
 
     def __len__(self) -> int:
         return len(self._records)
@@ -51,15 +51,15 @@ class Draft:
     @property
     def body(self) -> bytes:
         """The records, in order."""
-        return b"".join(part for record, data, _ in self._records for part in (record, data))
+        return b"".join([record for record, _ in self._records])
 
     def keep(self, count: int) -> None:
         """Undo all records but the first `count`."""
         while len(self._records) > count:
-            record, data, undo = self._records[-1]
+            record, undo = self._records[-1]
             undo()
             self._records.pop()
-            self._end -= len(record) + len(data)
+            self._end -= len(record)
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
@@ -75,6 +75,10 @@ class Draft:
         self._add(undo, record)
         index.add_ledger(ledger_id, owner, len(record))
         return ledger_id
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """See `LedgerStore.append`."""
+        return self._append_run(self._open_ledger(ledger_id), ledger_id, [entry])[0]
 
     def append_all(self, batch: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
@@ -152,9 +156,9 @@ class Draft:
         self._add(undo, record)
         index.set_value(path, value)
 
-    def _add(self, undo: Callable[[], object], record: bytes, data: bytes = b"") -> None:
-        self._records.append((record, data, undo))
-        self._end += len(record) + len(data)
+    def _add(self, undo: Callable[[], object], record: bytes) -> None:
+        self._records.append((record, undo))
+        self._end += len(record)
 
     def _open_ledger(self, ledger_id: int) -> IndexedLedger:
         ledger = self._index.ledger(ledger_id)

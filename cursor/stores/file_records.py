@@ -153,8 +153,7 @@ class Index:
 
     def add_entries(self, ledger: IndexedLedger, offset: int, sizes: Sequence[int], checksums: Sequence[int]) -> None:
         """Add entries that follow each other in the log, the first of which is at an offset."""
-        ends = accumulate((APPEND_SIZE + size for size in sizes), initial=offset)
-        *offsets, end = ends
+        *offsets, end = accumulate([APPEND_SIZE + size for size in sizes], initial=offset)
         ledger.offsets.extend(offsets)
         ledger.sizes.extend(sizes)
         ledger.checksums.extend(checksums)

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from ackstate import LedgerMap, Position
 from ackstate.cursor import (
     CursorConfig,
     FileStore,
@@ -16,6 +17,7 @@ from ackstate.cursor import (
     MemoryStore,
     Message,
     MessageLog,
+    PersistTarget,
     SqliteStore,
     Subscription,
     SubscriptionType,
@@ -106,3 +108,17 @@ def test_a_key_costs_some_calls():
     counts = calls_per_message(MemoryStore(), SubscriptionType.KEY_SHARED)
     assert counts["dispatch"] <= 17
     assert counts["ack"] <= 15.5
+
+
+@pytest.mark.parametrize(("name", "call_count"), [("memory", 103), ("file", 129), ("sqlite", 110)])
+def test_a_persist_of_one_ack_costs_some_calls(tmp_path, name, call_count):
+    """Calls of a round of its own; a cursor that persists each ack pays them for each message."""
+    counter = CallCounter()
+    ledgers = LedgerMap.from_counts({7: 1_000})
+    with closing(STORES[name](tmp_path)) as store:
+        cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=ledgers, now_ms=0)
+        for entry_id in range(2, 8, 2):
+            counter.counts.clear()
+            cursor.ack(Position(7, entry_id), now_ms=0)
+            assert counter("persist", cursor.persist, now_ms=0).route is PersistTarget.DELTA
+    assert counter.counts["persist"] <= call_count
