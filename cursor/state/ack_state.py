@@ -183,7 +183,7 @@ class CursorAckState:
                 f"mark-delete to {position} would go back from {self.mark_delete}; only a reset may"
             )
         # The mark-delete position and the end of the log may be in a ledger that was trimmed since.
-        if position not in {self.mark_delete, self.ledgers.last_confirmed}:
+        if position not in (self.mark_delete, self.ledgers.last_confirmed):
             if position.entry_id >= 0:
                 self.ledgers.check_written(position)
             elif not self.ledgers.has_ledger(position.ledger_id):
@@ -337,8 +337,8 @@ class CursorAckState:
 
     def trimmed_count(self) -> int:
         """Return how many entries are acked one by one in ledgers that were trimmed. Complexity: O(these ledgers)."""
-        first = self.ledgers.first_position
-        return self.deleted.cardinality(self.mark_delete, first) if self.mark_delete < first else 0
+        has_trimmed = self.mark_delete.ledger_id < self.ledgers.first_ledger_id  # each mark-delete compares this twice
+        return self.deleted.cardinality(self.mark_delete, self.ledgers.first_position) if has_trimmed else 0
 
     def _accept(self, newly_acked: int) -> int:
         self.acked_count += newly_acked
@@ -375,7 +375,7 @@ class CursorAckState:
         Source: ``ManagedCursorImpl.setAcknowledgedPosition`` of Apache Pulsar.
         """
         reached = self.mark_delete
-        while (run := self.deleted.run_containing(self.ledgers.next_valid(reached))) is not None:
+        while self.deleted and (run := self.deleted.run_containing(self.ledgers.next_valid(reached))) is not None:
             reached = Position(run.ledger_id, run.end - 1)
         if reached != self.mark_delete:
             self._move_mark_delete(reached)

@@ -122,3 +122,13 @@ def test_a_persist_of_one_ack_costs_some_calls(tmp_path, name, call_count):
             cursor.ack(Position(7, entry_id), now_ms=0)
             assert counter("persist", cursor.persist, now_ms=0).route is PersistTarget.DELTA
     assert counter.counts["persist"] <= call_count
+
+
+def test_a_cumulative_ack_of_the_next_entry_costs_few_calls():
+    counter = CallCounter()
+    ledgers = LedgerMap.from_counts({3: MESSAGES})
+    cursor = ManagedCursor.open(MemoryStore(), topic="t", subscription="s", ledgers=ledgers, now_ms=0)
+    for entry_id in range(MESSAGES):
+        counter("mark_delete", cursor.mark_delete, Position(3, entry_id), now_ms=1)
+    assert cursor.mark_delete_position == Position(3, MESSAGES - 1)
+    assert counter.per_message()["mark_delete"] <= 36
