@@ -16,10 +16,10 @@ from ackstate.analysis.workloads.delayed_messages import TICK_MS, end_of
 from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
 from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
 from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
 from benchmarks.delay.footprint import Ruler, in_new_process, owned_bytes
+from benchmarks.delay.nothing_acked import NothingAcked
 from benchmarks.pulsar.tasks import COUNTS, LEDGER_WEIGHT
 from benchmarks.pulsar.workloads import FIRST_LEDGER, LEDGER_SIZE, read
 
@@ -31,32 +31,6 @@ if TYPE_CHECKING:
     from benchmarks.pulsar.workloads import Rows
 
     _Due = list[tuple[int, BitMap]]
-
-
-class _NothingAcked:
-    """A subscription that has read all messages and acked none; it keeps track of those that it has sent."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._unsent = PositionSet()
-        for ledger_id, part in _by_ledger(rows):
-            self._unsent.update_entries(ledger_id, BitMap(part[:, 1].tolist()))
-
-    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
-        """See `AckedAndSent`."""
-
-    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
-        """See `AckedAndSent`."""
-        unsent = PositionSet()
-        unsent.update_between(self._unsent, first=first, end=end)
-        return unsent
-
-    def send(self, due: _Due) -> int:
-        """Note that messages are in flight, and return their number."""
-        sent = PositionSet()
-        for ledger_id, entry_ids in due:
-            sent.update_entries(ledger_id, entry_ids)
-        self._unsent.difference_update(sent)
-        return len(sent)
 
 
 class Ours:
@@ -162,7 +136,7 @@ class Ours:
         rows = read(file, 3)
         index = TopicDelayIndex(tick_time_ms=TICK_MS)
         view = index.open_view(lambda _position: False)
-        subscription = _NothingAcked(rows)
+        subscription = _none_sent(rows)
         view.attach(subscription)
         messages = [] if bulk else _messages(rows)
         ledgers = [(each, part[:, 1].copy(), part[:, 2].copy()) for each, part in _by_ledger(rows)] if bulk else []
@@ -199,7 +173,7 @@ class Ours:
             index, _ = BucketedDelayIndex.recover(config, storage=storage, now_ms=0)
             answer = {"add_nanos": added - begun, "recover_nanos": perf_counter_ns() - closed, "bytes": size}
             answer["recovered"] = index.delayed_message_count
-            return answer | _drain(index, _poll_positions, _NothingAcked(rows), **steps)
+            return answer | _drain(index, _poll_positions, _none_sent(rows), **steps)
 
     def _weigh_delays(self, *, file: str, subscriptions: int, trackers: int) -> Answer:  # noqa: ARG002 - Pulsar's option
         # The process that is weighed makes the same messages itself, as many as the file has.
@@ -247,6 +221,10 @@ def _by_ledger(rows: Rows) -> Iterator[tuple[int, Rows]]:
     """Yield the rows of each ledger, in their order."""
     for ledger_id in dict.fromkeys(rows[:, 0].tolist()):
         yield ledger_id, rows[rows[:, 0] == ledger_id]
+
+
+def _none_sent(rows: Rows) -> NothingAcked:
+    return NothingAcked((ledger_id, BitMap(part[:, 1].tolist())) for ledger_id, part in _by_ledger(rows))
 
 
 def _bitmaps(runs: Rows) -> Iterator[tuple[int, BitMap]]:
@@ -303,7 +281,7 @@ def _messages(rows: Rows) -> list[tuple[Position, int]]:
 def _drain(  # noqa: PLR0913 - the options of the command
     tracker: DelayedDeliveryTracker,
     poll: Callable[[Any, int, int], tuple[int, _Due]],
-    subscription: _NothingAcked,
+    subscription: NothingAcked,
     *,
     maximum: int,
     step: int,

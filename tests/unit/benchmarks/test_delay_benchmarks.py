@@ -14,13 +14,15 @@ from ackstate import Position
 from ackstate.analysis.workloads.delayed_messages import end_of, mixed_delays
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker
+from ackstate.delay.position_set import PositionSet
 from benchmarks.delay import bench_bucketed, bench_index_memory, bench_isolation, bench_subscriptions, bench_throughput
 from benchmarks.delay.chart import Axis, Line, Mark, Panel, drawn
 from benchmarks.delay.footprint import Ruler, bitmap_bytes, bitmaps_of, growth, in_new_process, owned_bytes
 from benchmarks.delay.isolation import BURDENS, DelayedTraffic, SubscriberKind, Topic, now_ms
 from benchmarks.delay.isolation_peers import ProposedTopic, TrackersTopic
+from benchmarks.delay.nothing_acked import NothingAcked
 from benchmarks.delay.pictures import PICTURES
-from benchmarks.measurement import RESULTS
+from benchmarks.measurement import RESULTS, TimedPart, timed
 
 SVG = "{http://www.w3.org/2000/svg}"
 SMALL = DelayedTraffic(rate=20, publish_ticks=40, delay_ticks=10, ledger_size=200)
@@ -113,6 +115,18 @@ def test_everything_is_timed_by_how_much_is_held():
     bench_throughput.measure(rows, (300,), one_by_one=50, bulk=100)
     assert set(rows.medians) == {bench_throughput.row(300, what) for what in bench_throughput.AGAINST}
     assert min(rows.medians.values()) > 0
+
+
+def test_a_drain_that_loses_the_messages_of_a_view_that_was_cut_off_fails(monkeypatch):
+    drain = bench_throughput.drain_timings(10_000)["scheduled_entries each tick"]
+    drain.thing(drain.fresh())
+    monkeypatch.setattr(NothingAcked, "not_sent_between", lambda *_: PositionSet())
+    with pytest.raises(AssertionError):
+        drain.thing(drain.fresh())
+
+
+def test_the_time_of_a_part_replaces_the_time_of_the_whole():
+    assert timed(lambda _: TimedPart(700), lambda: None, runs=3, each=7) == (100, 100, 100, 3)
 
 
 @pytest.mark.slow

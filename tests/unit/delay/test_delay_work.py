@@ -9,23 +9,16 @@ from pyroaring import BitMap
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
+from benchmarks.delay.nothing_acked import NothingAcked
 
 TICK = 1_000
 HOUR = 3_600_000
 ALL = 10**9
 
 
-class NothingAcked:
-    def discard_acked(self, ledger_id, entries):
-        pass
-
-    def not_sent_between(self, first, end):
-        return PositionSet()
-
-
-def attached_view(index, *, end):
+def attached_view(index, unsent, *, end):
     view = index.open_view(lambda _: False)
-    view.attach(NothingAcked())
+    view.attach(NothingAcked(unsent.items()))
     view.passed(end)
     return view
 
@@ -82,7 +75,8 @@ def calls_of_a_tick(messages_a_ledger, *, ledger_count=20):
     for ledger_id in range(1, ledger_count + 1):
         # Half of them are due now, half later.
         index.feed_many(ledger_id, entry_ids, entry_ids % 2 * HOUR + 1, now_ms=0)
-    view = attached_view(index, end=Position(ledger_count, 2**32 - 1))
+    unsent = dict.fromkeys(range(1, ledger_count + 1), BitMap(entry_ids.tolist()))
+    view = attached_view(index, unsent, end=Position(ledger_count, 2**32 - 1))
     view.scheduled_entries(ALL, now_ms=0)
     found = []
     calls = calls_of(lambda: found.extend(view.scheduled_entries(ALL, now_ms=TICK)))
@@ -104,7 +98,8 @@ def test_a_tick_takes_a_few_calls_for_each_ledger_and_none_for_a_message():
 
 def two_ledgers_due(view_count):
     index = TopicDelayIndex(tick_time_ms=TICK)
-    views = [attached_view(index, end=Position(9, 0)) for _ in range(view_count)]
+    unsent = dict.fromkeys((1, 2), BitMap(range(100)))
+    views = [attached_view(index, unsent, end=Position(9, 0)) for _ in range(view_count)]
     for ledger_id in (1, 2):
         index.feed_many(ledger_id, np.arange(100), np.full(100, 1), now_ms=0)
     batch = index.due_log.end
