@@ -246,7 +246,7 @@ class SimulatedSubscription(CursorListener):
         held = self._read_anew()
         found = f"after a reset the disk holds {self.simulation.log.text(held.acked)}"
         hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
-        self.is_certain, self.excluded = True, Excluded()
+        self.is_certain, self.excluded, self.highest_sent = True, Excluded(), -1
         self.work.begun(self.written.entry_sizes or None, now_ms=self.simulation.now_ms)
         self.forget_attempts()
         self.forgive()

@@ -232,8 +232,10 @@ class CursorMachine(RuleBasedStateMachine):
     @rule(number=PICKS)
     def deliver(self, number):
         self.forget_deliveries()
-        position = self.schedule.log.positions[self.pick(number)]
+        picked = self.pick(number)
+        position = self.schedule.log.positions[picked]
         self.call(self.cursor.delivered, position)
+        self.side.highest_sent = max(self.side.highest_sent, picked)
         if not self.deliveries or position > self.deliveries[-1][1]:
             self.deliveries.append((self.schedule.now_ms, position))
 
