@@ -197,6 +197,7 @@ def test_a_store_that_does_not_check_its_checksum_is_caught(monkeypatch):
 def test_rows_without_a_checksum_are_caught(monkeypatch, sqlite):
     """As this store was once: in Pulsar's format, which has no checksum, one bit invents acks."""
     monkeypatch.setattr(sqlite_seal, "google_crc32c", NO_CHECKSUM)
+    monkeypatch.setattr(sqlite_seal, "SEALED", NO_CHECKSUM.extend(0, b""))
     monkeypatch.setattr(SqliteMedium, "flips_max", 0)
     for seed in range(40):
         good = good_store(seed, sqlite)
