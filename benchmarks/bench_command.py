@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from benchmarks.measurement import Against, BenchmarkReport, Screen, Spread
 from benchmarks.whole_process import Cost, cost_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 SMALL = 10_000
 LARGE = 10_000_000
@@ -67,11 +66,6 @@ def steps(cost: Cost) -> dict[str, float]:
     return {step: float(seconds) for _, _, seconds, _, step in words}
 
 
-def spread_of(numbers: Iterable[float]) -> Spread:
-    found = list(numbers)
-    return Spread(median(found), min(found), max(found), len(found))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=lambda text: int(float(text)), default=LARGE)
@@ -86,14 +80,14 @@ def main() -> None:
         answers = {cost.out for each in (name, f"{name}, local") for cost in taken[each]}
         assert len(answers) == 1, answers
     for unit, of in (("s", lambda cost: cost.wall_s), ("CPU s", lambda cost: cost.cpu_s)):
-        spreads = {name: spread_of(map(of, costs)) for name, costs in taken.items()}
+        spreads = {name: Spread.of(map(of, costs)) for name, costs in taken.items()}
         for name, spread in spreads.items():
             against = None if name == BARE_NAME else Against(BARE_NAME, spreads[BARE_NAME].median)
             report.time(name, unit, spread, against)
     for name, costs in taken.items():
         shown = [steps(cost) for cost in costs if name != BARE_NAME]
         for step in shown[0] if shown else ():
-            report.time(f"{name}: {step}", "s", spread_of(each[step] for each in shown))
+            report.time(f"{name}: {step}", "s", Spread.of(each[step] for each in shown))
     report.publish()
 
 

@@ -7,7 +7,6 @@ import os
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
-from statistics import median
 from time import thread_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -148,17 +147,17 @@ def measure_cpu(report: BenchmarkReport) -> None:
                 cpu_each(cursor, positions, 2)
                 taken = cpu_each(cursor, positions, PARTS)
             what = f"one ack persisted, {store_name}, {name} live holes"
-            spread = Spread(median(taken), min(taken), max(taken), len(taken))
+            spread = Spread.of(taken)
             report.time(what, "us CPU", spread, Against("limit", LIMIT_CPU))
             average = sum(taken) / len(taken)
             report.count(f"{what}, on the average", "us CPU", average, PULSAR_CPU[holes])
             with stores(store_name) as store:
                 cursor, positions = opened(store, holes, PULSAR_FORMAT), acks_above(holes)
                 whole = cpu_each(cursor, positions, PARTS, acks=WHOLE_STATES // PARTS)
-            spread = Spread(median(whole), min(whole), max(whole), len(whole))
+            spread = Spread.of(whole)
             report.time(f"{what}, Pulsar's format", "us CPU", spread, Against("ours", average))
     bare = bare_syncs(PARTS)
-    spread = Spread(median(bare), min(bare), max(bare), len(bare))
+    spread = Spread.of(bare)
     report.time(f"for comparison: write and fdatasync of {DELTA_BYTES} bytes", "us CPU", spread)
 
 

@@ -116,10 +116,10 @@ def measure(report: BenchmarkReport, before: Path | None, *, messages: int, roun
                 Against("goal", GOALS[workload.name]),
             )  # fmt: skip
         for part in PARTS:
-            own = spread(each[part] / messages * 1e6 for each in runs)
+            own = Spread.of(each[part] / messages * 1e6 for each in runs)
             then = Against(BEFORE, median(each[part] / messages * 1e6 for each in earlier)) if earlier else None
             report.time(f"{title}: {part}", "us a message", own, then)
-        peak = spread(each["peak_mb"] for each in runs)
+        peak = Spread.of(each["peak_mb"] for each in runs)
         report.time(
             f"{title}: peak memory", "MB", peak, Against(BEFORE, max(each["peak_mb"] for each in earlier)) if earlier
             else None,
@@ -127,12 +127,7 @@ def measure(report: BenchmarkReport, before: Path | None, *, messages: int, roun
 
 
 def rate(runs: Iterable[dict[str, float]], messages: int) -> Spread:
-    return spread(messages / sum(run[part] for part in PARTS) for run in runs)
-
-
-def spread(numbers: Iterable[float]) -> Spread:
-    found = list(numbers)
-    return Spread(median(found), min(found), max(found), len(found))
+    return Spread.of(messages / sum(run[part] for part in PARTS) for run in runs)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from time import process_time
 from typing import TYPE_CHECKING
 
@@ -77,7 +76,7 @@ def measure(report: BenchmarkReport, workload: str) -> None:
     for limit, rates in taken.items():
         vectorised = VECTORISED.get((workload, limit))
         against = None if vectorised is None else Against("vectorised", vectorised)
-        spread = Spread(median(rates), min(rates), max(rates), RUNS)
+        spread = Spread.of(rates)
         report.time(
             f"{workload}, limit {limit:,}, blocked {blocked[limit]:.0%}", "million events/CPU s", spread, against
         )

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import NamedTuple
@@ -87,7 +86,7 @@ def check_ms(directory: Path) -> Spread:
         begun = process_time()
         check_log(directory / "x-wal", directory / "x")
         taken.append(1e3 * (process_time() - begun))
-    return Spread(median(taken[1:]), min(taken[1:]), max(taken[1:]), len(taken) - 1)
+    return Spread.of(taken[1:])
 
 
 def measure(report: BenchmarkReport) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -171,7 +170,7 @@ def measure_many(report: BenchmarkReport) -> None:
     lives = [timed_life() for _ in range(MANY_RUNS)]
     for what, (_, unit) in lives[0].items():
         taken = [life[what][0] for life in lives]
-        report.time(what, unit, Spread(median(taken), min(taken), max(taken), MANY_RUNS))
+        report.time(what, unit, Spread.of(taken))
 
 
 def timed_life() -> dict[str, tuple[float, str]]:

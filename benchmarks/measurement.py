@@ -14,7 +14,7 @@ from os import sched_getaffinity
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ackstate import DeletedRanges
     from benchmarks.peers import Peer
@@ -43,6 +43,12 @@ class Spread(NamedTuple):
     low: float
     high: float
     runs: int
+
+    @classmethod
+    def of(cls, measured: Iterable[float]) -> Self:
+        """Summarize the measurements of all runs, at least one."""
+        found = list(measured)
+        return cls(median(found), min(found), max(found), len(found))
 
 
 class Against(NamedTuple):
@@ -154,7 +160,7 @@ def timed_in_turn(
             whole = clock() - start
             taken[name].append((result.nanoseconds if isinstance(result, TimedPart) else whole) / each)
     gc.enable()
-    return {name: Spread(median(times), min(times), max(times), runs) for name, times in taken.items()}
+    return {name: Spread.of(times) for name, times in taken.items()}
 
 
 def check_equal(peer: Peer, ranges: DeletedRanges) -> None:

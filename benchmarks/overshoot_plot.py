@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.svg import picture
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,19 +16,12 @@ _LEFT, _ABOVE, _BELOW = 20, 40, 34
 _COLUMNS = 3
 _TOP = 66
 
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
-.soft { fill: #4d5761; font-size: 11px; }
-.number { text-anchor: end; }
-.paper { fill: #fff; }
+_STYLE = """\
 .axis { stroke: #8a949e; fill: none; }
 .limit { stroke: #c5221f; stroke-dasharray: 5 3; }
 polyline { fill: none; stroke-width: 1.8; }
 .estimate { stroke: #c2692a; }
 .exact { stroke: #2f81c7; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6e9ed; } .soft { fill: #a9b3bd; } .paper { fill: #14181d; }
-}
 """
 
 
@@ -56,18 +51,13 @@ def drawn(panels: Sequence[LimitPanel]) -> str:
     row_count = -(-len(panels) // _COLUMNS)
     width = _COLUMNS * (_LEFT + _WIDTH) + _LEFT
     height = _TOP + row_count * (_ABOVE + _HEIGHT + _BELOW)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{width}" height="{height}"/>',
-        *_legend(),
-    ]
+    parts = [*_legend()]
     for at, panel in enumerate(panels):
         row, column = divmod(at, _COLUMNS)
         x = _LEFT + column * (_LEFT + _WIDTH)
         y = _TOP + _ABOVE + row * (_ABOVE + _HEIGHT + _BELOW)
         parts += [f'<g transform="translate({x} {y})">', *_panel(panel), "</g>"]
-    return "\n".join([*parts, "</svg>", ""])
+    return picture(width, height, style=_STYLE, parts=parts)
 
 
 def _legend() -> list[str]:

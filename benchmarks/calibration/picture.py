@@ -8,6 +8,7 @@ from math import log2, log10
 from typing import TYPE_CHECKING
 
 from benchmarks.calibration.results import errors
+from benchmarks.svg import picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,12 +21,7 @@ _TOP = 44
 _DECADES = ("0", "1", "10", "100", "1,000", "10,000")
 _BARS_MAX = 10
 
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
-.soft { fill: #4d5761; font-size: 11px; }
-.number { text-anchor: end; }
-.middle { text-anchor: middle; }
-.paper { fill: #fff; }
+_STYLE = """\
 .axis { stroke: #8a949e; fill: none; }
 .grid { stroke: #8a949e; stroke-opacity: .25; }
 .equal { stroke: #8a949e; stroke-dasharray: 4 3; }
@@ -34,9 +30,6 @@ text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
 .mean { stroke: #3b8f5a; fill: #3b8f5a; }
 .miss { stroke: #b8860b; fill: #b8860b; }
 .wrong { stroke-width: 4; stroke: #c5221f; fill: #c5221f; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6e9ed; } .soft { fill: #a9b3bd; } .paper { fill: #14181d; }
-}
 """
 
 
@@ -45,15 +38,10 @@ def drawn(calibration: Calibration) -> str:
     panels = [_deaths(calibration), _means(calibration.means), _errors(calibration)]
     width = len(panels) * (_LEFT + _SIDE) + 24
     height = _TOP + _ABOVE + _SIDE + _BELOW
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{width}" height="{height}"/>',
-        '<text x="20" y="24">Predicted and observed redelivery</text>',
-    ]
+    parts = ['<text x="20" y="24">Predicted and observed redelivery</text>']
     for at, panel in enumerate(panels):
         parts += [f'<g transform="translate({_LEFT + at * (_LEFT + _SIDE)} {_TOP + _ABOVE})">', *panel, "</g>"]
-    return "\n".join([*parts, "</svg>", ""])
+    return picture(width, height, style=_STYLE, parts=parts)
 
 
 def _deaths(calibration: Calibration) -> list[str]:

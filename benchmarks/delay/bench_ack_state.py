@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -209,7 +208,7 @@ def measure(
 
 
 def _spread(times: Sequence[float]) -> Spread:
-    return Spread(median(times), min(times), max(times), len(times))
+    return Spread.of(times)
 
 
 def left_out(*, shares: bool) -> int:

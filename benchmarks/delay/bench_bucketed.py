@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import closing, contextmanager
-from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -115,7 +114,7 @@ def measure(report: BenchmarkReport, count: int, *, runs: int = 5) -> None:
 
 
 def _spread(figures: list[float]) -> Spread:
-    return Spread(median(figures), min(figures), max(figures), len(figures))
+    return Spread.of(figures)
 
 
 if __name__ == "__main__":

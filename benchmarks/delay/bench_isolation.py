@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -123,7 +122,7 @@ def lag_row(quantile: str, name: str) -> str:
 
 
 def _spread(figures: list[float]) -> Spread:
-    return Spread(median(figures), min(figures), max(figures), len(figures))
+    return Spread.of(figures)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from html import escape
 from math import log10
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.svg import picture
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,12 +18,7 @@ _TOP = 34
 _LABEL_GAP = 15
 _COLOURS = 6
 
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
-.soft { fill: #4d5761; font-size: 11px; }
-.number { text-anchor: end; }
-.middle { text-anchor: middle; }
-.paper { fill: #fff; }
+_STYLE = """\
 .axis { stroke: #8a949e; fill: none; }
 .grid { stroke: #8a949e; stroke-opacity: .25; }
 .mark { stroke: #c5221f; stroke-width: 5; }
@@ -29,9 +26,6 @@ text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
 polyline { fill: none; stroke-width: 1.8; }
 .c0 { stroke: #2f81c7; } .c1 { stroke: #c2692a; } .c2 { stroke: #3b8f5a; }
 .c3 { stroke: #8a5fb8; } .c4 { stroke: #a8851c; } .c5 { stroke: #4a9aa5; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6e9ed; } .soft { fill: #a9b3bd; } .paper { fill: #14181d; }
-}
 """
 
 
@@ -94,16 +88,11 @@ def drawn(title: str, panels: Sequence[Panel]) -> str:
     """Return the text of an SVG file, a panel below the other."""
     width = _LEFT + _WIDTH + _RIGHT
     height = _TOP + len(panels) * (_ABOVE + _HEIGHT + _BELOW)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{width}" height="{height}"/>',
-        f'<text x="20" y="24">{escape(title)}</text>',
-    ]
+    parts = [f'<text x="20" y="24">{escape(title)}</text>']
     for at, panel in enumerate(panels):
         y = _TOP + _ABOVE + at * (_ABOVE + _HEIGHT + _BELOW)
         parts += [f'<g transform="translate({_LEFT} {y})">', *_panel(panel), "</g>"]
-    return "\n".join([*parts, "</svg>", ""])
+    return picture(width, height, style=_STYLE, parts=parts)
 
 
 def _panel(panel: Panel) -> list[str]:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.measurement import RESULTS, Against, BenchmarkReport, Screen, Spread
@@ -88,7 +87,7 @@ class Rows:
             found = dict(self._found.get(row.beside, {}))
             for side, given in answers.items():
                 figures = [answer[row.source] / row.each for answer in given]
-                found[side] = Spread(median(figures), min(figures), max(figures), len(figures))
+                found[side] = Spread.of(figures)
             self._found[row.what] = found
             self.growing += [row.what] * row.grows
             for side, spread in found.items():

@@ -7,6 +7,7 @@ from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
 from benchmarks.pulsar.results import OURS
+from benchmarks.svg import picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,18 +17,10 @@ if TYPE_CHECKING:
 # Pixels: the plot, the names to its left, and the height of a row.
 _LEFT, _WIDTH, _RIGHT, _ABOVE, _BELOW, _ROW = 370, 470, 30, 78, 44, 19
 
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
-.soft { fill: #4d5761; font-size: 11px; }
-.number { text-anchor: end; }
-.middle { text-anchor: middle; }
-.paper { fill: #fff; }
+_STYLE = """\
 .grid { stroke: #8a949e; stroke-opacity: .25; }
 .equal { stroke: #8a949e; stroke-width: 1.5; }
 .c0 { stroke: #2f81c7; fill: #2f81c7; fill-opacity: .35; } .c1 { stroke: #c2692a; fill: none; stroke-width: 1.4; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6e9ed; } .soft { fill: #a9b3bd; } .paper { fill: #14181d; }
-}
 """
 
 
@@ -44,12 +37,7 @@ def drawn(rows: Sequence[Comparison]) -> str:
     def x(ratio: float) -> float:
         return round(_LEFT + _WIDTH * (log10(ratio) - low) / (high - low), 1)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{width}" height="{height}"/>',
-        '<text x="20" y="24">Figures of Pulsar divided by ours: to the right of 1, ours is lower</text>',
-    ]
+    parts = ['<text x="20" y="24">Figures of Pulsar divided by ours: to the right of 1, ours is lower</text>']
     for at, release in enumerate(releases):
         parts.append(f'<circle class="c{at}" cx="{26 + 140 * at}" cy="44" r="4"/>')
         parts.append(f'<text class="soft" x="{36 + 140 * at}" y="48">{escape(release)}</text>')
@@ -66,4 +54,4 @@ def drawn(rows: Sequence[Comparison]) -> str:
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y}" y2="{y}"/>')
         for at, release in enumerate(releases):
             parts.append(f'<circle class="c{at}" cx="{x(line.ratio(release))}" cy="{y}" r="4"/>')
-    return "\n".join([*parts, "</svg>", ""])
+    return picture(width, height, style=_STYLE, parts=parts)

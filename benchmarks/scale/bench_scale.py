@@ -11,7 +11,6 @@ from functools import partial
 from importlib.metadata import version
 from os import sched_getaffinity
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -109,10 +108,7 @@ def in_turn(things: dict[str, Callable[[], object]], *, runs: int = RUNS) -> dic
             begun = perf_counter(), cpu_s()
             thing()
             seconds[name].append((perf_counter() - begun[0], cpu_s() - begun[1]))
-    return {
-        name: Taken(*(Spread(median(each), min(each), max(each), runs) for each in zip(*taken, strict=True)))
-        for name, taken in seconds.items()
-    }
+    return {name: Taken(*(Spread.of(each) for each in zip(*taken, strict=True))) for name, taken in seconds.items()}
 
 
 def rate(spread: Spread, events: int) -> Spread:

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ def measured(rows: Path, *, runs: int) -> Spread:
         check=True, stdout=subprocess.PIPE, text=True,
     ).stdout  # fmt: skip
     seconds = json.loads(told)
-    return Spread(median(seconds), min(seconds), max(seconds), runs)
+    return Spread.of(seconds)
 
 
 def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
