@@ -1,8 +1,14 @@
 """The errors that leave the library, besides a caller's ``ValueError`` or ``TypeError``."""
 
+import copyreg
+
 
 class AckStateError(Exception):
-    """The base class of errors whose reason is outside the caller's code."""
+    """The base class of errors whose reason is outside the caller's code; they can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Not by the constructor, as of other exceptions: it may take other arguments than the message.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class CorruptStateError(AckStateError):

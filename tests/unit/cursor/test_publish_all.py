@@ -20,6 +20,7 @@ from ackstate.cursor.topic.log_ownership import LogFencedError
 from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.cursor.topic.publisher import OVERRIDDEN, REJECTED
 from ackstate.delay import TopicDelayIndex
+from ackstate.errors import CorruptStateError
 from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
@@ -153,3 +154,18 @@ def test_an_index_is_told_of_delayed_messages():
     one.feed(view.shared_index)
     publish_all([(one, messages(b"a", deliver_at_ms=50)), (two, messages(b"b", deliver_at_ms=60))])
     assert view.next_delivery_ms == 50
+
+
+def test_a_damaged_store_answers_each_topic_with_its_own_error(monkeypatch):
+    store = MemoryStore()
+    logs = [MessageLog.open(store, topic=topic) for topic in "ab"]
+    damage = CorruptStateError("log", offset=7, expected="a record", found="zeros")
+
+    def fail(entries):
+        raise damage
+
+    monkeypatch.setattr(type(store.ledgers), "append_all", lambda self, entries: fail(entries))
+    first, second = publish_all([(log, messages(b"x")) for log in logs])
+    assert str(first) == str(second) == str(damage)
+    assert first is not second
+    assert (first.offset, first.expected) == (7, "a record")
