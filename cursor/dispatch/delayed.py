@@ -75,9 +75,10 @@ class DelayedMessages:
         """
         if self._tracker is None or not read:
             return read
-        # A tracker must know how far the reader is, so the last one is offered even if it has no delay.
-        offered = [each for each in read[:-1] if each[1].deliver_at_ms > 0]
-        early = {each[0] for each in (*offered, read[-1]) if self.must_wait(*each, now_ms=now_ms)}
+        # Of those without a delay, one is offered: a tracker must know how far the reader is, and that there is one.
+        plain = next((each for each in reversed(read) if each[1].deliver_at_ms <= 0), None)
+        offered = [each for each in read if each[1].deliver_at_ms > 0 or each is plain]
+        early = {each[0] for each in offered if self.must_wait(*each, now_ms=now_ms)}
         return [each for each in read if each[0] not in early] if early else read
 
     def must_wait(self, position: Position, message: Message, *, now_ms: int) -> bool:

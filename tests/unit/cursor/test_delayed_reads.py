@@ -239,3 +239,17 @@ def test_a_read_too_many_is_found(monkeypatch, owner, name, planted):
     topic.dispatch(now_ms=0)
     topic.dispatch(now_ms=DUE_MS)
     assert topic.reads[position] > 3
+
+
+def test_a_message_without_a_delay_among_delayed_ones_reaches_the_tracker():
+    """A tracker that sees only one fixed delay pauses all deliveries."""
+    store = MemoryStore()
+    log = MessageLog.open(store, topic="t")
+    delay_of = [DUE_MS, DUE_MS, NO_DELAY, DUE_MS]
+    log.publish([Message(0, deliver_at_ms, b"") for deliver_at_ms in delay_of])
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    tracker = InMemoryDelayTracker(fixed_delay_detection_lookahead=3)
+    subscription = Subscription(log, cursor, delays=tracker)
+    assert len(subscription.dispatch("a", 10, now_ms=0)) == 1
+    assert tracker.delayed_message_count == 3
+    assert not tracker.should_pause_all_deliveries(now_ms=0)
