@@ -180,7 +180,7 @@ class Subscription(SubscriptionReports, CursorListener):
         with self._lock:
             position, words, now_ms = check_position(position), list(unacked_words), self._at(now_ms)
             is_last = self._messages.completes_batch(position, words)
-            ack = self._admission.ack if is_last else self.cursor.ack_batch
+            ack = (self._admission if is_last else self.cursor).ack_batch
             receipt = ack(position, words, now_ms=now_ms)
             if self.cursor.is_acked(position):
                 self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)

@@ -220,17 +220,8 @@ class PositionSet:
 
     def difference_update(self, other: PositionSet) -> None:
         """Take out all positions of another set."""
-        bitmaps, taken = self._bitmaps, 0
         for ledger_id, bitmap in other._bitmaps.items():
-            held = bitmaps.get(ledger_id)
-            if held is not None:
-                taken += len(held)
-                held -= bitmap
-                left = len(held)
-                taken -= left
-                if not left:
-                    del bitmaps[ledger_id]
-        self._count -= taken
+            self.discard_entries(ledger_id, bitmap)
 
     def intersection_update(self, other: PositionSet) -> None:
         """Take out all positions that another set does not have."""

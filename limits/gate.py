@@ -61,16 +61,14 @@ class DispatchGate:
         """Whether `count_unacked` has work."""
         self.is_closed = False
         """Whether any rule is closed, for all or for one consumer. To be read only; `refresh` has work only then."""
-        self._lock = Lock()
-        self._waiters = Waiters()
+        self._lock, self._waiters = Lock(), Waiters()
         self._rules = SubscriptionRules(self._waiters.release)
         self._record_bytes, self._ranges, self._messages = self._rules.for_all
         self._consumers = self._rules.consumers
         self._first_closed: RuleState | None = None  # of the rules for all consumers
         self._part: BrokerPart | None = None if broker is None else broker.part(self._wake_from_broker)
         self._part_closings = 0
-        self._is_taken = False
-        self._is_left = False
+        self._is_taken = self._is_left = False
         # Whether a rule of the whole subscription is closed, or the short path cannot be taken for another reason.
         self._asks_each_rule = False
         self.change_limits(limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
@@ -13,7 +14,7 @@ from ackstate.limits.rules import Rule
 from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.cursor.dispatch.deliveries import Reservations
     from ackstate.cursor.managed import ManagedCursor
@@ -113,9 +114,8 @@ class Admission:
             return len(positions)
         costs = isolated_ranges_bytes(positions)
         self._promote_for(costs[0], now_ms=now_ms)
-        weights: list[int] | None = [each.message_count for each in sent]
-        if weights is not None and weights.count(1) == len(weights):
-            weights = None
+        counts = [each.message_count for each in sent]
+        weights = None if counts.count(1) == len(counts) else counts
         with self._cursor.lock:
             verdict = gate.request(
                 costs, usage=self.usage.of(consumer), consumer=consumer, weights=weights, now_ms=now_ms
@@ -153,28 +153,27 @@ class Admission:
                 verdict = self._ask_again(reserved)
             return self._concluded(verdict, position, reserved._replace(is_covered=reserved == full))
 
-    def ack(self, position: Position, unacked_words: Sequence[int] | None = None, *, now_ms: int) -> Receipt:
-        """Ack a message if that exceeds no limit: neither it nor a persist in between takes what the other needs.
-
-        Args:
-            position: The message.
-            unacked_words: As for `ManagedCursor.ack_batch`; None acks the whole entry.
-            now_ms: The present.
+    def ack(self, position: Position, *, now_ms: int) -> Receipt:
+        """Ack a message if that exceeds no limit.
 
         Raises:
             AckRefusedError: As `make_room`.
-            As `ManagedCursor.ack` and `ManagedCursor.ack_batch`.
+            As `ManagedCursor.ack`.
         """
         sent = self._sent.get(position)
         if self.gate is None or (sent is not None and sent.is_covered):
-            if unacked_words is None:
-                return self._cursor.ack(position, now_ms=now_ms)
-            return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
-        self.make_room(position, now_ms=now_ms)
-        with self._cursor.lock:
-            self._check_room({position: sent}, now_ms=None)
-            if unacked_words is None:
-                return self._cursor.ack(position, now_ms=now_ms)
+            return self._cursor.ack(position, now_ms=now_ms)
+        with self._room_for({position: sent}, now_ms=now_ms):
+            return self._cursor.ack(position, now_ms=now_ms)
+
+    def ack_batch(self, position: Position, unacked_words: Sequence[int], *, now_ms: int) -> Receipt:
+        """Ack messages of a batch, the last ones of it, if that exceeds no limit.
+
+        Raises:
+            AckRefusedError: As `make_room`.
+            As `ManagedCursor.ack_batch`.
+        """
+        with self._room_for({position: self._sent.get(position)}, now_ms=now_ms):
             return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
 
     def ack_all(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
@@ -187,12 +186,8 @@ class Admission:
         Complexity: O(messages); with one for which too little is reserved, as `LimitUsage.added_by_all`, too.
         """
         sent = dict(zip(positions, map(self._sent.get, positions), strict=True))
-        if self.gate is None or not [each for each in sent.values() if each is None or not each.is_covered]:
-            return self._cursor.ack_many(positions, now_ms=now_ms)
-        self._check_room(sent, now_ms=now_ms)
-        with self._cursor.lock:
-            self._check_room(sent, now_ms=None)
-            return self._cursor.ack_many(positions, now_ms=now_ms)
+        with self._room_for(sent, now_ms=now_ms):
+            return self._cursor.intake.ack_bitmaps(bitmaps_of(positions), now_ms=now_ms)
 
     def make_room(self, position: Position, *, now_ms: int) -> None:
         """Make sure that the ack of a message exceeds no limit, although too little may be reserved for it.
@@ -201,9 +196,8 @@ class Admission:
             AckRefusedError: There is no room for it, and a persist made none.
             CursorFencedError: Another owner has the cursor.
         """
-        sent = self._sent.get(position)
-        if self.gate is not None and (sent is None or not sent.is_covered):
-            self._check_room({position: sent}, now_ms=now_ms)
+        with self._room_for({position: self._sent.get(position)}, now_ms=now_ms):
+            pass
 
     def complete(self, position: Position) -> Sent | None:
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
@@ -323,6 +317,22 @@ class Admission:
         # A clock that went back by more than the pause ends it.
         is_paused = 0 < self._promote_again_ms - now_ms <= _PROMOTION_RETRY_MS
         return not is_paused and self._cursor.view.has_young(now_ms=now_ms)
+
+    @contextmanager
+    def _room_for(self, sent: Mapping[Position, Sent | None], *, now_ms: int) -> Iterator[None]:
+        """Return a context in which acks exceed no limit, and no persist takes the room that they need.
+
+        Args:
+            sent: Message -> how it was sent; None if it is not in flight.
+            now_ms: The present.
+        """
+        if self.gate is None or not [each for each in sent.values() if each is None or not each.is_covered]:
+            yield
+            return
+        self._check_room(sent, now_ms=now_ms)
+        with self._cursor.lock:
+            self._check_room(sent, now_ms=None)
+            yield
 
     def _check_room(self, sent: Mapping[Position, Sent | None], *, now_ms: int | None) -> None:
         """Refuse acks that exceed a limit, after a persist of young acks if the time is given and it may make room."""

@@ -117,7 +117,7 @@ class Dispatcher:
                 return True
             read, at = self._reader.read(positions, now_ms=batch.now_ms), 0
             while at < len(read):
-                count = self._send_unsent(read[at:], batch)
+                count = self._send_unsent(read, batch, at=at)
                 # The receiver of dead letters may have acked others.
                 if not count and (read[at][0] not in self._waiting or self._send(*read[at], batch)):
                     count = 1
@@ -127,17 +127,17 @@ class Dispatcher:
                 at += count
         return True
 
-    def _send_unsent(self, read: Sequence[tuple[Position, Message]], batch: Batch) -> int:
-        """Send the first ones of some queued messages that were never sent, all at once; return how many were sent."""
+    def _send_unsent(self, read: Sequence[tuple[Position, Message]], batch: Batch, *, at: int) -> int:
+        """Send queued messages from an index on that were never sent, all at once; return how many were sent."""
         waiting, now_ms = self._waiting, batch.now_ms
-        count = 0
-        for position, message in read:
+        end = at
+        for position, message in islice(read, at, None):
             state = waiting.get(position)
             if state is None or state.reason is not HoleReason.NEVER_DELIVERED or message.deliver_at_ms > now_ms:
                 break
-            count += 1
-        sent_count = self._send_new(read[:count], batch) if count > 1 else 0
-        waiting.take_all(self._owner(batch.consumer), [position for position, _ in read[:sent_count]])
+            end += 1
+        sent_count = self._send_new(read[at:end], batch) if end - at > 1 else 0
+        waiting.take_all(self._owner(batch.consumer), [position for position, _ in read[at : at + sent_count]])
         return sent_count
 
     def _lowest_waiting(self, batch: Batch) -> list[Position]:

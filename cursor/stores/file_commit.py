@@ -46,9 +46,7 @@ _Result = TypeVar("_Result")
 
 _DEAD_MIN = 1 << 12  # Bytes; a file system allocates blocks of this size.
 _ROOM_MIN = 1 << 16  # Bytes reserved for the next group, in addition to the room for a new log.
-_ROOM_STEP = (
-    _ROOM_MIN // 4
-)  # Bytes written until the free room is asked for again, which takes as long as to write a group.
+_ROOM_STEP = _ROOM_MIN // 4  # Bytes written until the free room is asked for again: that takes as long as a group.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""

@@ -48,10 +48,9 @@ class FaultKind(Enum):
 
 
 _REACHES_DISK = frozenset({FaultKind.FAIL_AFTER, FaultKind.CRASH_AFTER})
-_ENDS_STORE = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.SYNC_FAILED})
-_ERROR_OF = dict.fromkeys((FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER), PowerCutError) | {
-    FaultKind.FULL: StoreFullError
-}
+_CRASHES = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER})
+_ENDS_STORE = _CRASHES | {FaultKind.SYNC_FAILED}
+_ERROR_OF = dict.fromkeys(_CRASHES, PowerCutError) | {FaultKind.FULL: StoreFullError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,10 @@ class _Ledger:
 
     def append(self, entry: bytes) -> int:
         self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def fence(self) -> int:
+        self.fenced = True
         return len(self.entries) - 1
 
 
@@ -329,13 +332,7 @@ class _MemoryLedgers:
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
         with self._session as disk:
-            ledger = disk.ledger(ledger_id)
-
-            def change() -> int:
-                ledger.fenced = True
-                return len(ledger.entries) - 1
-
-            return self._session.mutate(change)
+            return self._session.mutate(disk.ledger(ledger_id).fence)
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
@@ -396,8 +393,7 @@ class _MemoryMetadata:
         """See `MetadataStore.children`."""
         prefix = children_prefix(path)
         with self._session as disk:
-            below = (value_path[len(prefix) :] for value_path in disk.values if value_path.startswith(prefix))
-            return sorted({name.partition("/")[0] for name in below})
+            return sorted({each[len(prefix) :].partition("/")[0] for each in disk.values if each.startswith(prefix)})
 
 
 if TYPE_CHECKING:

@@ -120,7 +120,7 @@ class AckModel:
         if until_ms:
             self.not_before[number] = until_ms
 
-    def begin_anew(self, first: int) -> None:
+    def restart(self, first: int) -> None:
         """Reset: exactly the entries below a number are acked, and all of them are durable."""
         self.recovered(set(range(first)), {})
 
@@ -138,7 +138,7 @@ class AckModel:
         self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []
         self.changed()
 
-    def may_have_begun_anew(self, first: int) -> None:
+    def may_have_restarted(self, first: int) -> None:
         """Remove from the durable state everything excluded by a reset that may be on the disk."""
         self.resets.append(set(range(first)))
         self.changed()

@@ -247,7 +247,7 @@ def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int 
         side.subscription.seek(simulation.log.positions[number], now_ms=simulation.now_ms)
     except StoreError:
         side.is_certain = False
-        side.model.may_have_begun_anew(number)
+        side.model.may_have_restarted(number)
         side.model.properties.reset(is_certain=False)
         side.receipts.check_survivors(side.cursor, side.model)
         side.forget_attempts()
@@ -256,7 +256,7 @@ def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int 
         raise
     finally:
         side.is_writing = False
-    side.begun_anew(number, epoch)
+    side.restarted(number, epoch)
 
 
 def seek_in_vain(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:

@@ -184,12 +184,11 @@ class SimulatedSubscription(CursorListener):
             self._check_gauge(found, gauge)
         model.properties.recovered(self.cursor.view.properties, self.cursor.cursor_properties)
         model.recovered(found, parts)
-        self.is_certain = True
         self._check_kept(found)
-        held = self._read_anew()
+        held = self._read_disk()
         # Opening it in Pulsar's format may write it, within limits.
         self.excluded = Excluded(cut=frozenset(found - held.acked))
-        self.model.wrote(held.acked, held.unacked_of_batch)
+        self._wrote(held)
         self.forgive()
 
     def _check_survived(self, found: set[int], parts: dict[int, set[int]]) -> None:
@@ -223,29 +222,29 @@ class SimulatedSubscription(CursorListener):
             found = f"recovered were {log.text(recovered)}, and the disk holds {log.text(kept)} then"
             hold(Promise.I5, kept == recovered, found)
 
-    def _read_anew(self) -> Held:
+    def _read_disk(self) -> Held:
         """Read the disk after an open or a reset; its state must not go back from now on."""
         found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
-        self.written.began_anew(held, found.recovered.content.deleted.range_count)
+        self.written.restarted(held, found.recovered.content.deleted.range_count)
         return held
 
     def forgive(self) -> None:
         """Recompute the allowed usage: usage above a limit may stay, but not grow."""
         self.allowed = forgiven(self)
 
-    def begun_anew(self, first: int, epoch_before: int) -> None:
+    def restarted(self, first: int, epoch_before: int) -> None:
         """Check that a reset counts and earlier acks do not, and continue from it."""
         self.receipts.check_void(self.cursor)
-        self.model.begin_anew(first)
+        self.model.restart(first)
         self.model.properties.reset(is_certain=True)
         self.persisted_ms, self.epoch = self.simulation.now_ms, self.written.epoch
         self.simulation.counts["resets"] += 1
-        is_raised = self.config.format is Format.PULSAR or self.written.epoch > epoch_before
-        hold(Promise.I13, is_raised, "a reset did not raise the epoch")
-        held = self._read_anew()
-        found = f"after a reset the disk holds {self.simulation.log.text(held.acked)}"
-        hold(Promise.I13, held.acked == self.model.acked and not held.unacked_of_batch, found)
+        has_epochs = self.config.format is not Format.PULSAR
+        hold(Promise.I13, not has_epochs or self.written.epoch > epoch_before, "a reset did not raise the epoch")
+        held = self._read_disk()
+        is_reset = held.acked == self.model.acked and not held.unacked_of_batch
+        hold(Promise.I13, is_reset, f"after a reset the disk holds {self.simulation.log.text(held.acked)}")
         self.is_certain, self.excluded, self.highest_sent = True, Excluded(), -1
         self.work.begun(self.written.entry_sizes or None, now_ms=self.simulation.now_ms)
         self.forget_attempts()
@@ -264,7 +263,7 @@ class SimulatedSubscription(CursorListener):
             self._may_have_written()
             view, model = self.cursor.view, self.model
             is_due = isinstance(outcome, CursorFencedError) or view.is_persist_due(now_ms=self.failed_ms + _HOUR)
-            # What this opening of the cursor never sent stays young.
+            # Acks of messages that were never sent since the cursor was opened stay young.
             stays_young = not view.is_dirty and min(model.acked - model.durable, default=0) > self.highest_sent
             hold(Promise.I15, is_due or stays_young, "a write that failed is not tried again")
         elif outcome.route is not PersistTarget.NOTHING:
@@ -292,8 +291,7 @@ class SimulatedSubscription(CursorListener):
         self.model.properties.check_attached(self.written.cursor_properties)
         is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
         hold(Promise.I13, is_kept, f"the epoch went from {self.epoch} to {self.written.epoch} without a reset")
-        self.model.wrote(held.acked, held.unacked_of_batch)
-        self.is_certain = True
+        self._wrote(held)
         self.receipts.check_none_lies(self.cursor, self.model)
 
     def _check_work(self, result: PersistResult) -> None:
@@ -343,9 +341,7 @@ class SimulatedSubscription(CursorListener):
 
     def wrote_before(self) -> None:
         """Record the writes of the previous owner while the cursor was opened."""
-        held = self.written.read(self.written.find(self.simulation.message_log.ledgers))
-        self.model.wrote(held.acked, held.unacked_of_batch)
-        self.is_certain = True
+        self._wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
 
     @property
     def is_limited(self) -> bool:
@@ -356,7 +352,9 @@ class SimulatedSubscription(CursorListener):
 
     def closed(self) -> None:
         """Record the writes of a graceful close."""
-        held = self._read_anew()
+        self._wrote(self._read_disk())
+
+    def _wrote(self, held: Held) -> None:
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
@@ -371,8 +369,8 @@ class SimulatedSubscription(CursorListener):
         """
         self.excluded = None
         # Acks displaced by a whole state of Pulsar's format count as lost from its first step on, the new ledger.
-        was_begun = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
-        self.is_certain = self.is_certain and not was_begun
+        may_have_written = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
+        self.is_certain = self.is_certain and not may_have_written
         attempts = self._attempted if self.config.format is Format.PULSAR else ()
         for content in attempted_states(attempts, self.config.journal_format, self.simulation.message_log.ledgers):
             held = held_of(self.simulation.log, content)
@@ -391,14 +389,11 @@ class SimulatedSubscription(CursorListener):
 
     def begins_write(self) -> None:
         """Run other threads' work before a write."""
-        self._note_instant()
-        self.simulation.while_writing(self)
-
-    def _note_instant(self) -> None:
         if not self.is_writing:
             instant = instant_of(self.model)
             if not self.instants or self.instants[-1] != instant:
                 self.instants.append(instant)
+        self.simulation.while_writing(self)
 
     def _hand_over(self, delivery: Delivery) -> None:
         self.handed_over.append(self.simulation.log.numbers[delivery.position])

@@ -136,7 +136,7 @@ class Written:
             hold(Promise.I6, replayed.properties == held.properties, "its properties differ from a replay's")
         return held
 
-    def began_anew(self, held: Held, range_count: int) -> None:
+    def restarted(self, held: Held, range_count: int) -> None:
         """Set the state after a recovery or a reset, which must not go back from now on."""
         self._mark_delete, self._range_count = held.mark_delete, range_count
 

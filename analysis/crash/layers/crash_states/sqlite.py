@@ -262,10 +262,10 @@ class _SqliteJudge:
 
     def _open(self, copy: Copy) -> Mapping[str, State] | Broken:
         if copy not in self._opened:
-            self._opened[copy] = self._open_anew(copy)
+            self._opened[copy] = self._reopen(copy)
         return self._opened[copy]
 
-    def _open_anew(self, copy: Copy) -> Mapping[str, State] | Broken:
+    def _reopen(self, copy: Copy) -> Mapping[str, State] | Broken:
         self.recoveries += 1
         first, again = self._directory / "first", self._directory / "again"
         try:
