@@ -139,7 +139,10 @@ class Backlog:
         while self._published < sent + 50_000:
             keys = self._random.integers(0, KEYS, 10_000).tolist()
             self.log.publish(
-                [Message(0, self._deliver_at_ms[at % 2], b"", self._keys[key]) for at, key in enumerate(keys)]
+                [
+                    Message(b"", key=self._keys[key], deliver_at_ms=self._deliver_at_ms[at % 2])
+                    for at, key in enumerate(keys)
+                ]
             )
             self._published += len(keys)
 

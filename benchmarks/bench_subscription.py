@@ -13,7 +13,7 @@ from ackstate import LedgerMap, Position
 from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionType
-from ackstate.cursor.topic.message_log import NO_DELAY, Message
+from ackstate.cursor.topic.message_log import Message
 from ackstate.limits import DispatchGate, GateLimits
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 
@@ -57,7 +57,7 @@ class SameMessageLog:
     def __init__(self, entry_count: int, *, keys: Sequence[bytes | None] = (None,)) -> None:
         self.topic = "t"
         self.ledgers = LedgerMap.from_counts({LEDGER: entry_count})
-        self._messages = [Message(0, NO_DELAY, b"", key) for key in keys]
+        self._messages = [Message(b"", key=key) for key in keys]
 
     def read(self, positions: Sequence[Position]) -> Iterator[Message]:
         """See `MessageLog.read`."""

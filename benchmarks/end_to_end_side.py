@@ -31,7 +31,12 @@ def run(root, store_kind, subscription_type, ack_by, total):
     is_keyed = subscription_type == "Key_Shared"
     batches = [
         [
-            cursor_package.Message(1, -1, bytes(100), b"k%d" % draw.randrange(KEYS) if is_keyed else None)
+            cursor_package.Message(
+                payload=bytes(100),
+                key=b"k%d" % draw.randrange(KEYS) if is_keyed else None,
+                publish_time_ms=1,
+                deliver_at_ms=-1,
+            )
             for _ in range(BATCH)
         ]
         for _ in range(20)

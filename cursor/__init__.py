@@ -52,7 +52,8 @@ if TYPE_CHECKING:
         SubscriptionType,
     )
     from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-    from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+    from ackstate.cursor.topic.message import NO_DELAY, Message
+    from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
     from ackstate.cursor.topic.publish_all import publish_all
     from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
@@ -126,7 +127,8 @@ _NAMES = {
     "listener": ("Change", "CursorListener"),
     "managed": ("ManagedCursor",),
     "persist.persist_all": ("persist_all",),
-    "topic.message_log": ("NO_DELAY", "Message", "MessageLog"),
+    "topic.message": ("NO_DELAY", "Message"),
+    "topic.message_log": ("MessageLog",),
     "results": (
         "CursorStats",
         "PersistResult",

@@ -79,7 +79,7 @@ class Broker:
         try:
             match words, self.connections[name]:
                 case ["pub", *text], _:
-                    return f"ok {self.log.publish([Message(now_ms(), now_ms(), ' '.join(text).encode())])[0]}"
+                    return f"ok {self.log.publish([Message(' '.join(text).encode(), publish_time_ms=now_ms())])[0]}"
                 case ["sub", subscription], None:
                     self.connections[name] = self.subscriptions.get(subscription) or self.open(subscription)
                     return f"ok {name}"

@@ -155,7 +155,7 @@ class DelayedTopic:
 
     def publish(self, *deliver_at_ms, key=None):
         for each in deliver_at_ms:
-            self.positions += self.log.publish([Message(0, each, b"", key)])
+            self.positions += self.log.publish([Message(b"", key=key, deliver_at_ms=each)])
             self.deliver_at_ms.append(each)
 
     def dispatch(self, *, now_ms, name="s", consumer="a", count=100):

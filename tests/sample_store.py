@@ -31,7 +31,7 @@ ENTRY = "UPDATE entries SET data = ? WHERE ledger_id = ? AND entry_id = ?"
 def fill(store):
     """Publish, and let a cursor of each format persist five times."""
     log = MessageLog.open(store, topic=TOPIC)
-    log.publish([Message(0, -1, b"")] * 100)
+    log.publish([Message(b"")] * 100)
     for name in NAMES:
         cursor = opened(store, name)
         for number in range(5):

@@ -11,7 +11,6 @@ from ackstate.cursor import CursorConfig, Format, Message, persist_all
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import GateLimits
 
 
@@ -127,7 +126,7 @@ def restarts_when_a_delayed_message_is_due():
     story = Story(delay_share=1, tracker=Tracker.BUCKETED, entries_per_ledger_max=8)
     schedule = story.schedule
     for _ in range(3):
-        append(schedule, [Message(0, 10 + 10 * number, b"") for number in range(8)])
+        append(schedule, [Message(b"", deliver_at_ms=10 + 10 * number) for number in range(8)])
         story("dispatch", "a", 8)
     schedule.now_ms = 50
     story.restart()
@@ -183,7 +182,7 @@ def persists_together_with_a_fault():
     story = Story(subscription_count=2)
     schedule = story.schedule
     schedule.meanwhile_share = 0
-    append(schedule, [Message(0, NO_DELAY, b"")] * 200)
+    append(schedule, [Message(b"")] * 200)
     for side in schedule.sides:
         dispatch(schedule, side, "a", 20)
     story("persist_together")
@@ -202,7 +201,7 @@ def persists_together_where_nothing_has_room():
     story = Story(subscription_count=2, config=CursorConfig(metadata_bytes_max=120))
     schedule = story.schedule
     schedule.meanwhile_share = 0
-    append(schedule, [Message(0, NO_DELAY, b"")] * 30)
+    append(schedule, [Message(b"")] * 30)
     for side in schedule.sides:
         dispatch(schedule, side, "a", 30)
     story.side.store.break_ledgers()
@@ -271,7 +270,7 @@ def attaches_properties():
 
 def acks_into_a_batch():
     story = Story()
-    append(story.schedule, [Message(0, NO_DELAY, b"", None, 3)] * 2)
+    append(story.schedule, [Message(b"", message_count=3)] * 2)
     story("persist")
     for _ in range(3):
         story("ack_into_batch")

@@ -35,11 +35,13 @@ class Topic:
         self.positions = []
 
     def publish(self, count=1, *, key=None, deliver_at_ms=NO_DELAY, message_count=1):
-        self.positions += self.log.publish([Message(0, deliver_at_ms, b"", key, message_count)] * count)
+        self.positions += self.log.publish(
+            [Message(b"", key=key, deliver_at_ms=deliver_at_ms, message_count=message_count)] * count
+        )
 
     def publish_keys(self, keys):
         """A message for each letter, which is its key."""
-        self.positions += self.log.publish([Message(0, NO_DELAY, b"", key.encode()) for key in keys])
+        self.positions += self.log.publish([Message(b"", key=key.encode()) for key in keys])
 
     def dispatch(self, consumer="a", count=100, *, now_ms=0):
         """Return the numbers of what a consumer gets."""

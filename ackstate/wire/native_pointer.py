@@ -18,20 +18,18 @@ from ackstate.wire import native
 from ackstate.wire.native import Record, RecordKind
 from ackstate.wire.native_reader import CHECKSUM, Reader, corrupt
 from ackstate.wire.native_shared import SharedSnapshot, decode_shared, encode_shared, is_shared
+from ackstate.wire.text_properties import check_properties_fit, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 MAGIC = b"ACKP"
 VERSION = 2
 
 _HEADER = struct.Struct("<4sB3xQQQ")  # magic, version, reserved, cursor ledger, epoch, term: all of version 1
 _TAIL = struct.Struct("<qqII")  # from version 2 on: mark-delete ledger and entry, cursor properties, snapshot bytes
-_PROPERTY = struct.Struct("<HI")
 _NO_LEDGER = 2**64 - 1
 _NO_POSITION = (-1, -1)
-_NAME_BYTES_MAX = 0xFFFF
-_TEXT_BYTES_MAX = 2**20
 _WHAT = "cursor pointer"
 
 
@@ -62,11 +60,7 @@ class Pointer:
 
 def check_cursor_properties(properties: Mapping[str, str]) -> None:
     """Raise `ValueError` or `TypeError` for a name or a text that no pointer can hold."""
-    for name, text in properties.items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f"a cursor property must be a name and a text, got {name!r}: {text!r}")
-        if len(name.encode()) > _NAME_BYTES_MAX or len(text.encode()) > _TEXT_BYTES_MAX:
-            raise ValueError(f"cursor property {name[:40]!r} is too long")
+    check_properties_fit(properties, called="cursor property")
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
@@ -82,7 +76,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
         (
             _HEADER.pack(MAGIC, VERSION, ledger_id, pointer.epoch, pointer.term),
             _TAIL.pack(*(pointer.mark_delete or _NO_POSITION), len(pointer.cursor_properties), len(snapshot)),
-            *_encode_properties(pointer.cursor_properties),
+            *encode_text_properties(pointer.cursor_properties),
             snapshot,
         )
     )
@@ -122,7 +116,7 @@ def _decode_tail(reader: Reader, cursor_ledger_id: int | None, epoch: int, term:
     mark_delete = None if tuple(ids) == _NO_POSITION else Position(*ids)
     if mark_delete is not None and not (0 <= ids[0] <= LEDGER_ID_MAX and -1 <= ids[1] <= ENTRY_ID_MAX):
         corrupt(at, "a mark-delete position", mark_delete, what=_WHAT)
-    properties = dict(_decode_properties(reader, property_count))
+    properties = dict(decode_text_properties(reader, property_count))
     at = reader.offset
     if (cursor_ledger_id is None) != (snapshot_bytes > 0):
         corrupt(at, "a cursor ledger or a snapshot", f"ledger {cursor_ledger_id}, {snapshot_bytes} bytes", what=_WHAT)
@@ -145,25 +139,3 @@ def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record | SharedSna
         found = f"kind {says.kind}, epoch {says.epoch}"
         corrupt(offset, f"a snapshot of epoch {epoch}", found, what=_WHAT)
     return snapshot
-
-
-def _encode_properties(properties: Mapping[str, str]) -> Iterator[bytes]:
-    for name, text in sorted(properties.items()):
-        encoded_name, encoded_text = name.encode(), text.encode()
-        yield _PROPERTY.pack(len(encoded_name), len(encoded_text)) + encoded_name + encoded_text
-
-
-def _decode_properties(reader: Reader, count: int) -> Iterator[tuple[str, str]]:
-    previous = None
-    for _ in range(count):
-        at = reader.offset
-        name_bytes, text_bytes = _PROPERTY.unpack(reader.take(_PROPERTY.size, "property header"))
-        encoded = reader.take(name_bytes, "property name"), reader.take(text_bytes, "property text")
-        try:
-            name, text = (piece.decode() for piece in encoded)
-        except UnicodeDecodeError as error:
-            corrupt(at, "a cursor property in UTF-8", str(error), what=_WHAT)
-        if previous is not None and name <= previous:
-            corrupt(at, f"a property name above {previous!r}", repr(name), what=_WHAT)
-        previous = name
-        yield name, text

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import LogFencedError
 from ackstate.position import Position
 
@@ -112,7 +112,7 @@ def publish_until_fenced(store: Store, topic: str, *, entries_per_ledger_max: in
         number += 1
         payload = f"{os.getpid()}-{number}"
         try:
-            (position,) = log.publish([Message(number, NO_DELAY, payload.encode())])
+            (position,) = log.publish([Message(payload.encode(), publish_time_ms=number)])
         except LogFencedError:
             _report(_FENCED)
             return

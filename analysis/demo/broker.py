@@ -186,7 +186,7 @@ class DemoBroker:
     def _message(self, now_ms: int) -> Message:
         delayed = self._random.random() < self._settings.delayed_share
         deliver_at_ms = now_ms + self._random.randint(1, self._settings.delay_ms_max) if delayed else NO_DELAY
-        return Message(now_ms, deliver_at_ms, b"order")
+        return Message(b"order", deliver_at_ms=deliver_at_ms, publish_time_ms=now_ms)
 
 
 @final

@@ -13,7 +13,7 @@ from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.subscription import SubscriptionOptions
-from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
@@ -211,7 +211,7 @@ class OverSubscription:
 
     def append(self, now_ms: int) -> Position:
         """Publish a message."""
-        return self._log.publish([Message(now_ms, NO_DELAY, b"")])[0]
+        return self._log.publish([Message(b"", publish_time_ms=now_ms)])[0]
 
     def send_one(self, consumer: int, now_ms: int) -> Position | None:
         """Send a consumer one message, if there is one and the limit allows."""

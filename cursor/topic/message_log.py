@@ -5,55 +5,28 @@ One owner at a time writes a log: `MessageLog.open` fences every earlier one (`a
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
 from operator import index as operator_index
-from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast, final
+from typing import TYPE_CHECKING, NamedTuple, final
 from weakref import WeakSet
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
+from ackstate.cursor.topic.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.cursor.topic_name import check_name
-from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ackstate.cursor.store import Store
     from ackstate.delay.shared_index import SharedDelayIndex
+    from ackstate.errors import AckStateError
 
-NO_DELAY = -1
+__all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
 
-_PLAIN = struct.Struct("<qq")
-# Read as a publish time it would be negative, which none is.
-_KEYED_MAGIC = b"ackmsg2\xff"
-_KEYED = struct.Struct("<8sqqIi")
-_NO_KEY = -1
-_TIME_MS_END = 2**63
 _COUNT_END = 2**32
-_KEY_BYTES_END = 2**31
-_SHOWN_LENGTH = 60
-
-
-class Message(NamedTuple):
-    """One entry of the log, as a producer published it; it may be a batch of messages.
-
-    Attributes:
-        publish_time_ms: When it was published; 0 or more.
-        deliver_at_ms: The earliest time of delivery; `NO_DELAY` for at once.
-        payload: Opaque bytes.
-        key: Messages of one key go to one consumer of a Key_Shared subscription, in order; None for no key.
-        message_count: How many messages the entry holds.
-    """
-
-    publish_time_ms: int
-    deliver_at_ms: int
-    payload: bytes
-    key: bytes | None = None
-    message_count: int = 1
 
 
 class Publication(NamedTuple):
@@ -186,7 +159,7 @@ class MessageLog:
             As `publish`; nothing is stored.
         """
         messages = checked_messages(messages)
-        contents = [_encode(message) for message in messages]
+        contents = [encode_message(message) for message in messages]
         if self._ownership is None:
             raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to publish")
         if contents and self._room < len(contents):
@@ -249,13 +222,8 @@ class MessageLog:
         """
         if isinstance(positions, Position):
             raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
-        new, unpack = tuple.__new__, _PLAIN.unpack_from
-        for ledger_id, first, end in _runs(positions):
-            for entry in self.store.ledgers.read(ledger_id, first, end):
-                if entry.startswith(_KEYED_MAGIC) or len(entry) < _PLAIN.size:
-                    yield _decode(entry, ledger_id)
-                else:  # Most are plain, and without a call and the constructor they take half the time.
-                    yield new(Message, (*unpack(entry), bytes(entry[_PLAIN.size :]), None, 1))
+        read = self.store.ledgers.read
+        return decode_messages((ledger_id, read(ledger_id, first, end)) for ledger_id, first, end in _runs(positions))
 
 
 def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
@@ -273,112 +241,6 @@ def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
 
 def _following(position: Position) -> Position:
     return Position(position.ledger_id, position.entry_id + 1)
-
-
-def checked_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages that can be stored: a list of `Message`, each field of its type and in its range.
-
-    Raises:
-        TypeError: Something is of another type.
-        ValueError: A number is out of range.
-    """
-    if isinstance(messages, Message):
-        raise TypeError("messages must be a list of Message, got a single one: write publish([message])")
-    if isinstance(messages, str | bytes | bytearray | memoryview) or not isinstance(messages, Iterable):
-        raise TypeError(f"messages must be a list of Message, got {_shown(messages)}")
-    checked = list(messages)
-    for number, message in enumerate(checked):
-        if not isinstance(message, Message):
-            raise TypeError(f"messages[{number}] must be a Message, got {_shown(message)}")
-        publish_time_ms, deliver_at_ms, payload, key, message_count = message
-        # Each publish comes through here, so the usual message costs no call.
-        if not (
-            type(publish_time_ms) is type(deliver_at_ms) is type(message_count) is int
-            and type(payload) is bytes
-            and (key is None or (type(key) is bytes and len(key) < _KEY_BYTES_END))
-            and 0 <= publish_time_ms < _TIME_MS_END
-            and -_TIME_MS_END <= deliver_at_ms < _TIME_MS_END
-            and 1 <= message_count < _COUNT_END
-        ):
-            _check_fields(message)
-    return checked
-
-
-def _check_fields(message: Message) -> None:
-    publish_time_ms, deliver_at_ms, payload, key, message_count = message
-    _check_number("publish_time_ms", publish_time_ms, "milliseconds", least=0, end=_TIME_MS_END)
-    unit = f"milliseconds, {NO_DELAY} for no delay"
-    _check_number("deliver_at_ms", deliver_at_ms, unit, least=-_TIME_MS_END, end=_TIME_MS_END)
-    _check_number("message_count", message_count, "messages", least=1, end=_COUNT_END)
-    _check_bytes("payload", payload)
-    if key is not None:
-        _check_bytes("key", key)
-        if len(key) >= _KEY_BYTES_END:
-            raise ValueError(f"key must have fewer than {_KEY_BYTES_END} bytes, got {len(key)}")
-
-
-def _check_number(name: str, value: object, unit: str, *, least: int, end: int) -> None:
-    if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-            raise TypeError(f"{name} must be a whole number of {unit}, got {value!r}")
-        value = operator_index(value)
-    if not least <= value < end:
-        raise ValueError(f"{name} must be in {least}..{end - 1}, got {value}")
-
-
-def _check_bytes(name: str, value: object) -> None:
-    if type(value) is not bytes:
-        try:
-            memoryview(cast("bytes", value))
-        except TypeError:
-            hint = "; encode the text first" if isinstance(value, str) else ""
-            raise TypeError(f"{name} must be bytes, got {_shown(value)}{hint}") from None
-
-
-def _shown(value: object) -> str:
-    """Return a value as text, and not at length."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}..."
-
-
-def _encode(message: Message) -> bytes:
-    """Return the entry of a message: with a longer header if it has a key or is a batch."""
-    publish_time_ms, deliver_at_ms, payload, key, message_count = message
-    if key is None and message_count == 1:
-        return _PLAIN.pack(publish_time_ms, deliver_at_ms) + bytes(payload)
-    key = None if key is None else bytes(key)  # A buffer may count its items otherwise.
-    key_bytes = _NO_KEY if key is None else len(key)
-    header = _KEYED.pack(_KEYED_MAGIC, publish_time_ms, deliver_at_ms, message_count, key_bytes)
-    return header + (key or b"") + bytes(payload)
-
-
-def _decode(entry: bytes, ledger_id: int) -> Message:
-    """Return the message of an entry with the longer header, or refuse one that is too short."""
-    if len(entry) < _KEYED.size:
-        _check_size(entry, _KEYED.size if entry.startswith(_KEYED_MAGIC) else _PLAIN.size, ledger_id)
-    _, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
-    if key_bytes < _NO_KEY or not message_count:
-        raise CorruptStateError(
-            f"message of ledger {ledger_id}",
-            offset=_PLAIN.size + len(_KEYED_MAGIC),
-            expected="a number of messages above 0, and of bytes of the key",
-            found=f"{message_count} and {key_bytes}",
-        )
-    end = _KEYED.size + max(key_bytes, 0)
-    if len(entry) < end:
-        _check_size(entry, end, ledger_id)
-    key = None if key_bytes == _NO_KEY else bytes(entry[_KEYED.size : end])
-    return tuple.__new__(Message, (publish_time_ms, deliver_at_ms, bytes(entry[end:]), key, message_count))
-
-
-def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
-    if len(entry) < size:
-        raise CorruptStateError(
-            f"message of ledger {ledger_id}",
-            offset=len(entry),
-            expected=f"at least {size} bytes",
-            found=f"{len(entry)} bytes",
-        )
 
 
 def _counts(store: Store, topic: str) -> dict[int, int]:

@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.cursor.topic.message_log import checked_messages
+from ackstate.cursor.topic.message import checked_messages
 from ackstate.cursor.topic_name import parse_topic
 from ackstate.limits.policies import DeliveryDelayExceededError
 

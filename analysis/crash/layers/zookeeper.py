@@ -34,7 +34,7 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import RecoverySource
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -332,7 +332,7 @@ class _Owner:
             return
         payload = b"%d" % entry_id
         with suppress(StoreError, CursorFencedError):
-            (position,) = self.log.publish([Message(entry_id, NO_DELAY, payload)])
+            (position,) = self.log.publish([Message(payload, publish_time_ms=entry_id)])
             self._published[position] = payload
         life = self._life()
         number = len(life.operations)

@@ -32,7 +32,15 @@ def publish(simulation: BrokerSimulation, side: SimulatedSubscription, count: in
         deliver_at_ms = NO_DELAY if delay_ms is None else simulation.now_ms + delay_ms
         message_count = draw.choice((2, 3, 7, 70)) if draw.random() < settings.batch_share else 1
         key = draw.choice((None, b"k", b"l", b"m", b"n"))
-        messages.append(Message(simulation.now_ms, deliver_at_ms, b"", key, message_count))
+        messages.append(
+            Message(
+                b"",
+                key=key,
+                deliver_at_ms=deliver_at_ms,
+                publish_time_ms=simulation.now_ms,
+                message_count=message_count,
+            )
+        )
     append(simulation, messages)
 
 
@@ -86,7 +94,11 @@ def fall_behind(simulation: BrokerSimulation, side: SimulatedSubscription) -> No
     settings = simulation.settings
     if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(simulation.sides) == 1:
         return
-    append(simulation, [Message(simulation.now_ms, simulation.now_ms + TICK_MS, b"")] * min(5, settings.count_max))
+    append(
+        simulation,
+        [Message(b"", deliver_at_ms=simulation.now_ms + TICK_MS, publish_time_ms=simulation.now_ms)]
+        * min(5, settings.count_max),
+    )
     for each in simulation.sides:
         dispatch(simulation, each, count=40)
     simulation.now_ms += 3 * TICK_MS

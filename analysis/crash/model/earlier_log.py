@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import CursorFencedError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class EarlierLog:
     def _messages(self) -> list[Message]:
         """Return messages for the open ledger, or enough messages to require the next ledger."""
         count = self._random.choice((1, 3, self._schedule.settings.entries_per_ledger_max))
-        return [Message(self._schedule.now_ms, NO_DELAY, b"")] * min(count, self._schedule.settings.count_max)
+        return [Message(b"", publish_time_ms=self._schedule.now_ms)] * min(count, self._schedule.settings.count_max)
 
 
 def open_log(simulation: BrokerSimulation, store: Store, *, rival: EarlierLog | None) -> MessageLog:

@@ -25,7 +25,7 @@ from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits import BrokerLimit
@@ -369,7 +369,7 @@ def _disk_with_a_long_ledger() -> MemoryDisk:
     """Return a disk whose log has one ledger of 16,450 entries: 16,384 is the first id of three bytes."""
     store = MemoryStore()
     log = MessageLog.open(store, topic="t", entries_per_ledger_max=20_000)
-    log.publish([Message(0, NO_DELAY, b"")] * _HIGH_END)
+    log.publish([Message(b"")] * _HIGH_END)
     return store.disk
 
 

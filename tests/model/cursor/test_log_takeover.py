@@ -41,7 +41,7 @@ FAULTS = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL)
 
 
 def batch(*payloads):
-    return [Message(0, NO_DELAY, payload) for payload in payloads]
+    return [Message(payload) for payload in payloads]
 
 
 def opened(store, **named):

@@ -29,7 +29,6 @@ from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import GateLimits
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from planted import assert_caught
@@ -131,7 +130,7 @@ class CursorMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6), skipped=st.sampled_from([0, 0, 0, 2]))
     def publish(self, count, skipped=0):
         self.schedule._log_disk.next_ledger_id += skipped
-        self.step(lambda schedule, _: append(schedule, [Message(schedule.now_ms, NO_DELAY, b"")] * count))
+        self.step(lambda schedule, _: append(schedule, [Message(b"", publish_time_ms=schedule.now_ms)] * count))
 
     @rule(count=st.integers(0, 5))
     def read(self, count):

@@ -238,7 +238,7 @@ def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():
     """Messages 0 and 3 are delayed. Either of 1 and 2 would be a range of its own, and 4 is one already."""
     story = GatedStory(limits=GateLimits(), delay_share=1, consumer_count=1)
     schedule = story.schedule
-    append(schedule, [Message(0, deliver_at_ms, b"") for deliver_at_ms in (100, -1, -1, 100, -1)])
+    append(schedule, [Message(b"", deliver_at_ms=deliver_at_ms) for deliver_at_ms in (100, -1, -1, 100, -1)])
     assert story.dispatch(9) == [1, 2, 4]
     story.ack(4)
     story.give_back([1, 2])

@@ -19,7 +19,6 @@ from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import ABSENT, StoreError
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.errors import CorruptStateError
 from ackstate.limits import DispatchGate, GateLimits
 from delayed_topic import Bucketed, DelayedTopic
@@ -48,7 +47,7 @@ class Topic:
     def __init__(self, **config):
         self.store = Busy()
         self.log = MessageLog.open(MemoryStore(), topic="t")
-        self.positions = self.log.publish([Message(0, NO_DELAY, b"")] * 12)
+        self.positions = self.log.publish([Message(b"")] * 12)
         self.open(**config)
 
     def open(self, **config):
@@ -184,7 +183,7 @@ def a_persist_beyond_the_limit_on_ranges():
 def acks_of_every_other_message_up_to_the_limit():
     """As many as are sent."""
     topic = Topic()
-    topic.log.publish([Message(0, NO_DELAY, b"")] * 300)
+    topic.log.publish([Message(b"")] * 300)
     subscription = topic.subscribe(max_unpersisted_ack_record_bytes=1_024)
     while sent := subscription.dispatch("a", 40, now_ms=0):
         for delivery in sent[::2]:

@@ -30,7 +30,6 @@ from ackstate.cursor.store import (
 from ackstate.cursor.stores import zookeeper_nodes as nodes
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from waiting import wait_until
 
@@ -1017,7 +1016,7 @@ def test_an_older_owner_of_a_log_in_another_process_is_fenced(open_store, entrie
         return MessageLog.open(open_store(), topic="t", entries_per_ledger_max=entries_per_ledger_max)
 
     def publish(log, number):
-        return log.publish([Message(number, NO_DELAY, b"")])
+        return log.publish([Message(b"", publish_time_ms=number)])
 
     older = opened()
     positions = publish(older, 1)
@@ -1037,11 +1036,11 @@ def test_an_older_owner_of_a_log_in_another_process_is_fenced(open_store, entrie
 def test_a_publish_on_its_way_is_refused_after_a_takeover(open_store, monkeypatch):
     store, newer = open_store(), []
     older = MessageLog.open(store, topic="t")
-    positions = older.publish([Message(1, NO_DELAY, b"")])
+    positions = older.publish([Message(b"", publish_time_ms=1)])
     before_next_commit(store, monkeypatch, lambda: newer.append(MessageLog.open(open_store(), topic="t")))
     with pytest.raises(LogFencedError):
-        older.publish([Message(2, NO_DELAY, b"")])
-    positions += newer[0].publish([Message(3, NO_DELAY, b"")])
+        older.publish([Message(b"", publish_time_ms=2)])
+    positions += newer[0].publish([Message(b"", publish_time_ms=3)])
     assert [message.publish_time_ms for message in newer[0].read(positions)] == [1, 3]
     assert sum(newer[0].ledgers.counts().values()) == 2
 

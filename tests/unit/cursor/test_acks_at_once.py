@@ -20,7 +20,6 @@ from ackstate.cursor import (
     SubscriptionType,
 )
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import DispatchGate, GateLimits
 
 
@@ -36,7 +35,7 @@ class Topic:
         gate = None if kind.is_single_active else DispatchGate(GateLimits(**limits))
         self.subscription = Subscription(self.log, self.cursor, gate=gate, kind=kind)
         for count in message_counts:
-            self.log.publish([Message(0, NO_DELAY, b"x", None, count)])
+            self.log.publish([Message(b"x", message_count=count)])
 
     def dispatch(self, count, consumer="c"):
         return [sent.position for sent in self.subscription.dispatch(consumer, count, now_ms=0)]

@@ -22,7 +22,6 @@ from ackstate.cursor import (
     Subscription,
     SubscriptionType,
 )
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 
@@ -65,7 +64,7 @@ def calls_per_message(store, kind=SubscriptionType.SHARED, *, acks_at_once=False
         subscription.consumer_opened(consumer)
     keys = [b"%d" % number for number in range(50)]
     for first in range(0, MESSAGES, 100):
-        batch = [Message(1, NO_DELAY, b"x", keys[number % 50]) for number in range(first, first + 100)]
+        batch = [Message(b"x", key=keys[number % 50], publish_time_ms=1) for number in range(first, first + 100)]
         counter("publish", log.publish, batch)
     held = []
     while sent := [

@@ -9,7 +9,7 @@ from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Sub
 from ackstate.cursor.dispatch.delayed import DelayedMessages
 from ackstate.cursor.dispatch.message_reader import MessageReader
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.topic.message_log import NO_DELAY, _encode
+from ackstate.cursor.topic.message import NO_DELAY, encode_message
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 
 DUE_MS = 5_000
@@ -60,7 +60,7 @@ class Topic:
             self.subscriptions.append(Subscription(self.log, cursor, delays=tracker, kind=self.kind))
 
     def publish(self, *deliver_at_ms):
-        messages = [Message(0, each, b"", b"k%d" % number) for number, each in enumerate(deliver_at_ms)]
+        messages = [Message(b"", key=b"k%d" % number, deliver_at_ms=each) for number, each in enumerate(deliver_at_ms)]
         return self.log.publish(messages)
 
     def dispatch(self, *, now_ms, consumers=("a",), count=10):
@@ -199,8 +199,8 @@ def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_firs
     topic.subscribe()
     (before,) = topic.publish(DUE_MS)
     ledger_id = before.ledger_id
-    unknown = Message(0, DUE_MS, b"stored although the append seemed to fail")
-    topic.store.ledgers.append_all([(ledger_id, _encode(unknown))])
+    unknown = Message(b"stored although the append seemed to fail", deliver_at_ms=DUE_MS)
+    topic.store.ledgers.append_all([(ledger_id, encode_message(unknown))])
     (after,) = topic.publish(DUE_MS)
     assert after.entry_id == before.entry_id + 2
     between = before._replace(entry_id=before.entry_id + 1)
@@ -246,7 +246,7 @@ def test_a_message_without_a_delay_among_delayed_ones_reaches_the_tracker():
     store = MemoryStore()
     log = MessageLog.open(store, topic="t")
     delay_of = [DUE_MS, DUE_MS, NO_DELAY, DUE_MS]
-    log.publish([Message(0, deliver_at_ms, b"") for deliver_at_ms in delay_of])
+    log.publish([Message(b"", deliver_at_ms=deliver_at_ms) for deliver_at_ms in delay_of])
     cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
     tracker = InMemoryDelayTracker(fixed_delay_detection_lookahead=3)
     subscription = Subscription(log, cursor, delays=tracker)

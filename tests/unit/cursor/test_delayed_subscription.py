@@ -208,7 +208,7 @@ def two_ledgers_of_delayed_messages(store):
     """A log of two ledgers with four messages each, all of them due in ten seconds."""
     log = MessageLog.open(store, topic="t", entries_per_ledger_max=4)
     for _ in range(2):
-        positions = log.publish([Message(0, 10_000, b"")] * 4)
+        positions = log.publish([Message(b"", deliver_at_ms=10_000)] * 4)
     return log, positions[0]
 
 

@@ -7,7 +7,6 @@ import pytest
 from ackstate import Position
 from ackstate.cursor import CursorConfig, Message, StoreError, Subscription
 from ackstate.cursor.inspect.hole_report import HoleReason
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.errors import InvalidPositionError
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import Topic
@@ -118,7 +117,7 @@ def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
 def test_ages_are_those_of_the_first_message_and_deliveries_those_of_the_most_delivered():
     topic = Topic()
     for now_ms in (100, 250, 400, 900):
-        topic.positions += topic.log.publish([Message(now_ms, NO_DELAY, b"")])
+        topic.positions += topic.log.publish([Message(b"", publish_time_ms=now_ms)])
     for _ in range(3):
         topic.dispatch("a", 4, now_ms=1_000)
         topic.nack(1)

@@ -34,7 +34,7 @@ class Planted:
         self.log = LedgerMap.from_counts({40: 100, 50: 200})
         if has_log:
             log = MessageLog.open(store, topic=TOPIC)
-            log.publish([Message(0, -1, b"")] * 200)
+            log.publish([Message(b"")] * 200)
             self.log = log.ledgers
         ledger_id = self.log.current_ledger_id
         self.cursor = self.open()
@@ -395,7 +395,7 @@ def test_a_cursor_opens_if_and_only_if_no_problem_is_found(form, which, at, bit)
 def test_a_message_log_record_that_cannot_be_read_is_reported(damage, status):
     store, path = MemoryStore(), log_path("t")
     log = MessageLog.open(store, topic="t")
-    log.publish([Message(0, -1, b"")])
+    log.publish([Message(b"")])
     ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
     (sound,) = inspect_store(store)
     assert sound.status is Status.OK

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from array import array
 
 import numpy as np
@@ -10,11 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate import CorruptStateError, Position
-from ackstate.cursor import MemoryStore, Message, MessageLog
-from ackstate.cursor.topic.message_log import NO_DELAY
+from ackstate.cursor import NO_DELAY, MemoryStore, Message, MessageLog
 
-PLAIN = Message(1_000, NO_DELAY, b"hello")
-KEYED = Message(1_000, 2_000, b"hello", b"order-7", 3)
+PLAIN = Message(b"hello", publish_time_ms=1_000)
+KEYED = Message(b"hello", key=b"order-7", deliver_at_ms=2_000, publish_time_ms=1_000, message_count=3)
+PROPERTIED = Message(b"hello", key=b"order-7", properties={"b": "two", "a": "one"}, message_count=3)
+PROPERTIED_BYTES = (
+    b"ackmsg3\xff"
+    + bytes.fromhex("0000000000000000ffffffffffffffff0300000007000000")
+    + b"order-7"
+    + bytes.fromhex("02000000010003000000")
+    + b"aone"
+    + bytes.fromhex("010003000000")
+    + b"btwohello"
+)
 PLAIN_BYTES = bytes.fromhex("e803000000000000ffffffffffffffff") + b"hello"
 KEYED_BYTES = b"ackmsg2\xff" + bytes.fromhex("e803000000000000d0070000000000000300000007000000") + b"order-7hello"
 
@@ -25,6 +36,7 @@ messages = st.builds(
     payload=st.binary(max_size=40),
     key=st.none() | st.binary(max_size=10),
     message_count=st.integers(1, 2**32 - 1),
+    properties=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 )
 
 
@@ -40,7 +52,9 @@ def test_what_was_published_is_read_again(published):
     assert list(log.read(positions)) == published
 
 
-@pytest.mark.parametrize(("message", "expected"), [(PLAIN, PLAIN_BYTES), (KEYED, KEYED_BYTES)])
+@pytest.mark.parametrize(
+    ("message", "expected"), [(PLAIN, PLAIN_BYTES), (KEYED, KEYED_BYTES), (PROPERTIED, PROPERTIED_BYTES)]
+)
 def test_the_bytes_of_an_entry_stay_what_they_are(message, expected):
     store, log = opened()
     ((ledger_id, entry_id),) = log.publish([message])
@@ -49,11 +63,11 @@ def test_the_bytes_of_an_entry_stay_what_they_are(message, expected):
 
 def test_an_empty_key_is_a_key():
     _, log = opened()
-    (position,) = log.publish([Message(0, NO_DELAY, b"", b"")])
+    (position,) = log.publish([Message(b"", key=b"")])
     assert next(log.read([position])).key == b""
 
 
-@pytest.mark.parametrize("entry", [PLAIN_BYTES, KEYED_BYTES])
+@pytest.mark.parametrize("entry", [PLAIN_BYTES, KEYED_BYTES, PROPERTIED_BYTES])
 def test_a_cut_entry_is_corrupt_or_has_less_payload(entry):
     store, log = opened()
     ledger_id = log.ledgers.current_ledger_id
@@ -83,12 +97,12 @@ def test_a_damaged_header_is_named(offset, damage):
 @pytest.mark.parametrize(
     "refused",
     [
-        Message(-1, NO_DELAY, b""),
-        Message(2**63, NO_DELAY, b""),
-        Message(0, 2**63, b""),
-        Message(0, -(2**63) - 1, b""),
-        Message(0, NO_DELAY, b"", None, 0),
-        Message(0, NO_DELAY, b"", None, 2**32),
+        Message(b"", publish_time_ms=-1),
+        Message(b"", publish_time_ms=2**63),
+        Message(b"", deliver_at_ms=2**63),
+        Message(b"", deliver_at_ms=-(2**63) - 1),
+        Message(b"", message_count=0),
+        Message(b"", message_count=2**32),
     ],
 )
 def test_one_message_out_of_range_stores_none(refused):
@@ -110,7 +124,7 @@ A_BUFFER = memoryview(array("I", [1, 2, 3, 4]))[::2]
         ("hello", "messages must be a list of Message, got 'hello'"),
         (7, "messages must be a list of Message, got 7"),
         ([PLAIN, b"hello"], r"messages\[1\] must be a Message, got b'hello'"),
-        ([tuple(PLAIN)], r"messages\[0\] must be a Message, got \(1000, "),
+        ([tuple(PLAIN)], r"messages\[0\] must be a Message, got \(b'hello', None, "),
         ([PLAIN._replace(payload="hello")], "payload must be bytes, got 'hello'; encode the text first"),
         ([PLAIN._replace(payload="x" * 500)], "payload must be bytes, got 'x{59}[.]{3}; encode the text first"),
         ([PLAIN._replace(payload=None)], "payload must be bytes, got None"),
@@ -181,3 +195,69 @@ def test_a_single_position_is_no_list_of_positions():
     (position,) = log.publish([PLAIN])
     with pytest.raises(TypeError, match="positions must be a list of Position, got a single one, 1:0"):
         list(log.read(position))
+
+
+def test_the_payload_comes_first_and_all_else_has_a_default_and_a_name():
+    message = Message(b"hello")
+    assert message == Message(
+        payload=b"hello", key=None, deliver_at_ms=NO_DELAY, publish_time_ms=0, message_count=1, properties={}
+    )
+    with pytest.raises(TypeError, match="only the payload of a Message comes without a name"):
+        Message(b"hello", b"key")
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [
+        ((1_000, 2_000, b"x"), {}),
+        ((1_000, 2_000, b"x", b"k"), {}),
+        ((1_000, 2_000, b"x", b"k", 3), {}),
+        ((1_000, 2_000, b"x"), {"key": b"k"}),
+        ((1_000, 2_000, b"x"), {"message_count": 3, "key": b"k"}),
+    ],
+)
+def test_the_order_of_the_release_before_works_with_a_warning(positional, named):
+    with pytest.warns(DeprecationWarning, match=r"write Message\(payload, deliver_at_ms"):
+        message = Message(*positional, **named)
+    names = ("publish_time_ms", "deliver_at_ms", "payload", "key", "message_count")
+    assert message == Message(**dict(zip(names, positional, strict=False)), **named)
+
+
+def test_properties_are_stored_by_name_and_cannot_be_changed():
+    store, log = opened()
+    given = {"origin": "orchard", "größe": "XL"}
+    message = Message(b"apples", key=b"", properties=given)
+    given.clear()
+    ((ledger_id, entry_id),) = log.publish([message])
+    (entry,) = store.ledgers.read(ledger_id, entry_id, entry_id + 1)
+    assert entry.startswith(b"ackmsg3\xff")
+    (read,) = log.read([Position(ledger_id, entry_id)])
+    assert read == message
+    assert dict(read.properties) == {"größe": "XL", "origin": "orchard"}
+    with pytest.raises(TypeError):
+        read.properties["origin"] = "shop"
+
+
+@pytest.mark.parametrize("message", [PLAIN, KEYED, PROPERTIED])
+def test_a_message_can_be_copied_pickled_hashed_and_shown(message):
+    for duplicate in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
+        assert duplicate == message
+        assert hash(duplicate) == hash(message)
+        assert type(duplicate) is Message
+    assert eval(repr(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("properties", "error", "saying"),
+    [
+        ({"a": 1}, TypeError, "a message property must be a name and a text, got 'a': 1"),
+        ({1: "a"}, TypeError, "a message property must be a name and a text, got 1: 'a'"),
+        ({"a" * 70_000: ""}, ValueError, "message property 'aaaa.*' is too long"),
+        ({"a": "\ud800"}, ValueError, "surrogates not allowed"),
+    ],
+)
+def test_properties_that_cannot_be_stored_are_refused(properties, error, saying):
+    _, log = opened()
+    with pytest.raises(error, match=saying):
+        log.publish([PLAIN, Message(b"", properties=properties)])
+    assert log.ledgers.count_between(Position(0, -1), log.ledgers.last_confirmed) == 0

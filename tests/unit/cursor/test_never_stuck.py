@@ -66,7 +66,10 @@ class Story:
         """Append messages, those named to be delivered at 100 ms."""
         key_of = (lambda _: None) if keys is None else (lambda number: keys[number].encode())
         self.log.publish(
-            [Message(0, 100 if number in delayed else NO_DELAY, b"", key_of(number)) for number in range(count)]
+            [
+                Message(b"", key=key_of(number), deliver_at_ms=100 if number in delayed else NO_DELAY)
+                for number in range(count)
+            ]
         )
         self.ledger_id = self.log.ledgers.current_ledger_id
 

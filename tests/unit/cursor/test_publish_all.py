@@ -30,7 +30,7 @@ from ackstate.limits.policies import (
 
 
 def messages(*payloads, deliver_at_ms=NO_DELAY):
-    return [Message(0, deliver_at_ms, payload) for payload in payloads]
+    return [Message(payload, deliver_at_ms=deliver_at_ms) for payload in payloads]
 
 
 def payloads(log):

@@ -59,7 +59,10 @@ class Topic:
 
 
 def asking(*times, message_count=1):
-    return [Message(publish, asked, b"x", message_count=message_count) for publish, asked in times]
+    return [
+        Message(b"x", deliver_at_ms=asked, publish_time_ms=publish, message_count=message_count)
+        for publish, asked in times
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +91,10 @@ def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridd
 
 def test_a_message_keeps_all_but_its_time():
     topic = Topic(FIXED)
-    positions = topic.publisher.publish([Message(1_000, NO_DELAY, b"payload", b"key", 3)])
-    assert list(topic.log.read(positions)) == [Message(1_000, 6_000, b"payload", b"key", 3)]
+    positions = topic.publisher.publish([Message(b"payload", key=b"key", publish_time_ms=1_000, message_count=3)])
+    assert list(topic.log.read(positions)) == [
+        Message(b"payload", key=b"key", deliver_at_ms=6_000, publish_time_ms=1_000, message_count=3)
+    ]
 
 
 def test_one_rejected_message_keeps_all_out():
@@ -134,11 +139,11 @@ def test_the_policies_are_asked_for_at_each_publish():
 @pytest.mark.parametrize(
     ("message", "saying"),
     [
-        (Message(-1, 0, b""), "publish_time_ms"),
-        (Message(0, 2**63, b""), "deliver_at_ms"),
-        (Message(0, 0, b"", message_count=0), "message_count"),
-        (Message(0, 61, b"", message_count=-4), "message_count"),
-        (Message(0, 0, b"", message_count=2**32), "message_count"),
+        (Message(b"", deliver_at_ms=0, publish_time_ms=-1), "publish_time_ms"),
+        (Message(b"", deliver_at_ms=2**63), "deliver_at_ms"),
+        (Message(b"", deliver_at_ms=0, message_count=0), "message_count"),
+        (Message(b"", deliver_at_ms=61, message_count=-4), "message_count"),
+        (Message(b"", deliver_at_ms=0, message_count=2**32), "message_count"),
     ],
 )
 def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
@@ -150,7 +155,15 @@ def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
 
 
 @pytest.mark.parametrize(
-    "messages", [Message(0, 0, b""), None, [None], [Message(0, None, b"")], [Message(0.0, 0, b"")], [Message(0, 0, "")]]
+    "messages",
+    [
+        Message(b"", deliver_at_ms=0),
+        None,
+        [None],
+        [Message(b"", deliver_at_ms=None)],
+        [Message(b"", deliver_at_ms=0, publish_time_ms=0.0)],
+        [Message("", deliver_at_ms=0)],
+    ],
 )
 def test_what_is_no_list_of_messages_is_refused_and_not_counted(messages):
     topic = Topic(FIXED)

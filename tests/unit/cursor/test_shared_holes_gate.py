@@ -39,7 +39,9 @@ class Topic:
 
     def publish(self, ledger_count: int) -> None:
         for _ in range(ledger_count):
-            self.log.publish([Message(0, FAR_MS if number % 2 == 0 else NO_DELAY, b"") for number in range(20)])
+            self.log.publish(
+                [Message(b"", deliver_at_ms=FAR_MS if number % 2 == 0 else NO_DELAY) for number in range(20)]
+            )
 
     def consume(self, *, now_ms: int) -> int:
         """Dispatch one at a time, ack and persist at once, and return how many came."""

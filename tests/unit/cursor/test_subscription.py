@@ -38,7 +38,12 @@ class Topic:
         self.open()
 
     def publish(self, *deliver_at_ms, now_ms=0):
-        return self.log.publish([Message(now_ms, at, b"%d" % number) for number, at in enumerate(deliver_at_ms)])
+        return self.log.publish(
+            [
+                Message(b"%d" % number, deliver_at_ms=at, publish_time_ms=now_ms)
+                for number, at in enumerate(deliver_at_ms)
+            ]
+        )
 
     def dispatch(self, count, *, now_ms=0, consumer="c"):
         return [sent.position for sent in self.subscription.dispatch(consumer, count, now_ms=now_ms)]
@@ -75,7 +80,7 @@ def test_a_delivery_carries_its_message():
     topic = Topic()
     topic.publish(NO_DELAY, now_ms=7)
     (sent,) = topic.subscription.dispatch("c", 1, now_ms=8)
-    assert sent.message == Message(7, NO_DELAY, b"0")
+    assert sent.message == Message(b"0", publish_time_ms=7)
 
 
 def test_the_log_rolls_and_is_read_over_the_end_of_a_ledger():
@@ -308,8 +313,8 @@ def test_a_publish_of_unknown_outcome_is_not_taken_for_another_message():
     topic.publish(NO_DELAY)
     topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_AFTER))
     with pytest.raises(StoreError):
-        topic.log.publish([Message(0, NO_DELAY, b"unknown")])
-    (position,) = topic.log.publish([Message(0, NO_DELAY, b"known")])
+        topic.log.publish([Message(b"unknown")])
+    (position,) = topic.log.publish([Message(b"known")])
     assert next(topic.log.read([position])).payload == b"known"
 
 

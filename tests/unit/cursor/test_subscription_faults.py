@@ -21,7 +21,6 @@ from ackstate.cursor import (
     SubscriptionType,
 )
 from ackstate.cursor.inspect.hole_report import HoleReason
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import Topic
 
@@ -200,7 +199,7 @@ def test_the_queues_of_consumers_that_are_gone_are_forgotten():
 def test_a_message_that_cannot_be_read_holds_nobody_up_and_is_not_acked(kind, caplog):
     topic = Topic(kind)
     topic.publish(2)
-    (lost,) = topic.log.publish([Message(0, NO_DELAY, b"")])
+    (lost,) = topic.log.publish([Message(b"")])
     topic.positions.append(lost)
     topic.publish(1)
     ledger = topic.log.store.ledgers

@@ -23,7 +23,7 @@ from ackstate.cursor import (
     Subscription,
 )
 from ackstate.cursor.subscription import AckRefusedError
-from ackstate.cursor.topic.message_log import NO_DELAY, Message
+from ackstate.cursor.topic.message_log import Message
 from ackstate.limits import DispatchGate, GateLimits, Rule
 
 LIMIT = 1_024
@@ -156,7 +156,7 @@ class Workers:
 
     def publish(self):
         for begin in range(0, MESSAGES, 20):
-            self.log.publish([Message(0, NO_DELAY, b"%d" % number) for number in range(begin, begin + 20)])
+            self.log.publish([Message(b"%d" % number) for number in range(begin, begin + 20)])
             self.stop.wait(0.002)
         self.all_published.set()
 

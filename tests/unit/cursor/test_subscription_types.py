@@ -13,7 +13,6 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
 from ackstate.limits import DispatchGate, GateLimits
@@ -146,7 +145,7 @@ class TestParts:
         for _ in range(2):
             with pytest.raises(ValueError, match="gate must be a new DispatchGate, got one of another subscription"):
                 Subscription(log, other, gate=gate)
-        log.publish([Message(0, NO_DELAY, b"")])
+        log.publish([Message(b"")])
         assert len(first.dispatch("a", 1, now_ms=0)) == 1
         first.close(now_ms=0)
         with pytest.raises(ValueError, match="gate must be a new DispatchGate"):

@@ -103,11 +103,11 @@ def test_a_clock_that_ran_ahead_once_delivers_nothing_early_after(kind):
 
     first = subscribe("first")
     second = first if kind in {"bucketed", "in memory"} else subscribe("second")
-    log.publish([Message(0, FAR_MS, b"")] * 3)
+    log.publish([Message(b"", deliver_at_ms=FAR_MS)] * 3)
     assert second.dispatch("c", 10, now_ms=100) == []
     # Its clock says that they are due.
     assert len(first.dispatch("c", 10, now_ms=10**12)) == 3
-    log.publish([Message(0, FAR_MS, b""), Message(0, 150, b"")])
+    log.publish([Message(b"", deliver_at_ms=FAR_MS), Message(b"", deliver_at_ms=150)])
     due = [delivery.position.entry_id for delivery in second.dispatch("d", 10, now_ms=200)]
     assert due == [4]
     assert second.next_wake_ms is not None
@@ -148,7 +148,7 @@ def test_a_view_that_somebody_closed_does_not_make_a_persist_fail():
     cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
     view = TopicDelayIndex(tick_time_ms=10).open_view(cursor.is_acked)
     subscription = Subscription(log, cursor, delays=view)
-    log.publish([Message(0, -1, b"")] * 2)
+    log.publish([Message(b"")] * 2)
     (first, _) = subscription.dispatch("c", 2, now_ms=0)
     view.close()
     receipt = subscription.ack(first.position, now_ms=0)

@@ -26,7 +26,7 @@ from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription
-from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
 from chunks import chunk_of
@@ -57,7 +57,7 @@ class Observed(NamedTuple):
 
 def new_log(store):
     log = MessageLog.open(store, entries_per_ledger_max=ENTRIES_PER_LEDGER, topic="t")
-    positions = [log.publish([Message(0, NO_DELAY, b"")])[0] for _ in range(MESSAGES)]
+    positions = [log.publish([Message(b"")])[0] for _ in range(MESSAGES)]
     return log, positions
 
 

@@ -16,7 +16,7 @@ def publish(store, *, counts, topic=TOPIC):
     """Fill a log of one ledger for each count; return their ids."""
     log = MessageLog.open(store, topic=topic, entries_per_ledger_max=counts[0])
     for count in counts:
-        log.publish([Message(0, -1, b"m")] * count)
+        log.publish([Message(b"m")] * count)
     return log.ledgers
 
 

@@ -55,7 +55,7 @@ def opened(store, subscription="billing", form=Format.NATIVE):
 
 
 def message(age_ms=1_000, wait_ms=None):
-    return Message(NOW_MS - age_ms, -1 if wait_ms is None else NOW_MS + wait_ms, b"")
+    return Message(b"", deliver_at_ms=-1 if wait_ms is None else NOW_MS + wait_ms, publish_time_ms=NOW_MS - age_ms)
 
 
 @pytest.fixture
