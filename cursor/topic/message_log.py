@@ -13,6 +13,7 @@ from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
 from ackstate.cursor.topic.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.cursor.topic_name import check_name
+from ackstate.errors import AckStateError
 from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, positions_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.store import Store
     from ackstate.delay.shared_index import SharedDelayIndex
-    from ackstate.errors import AckStateError
 
 __all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
 
@@ -44,16 +44,21 @@ class Publication(NamedTuple):
     entries: list[tuple[int, bytes]]
     on_stored: Callable[[], object] | None = None
 
-    def stored(self, entry_ids: Sequence[int]) -> list[Position]:
-        """Note that the entries were appended and synced, and return their positions."""
-        positions = self.log._published(self.messages, self.entries[0][0], entry_ids) if entry_ids else []
+    def finish(self, appended: Sequence[int] | AckStateError) -> list[Position] | AckStateError:
+        """Take note of the outcome of the append, and return the positions or the error for the publisher.
+
+        This is a part of publishing: no call of a subscription may overlap with it.
+
+        Args:
+            appended: The entry ids, or why the append failed.
+        """
+        if isinstance(appended, AckStateError):
+            is_lost = isinstance(appended, LedgerFencedError | LedgerNotFoundError)
+            return self.log._fenced(appended) if is_lost else appended
+        positions = self.log._published(self.messages, self.entries[0][0], appended) if appended else []
         if self.on_stored is not None:
             self.on_stored()
         return positions
-
-    def fenced(self, cause: AckStateError) -> AckStateError:
-        """Return the error for entries that were refused since another owner has the log."""
-        return self.log._fenced(cause)
 
 
 @final
@@ -147,10 +152,13 @@ class MessageLog:
         if not publication.entries:
             return []
         try:
-            entry_ids = self.store.ledgers.append_all(publication.entries)
+            appended: Sequence[int] | AckStateError = self.store.ledgers.append_all(publication.entries)
         except (LedgerFencedError, LedgerNotFoundError) as error:
-            raise publication.fenced(error) from error
-        return publication.stored(entry_ids)
+            appended = error
+        outcome = publication.finish(appended)
+        if isinstance(outcome, AckStateError):
+            raise outcome
+        return outcome
 
     def prepare(self, messages: Sequence[Message]) -> Publication:
         """Return the next messages, encoded for the open ledger; one with too little room for them is closed.
