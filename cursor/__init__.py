@@ -58,12 +58,23 @@ if TYPE_CHECKING:
     from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
     from ackstate.cursor.topic.publish_all import publish_all
     from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+    from ackstate.cursor.topic.retention import (
+        BacklogPolicy,
+        BacklogQuotaExceededError,
+        BacklogReport,
+        Retention,
+        backlog_report,
+        trim_log,
+    )
 
 __all__ = [
     "AUTO",
     "NO_DELAY",
     "AckRefusedError",
     "AutoAge",
+    "BacklogPolicy",
+    "BacklogQuotaExceededError",
+    "BacklogReport",
     "BlockReason",
     "BucketReferences",
     "Change",
@@ -102,6 +113,7 @@ __all__ = [
     "RecoveryReport",
     "RecoverySource",
     "Repair",
+    "Retention",
     "SharedHoles",
     "SqliteStore",
     "Store",
@@ -115,9 +127,11 @@ __all__ = [
     "TopicPublisher",
     "UnreadableCursorError",
     "VersionMismatchError",
+    "backlog_report",
     "persist_all",
     "publish_all",
     "stored_subscriptions",
+    "trim_log",
 ]
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
@@ -145,6 +159,14 @@ _NAMES = {
     "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
     "topic.publish_all": ("publish_all",),
     "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "topic.retention": (
+        "BacklogPolicy",
+        "BacklogQuotaExceededError",
+        "BacklogReport",
+        "Retention",
+        "backlog_report",
+        "trim_log",
+    ),
     "journal.recovery": ("UnreadableCursorError",),
     "journal.hole_pins": ("BucketReferences",),
     "journal.shared_holes": ("SharedHoles",),
