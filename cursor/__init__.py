@@ -8,6 +8,7 @@ from ackstate.checkout import alias
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
     from ackstate.cursor.inspect.hole_report import HoleReport
+    from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
@@ -57,12 +58,23 @@ if TYPE_CHECKING:
     from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
     from ackstate.cursor.topic.publish_all import publish_all
     from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+    from ackstate.cursor.topic.retention import (
+        BacklogPolicy,
+        BacklogQuotaExceededError,
+        BacklogReport,
+        Retention,
+        backlog_report,
+        trim_log,
+    )
 
 __all__ = [
     "AUTO",
     "NO_DELAY",
     "AckRefusedError",
     "AutoAge",
+    "BacklogPolicy",
+    "BacklogQuotaExceededError",
+    "BacklogReport",
     "BlockReason",
     "BucketReferences",
     "Change",
@@ -101,20 +113,25 @@ __all__ = [
     "RecoveryReport",
     "RecoverySource",
     "Repair",
+    "Retention",
     "SharedHoles",
     "SqliteStore",
     "Store",
     "StoreError",
     "StoreFullError",
     "StoreLockedError",
+    "StoredSubscription",
     "Subscription",
     "SubscriptionOptions",
     "SubscriptionType",
     "TopicPublisher",
     "UnreadableCursorError",
     "VersionMismatchError",
+    "backlog_report",
     "persist_all",
     "publish_all",
+    "stored_subscriptions",
+    "trim_log",
 ]
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
@@ -124,6 +141,7 @@ _NAMES = {
     "config": ("CursorConfig", "RangeForm"),
     "journal.format": ("Format", "Repair"),
     "inspect.hole_report": ("HoleReport",),
+    "inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),
     "listener": ("Change", "CursorListener"),
     "managed": ("ManagedCursor",),
     "persist.persist_all": ("persist_all",),
@@ -141,6 +159,14 @@ _NAMES = {
     "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
     "topic.publish_all": ("publish_all",),
     "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "topic.retention": (
+        "BacklogPolicy",
+        "BacklogQuotaExceededError",
+        "BacklogReport",
+        "Retention",
+        "backlog_report",
+        "trim_log",
+    ),
     "journal.recovery": ("UnreadableCursorError",),
     "journal.hole_pins": ("BucketReferences",),
     "journal.shared_holes": ("SharedHoles",),

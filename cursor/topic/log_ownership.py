@@ -4,12 +4,17 @@ Opening a log to write raises the term by compare-and-set and fences the ledger 
 to no ledger before the record names it, and closes it, by a fence, before the record names the next one. So an earlier
 owner can neither append nor begin a ledger, at whatever step it lost the topic, and an open fences one ledger
 however many the log has.
+
+A trim names the first ledger that stays in the record, and deletes the ledgers below it after that. So an earlier
+owner cannot trim either, ledgers that a crash leaves over are no longer part of the log, and it does not matter when
+they are deleted. The record also has the sizes of closed ledgers, so that no open needs to read them.
 """
 
 from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, final
 from urllib.parse import quote
 
@@ -20,14 +25,20 @@ from ackstate.errors import CorruptStateError, LogFencedError, UnsupportedVersio
 from ackstate.wire.native_reader import CHECKSUM, corrupt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ackstate.cursor.store import MetadataStore, Store
 
 ROOT = "/message-logs"
 MAGIC = b"ACKL"
-VERSION = 1
+VERSION = 2
+LEDGER_SIZES_MAX = 4_096
+"""The most ledgers whose sizes a record has, 64 KiB: it is written whenever a ledger begins."""
 
 _RECORD = struct.Struct("<4sB3xQQ")  # magic, version, reserved, term, open ledger
-_SIZE = _RECORD.size + CHECKSUM.size
+_TRIMMED = struct.Struct("<QI")  # first ledger, number of sizes
+_LEDGER_SIZE = struct.Struct("<QQ")  # ledger, bytes
+_SIZE_MIN = _RECORD.size + CHECKSUM.size
 _NO_LEDGER = 2**64 - 1
 _WHAT = "message log record"
 _TAKEOVER_ATTEMPTS = 10
@@ -38,42 +49,62 @@ class LogRecord(NamedTuple):
 
     Attributes:
         term: Rises whenever the log is opened to write: a record of another term is another owner's.
-        open_ledger_id: The only ledger that may be appended to; None before the first one.
+        open_ledger_id: The only ledger that may be appended to; None if all are closed.
+        first_ledger_id: Ledgers below it were trimmed; those that are left of them are to be deleted.
+        ledger_sizes: Bytes of the entries of closed ledgers, by ledger id, rising. Any may be missing.
     """
 
     term: int
     open_ledger_id: int | None
+    first_ledger_id: int = 0
+    ledger_sizes: tuple[tuple[int, int], ...] = ()
 
 
 def encode_log_record(record: LogRecord) -> bytes:
     """Return the bytes of a record, in the latest version."""
     ledger_id = _NO_LEDGER if record.open_ledger_id is None else record.open_ledger_id
     covered = _RECORD.pack(MAGIC, VERSION, record.term, ledger_id)
+    covered += _TRIMMED.pack(record.first_ledger_id, len(record.ledger_sizes))
+    covered += b"".join(_LEDGER_SIZE.pack(*each) for each in record.ledger_sizes)
     return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 
 def decode_log_record(data: bytes) -> LogRecord:
-    """Read back what `encode_log_record` wrote.
+    """Read back what `encode_log_record` wrote, in this release or an earlier one.
 
     Raises:
         UnsupportedVersionError: A newer release wrote the record.
         CorruptStateError: Anything else is wrong. No other exception can escape.
     """
-    if len(data) < _SIZE:
-        corrupt(len(data), f"at least {_SIZE} bytes", f"{len(data)} bytes", what=_WHAT)
+    if len(data) < _SIZE_MIN:
+        corrupt(len(data), f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes", what=_WHAT)
     magic, version, term, ledger_id = _RECORD.unpack_from(data)
     if magic != MAGIC:
         corrupt(0, MAGIC, magic, what=_WHAT)
     if version > VERSION:
         raise UnsupportedVersionError(f"{_WHAT} of version {version}; this release reads up to {VERSION}")
-    if len(data) > _SIZE:
-        corrupt(_SIZE, "no more", f"{len(data) - _SIZE} bytes more", what=_WHAT)
-    computed, (stored,) = google_crc32c.value(data[: _RECORD.size]), CHECKSUM.unpack_from(data, _RECORD.size)
+    end = len(data) - CHECKSUM.size
+    computed, (stored,) = google_crc32c.value(data[:end]), CHECKSUM.unpack_from(data, end)
     if stored != computed:
-        corrupt(_RECORD.size, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
+        corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
     if version < 1 or any(data[5:8]):
         corrupt(4, f"version 1 to {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
-    return LogRecord(term, None if ledger_id == _NO_LEDGER else ledger_id)
+    trimmed = (0, ()) if version == 1 and end == _RECORD.size else _decode_trimmed(data[:end])
+    return LogRecord(term, None if ledger_id == _NO_LEDGER else ledger_id, *trimmed)
+
+
+def _decode_trimmed(covered: bytes) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return the first ledger and the sizes of a record from version 2 on."""
+    at = _RECORD.size + _TRIMMED.size
+    if covered[4] == 1 or len(covered) < at:
+        corrupt(_RECORD.size, "the length of its version", f"{len(covered)} bytes", what=_WHAT)
+    first_ledger_id, count = _TRIMMED.unpack_from(covered, _RECORD.size)
+    if len(covered) != at + count * _LEDGER_SIZE.size:
+        corrupt(at, f"the sizes of {count} ledgers", f"{len(covered) - at} bytes", what=_WHAT)
+    sizes = tuple(_LEDGER_SIZE.iter_unpack(covered[at:]))
+    if any(one[0] >= other[0] for one, other in pairwise(sizes)):
+        corrupt(at, "ledger ids that rise", f"{[ledger_id for ledger_id, _ in sizes][:8]}", what=_WHAT)
+    return first_ledger_id, sizes
 
 
 @final
@@ -83,11 +114,12 @@ class LogOwnership:
     Not safe for concurrent use.
     """
 
-    def __init__(self, store: Store, topic: str, *, term: int, version: int) -> None:
+    def __init__(self, store: Store, topic: str, *, record: LogRecord, version: int) -> None:
         self._store = store
         self._topic = topic
-        self._term = term
+        self._record = record  # the last that was written
         self._version = version  # of the record, as far as this owner has seen
+        self._in_doubt: list[bytes] = []  # records that may have been written since
         self._open_ledger_id: int | None = None  # none before `begin_ledger`: all that the log has are closed
         self._created: int | None = None  # a ledger that the record does not name yet, or whose naming is unknown
         self._is_fenced = False
@@ -111,16 +143,25 @@ class LogOwnership:
                 for ledger_id in store.ledgers.owned_by(log_owner(topic)):
                     _fence(store, ledger_id)
                 record = LogRecord(0, None)
-            taken = encode_log_record(record._replace(term=record.term + 1))
+            record = record._replace(term=record.term + 1)
             with suppress(VersionMismatchError):
-                version = store.metadata.put(path, taken, expected_version=version)
+                version = store.metadata.put(path, encode_log_record(record), expected_version=version)
                 if record.open_ledger_id is not None:
                     _fence(store, record.open_ledger_id)
-                return cls(store, topic, term=record.term + 1, version=version)
+                return cls(store, topic, record=record, version=version)
         raise StoreError(f"{path}: the record kept changing while the message log was opened")
 
-    def begin_ledger(self) -> int:
+    @property
+    def record(self) -> LogRecord:
+        """The record as this owner wrote it last."""
+        return self._record
+
+    def begin_ledger(self, ledger_sizes: Mapping[int, int], *, first_ledger_id: int) -> int:
         """Create a ledger that this owner may append to until it is closed, and return its id.
+
+        Args:
+            ledger_sizes: The known sizes of closed ledgers, in bytes, by ledger id, rising.
+            first_ledger_id: The first ledger that was not trimmed.
 
         Raises:
             LogFencedError: Another owner has opened the log.
@@ -131,12 +172,25 @@ class LogOwnership:
             raise self.fenced()
         if self._created is None:
             self._created = self._store.ledgers.create(log_owner(self._topic))
-        try:
-            self._version = self._put(encode_log_record(LogRecord(self._term, self._created)))
-        except CorruptStateError as error:
-            raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
+        self._write(self._created, ledger_sizes, first_ledger_id)
         self._open_ledger_id, self._created = self._created, None
         return self._open_ledger_id
+
+    def trim(self, ledger_sizes: Mapping[int, int], *, first_ledger_id: int) -> None:
+        """Note that the ledgers below one are no longer part of the log: from then on they may be deleted.
+
+        Args:
+            ledger_sizes: As for `begin_ledger`.
+            first_ledger_id: The first ledger that stays. No-op if the record names it already.
+
+        Raises:
+            LogFencedError: Another owner has opened the log.
+            StoreError: The storage failed; whether the record was written is unknown.
+        """
+        if self._is_fenced:
+            raise self.fenced()
+        if first_ledger_id != self._record.first_ledger_id:
+            self._write(self._open_ledger_id, ledger_sizes, first_ledger_id)
 
     def close_ledger(self) -> int | None:
         """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open.
@@ -164,18 +218,35 @@ class LogOwnership:
             self._created = None
         return LogFencedError(f"the message log of topic {self._topic!r} has been opened by another owner since")
 
+    def _write(self, open_ledger_id: int | None, ledger_sizes: Mapping[int, int], first_ledger_id: int) -> None:
+        sizes = tuple(ledger_sizes.items())[-LEDGER_SIZES_MAX:]
+        record = LogRecord(self._record.term, open_ledger_id, first_ledger_id, sizes)
+        try:
+            self._version = self._put(encode_log_record(record))
+        except CorruptStateError as error:
+            raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
+        self._record = record
+        self._in_doubt.clear()
+
     def _put(self, encoded: bytes) -> int:
         """Replace the record of this owner, and return the new version."""
-        path = log_path(self._topic)
+        path, metadata = log_path(self._topic), self._store.metadata
+        if encoded not in self._in_doubt:
+            self._in_doubt.append(encoded)
         try:
-            return self._store.metadata.put(path, encoded, expected_version=self._version)
+            return metadata.put(path, encoded, expected_version=self._version)
         except VersionMismatchError as error:
             # An earlier attempt may have happened although the store reported a failure. No one else writes these
             # bytes: the term is this owner's, and the ledger, too.
-            found = self._store.metadata.get(path)
-            if found is None or found.data != encoded:
+            found = metadata.get(path)
+            if found is None or found.data not in self._in_doubt:
                 raise self.fenced() from error
-            return found.version
+            if found.data == encoded:
+                return found.version
+        try:
+            return metadata.put(path, encoded, expected_version=found.version)
+        except VersionMismatchError as error:
+            raise self.fenced() from error
 
 
 def check_log_record(metadata: MetadataStore, topic: str) -> None:
@@ -189,6 +260,19 @@ def check_log_record(metadata: MetadataStore, topic: str) -> None:
     found = metadata.get(log_path(topic))
     if found is not None:
         decode_log_record(found.data)
+
+
+def find_log_record(metadata: MetadataStore, topic: str) -> LogRecord:
+    """Return the record of a topic's log; one without contents if there is none, or if it cannot be read.
+
+    Raises:
+        StoreError: The storage failed.
+    """
+    try:
+        record, _ = _find(metadata, log_path(topic))
+    except UnsupportedVersionError:
+        record = None
+    return record or LogRecord(0, None)
 
 
 def log_owner(topic: str) -> str:

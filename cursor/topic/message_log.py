@@ -5,15 +5,18 @@ One owner at a time writes a log: `MessageLog.open` fences every earlier one (`a
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from contextlib import suppress
 from operator import index as operator_index
 from typing import TYPE_CHECKING, NamedTuple, final
 from weakref import WeakSet
 
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
-from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.cursor.topic.ledger_sizes import LedgerSizes
+from ackstate.cursor.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
 from ackstate.cursor.topic.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.cursor.topic_name import check_name
-from ackstate.errors import AckStateError
+from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, positions_of
@@ -55,7 +58,7 @@ class Publication(NamedTuple):
         if isinstance(appended, AckStateError):
             is_lost = isinstance(appended, LedgerFencedError | LedgerNotFoundError)
             return self.log._fenced(appended) if is_lost else appended
-        positions = self.log._published(self.messages, self.entries[0][0], appended) if appended else []
+        positions = self.log._published(self, appended) if appended else []
         if self.on_stored is not None:
             self.on_stored()
         return positions
@@ -70,14 +73,19 @@ class MessageLog:
     Attributes:
         topic: The name of the topic.
         ledgers: How many entries each ledger holds; the topic's cursors are opened with it.
+        sizes: How many bytes each ledger holds.
         store: Where the ledgers live.
     """
 
-    def __init__(self, store: Store, topic: str, counts: dict[int, int], ownership: LogOwnership | None) -> None:
+    def __init__(
+        self, store: Store, topic: str, counts: dict[int, int], record: LogRecord, ownership: LogOwnership | None
+    ) -> None:
         self.topic = topic
         self.ledgers = LedgerMap.from_counts(counts)
+        self.sizes = LedgerSizes(store, self.ledgers, record.ledger_sizes)
         self.store = store
         self._ownership = ownership  # None for a log that is only read
+        self._trimmed: list[int] = []  # ledgers that are to be deleted once the record names a later one, lowest first
         self._entries_per_ledger_max = 0
         self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
         # Weak, since an index lives as long as its views.
@@ -105,12 +113,17 @@ class MessageLog:
         check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
         ownership = LogOwnership.take_over(store, topic)
-        counts = _counts(store, topic)
+        record = ownership.record
+        trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
+        counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
         room = 0
         if not counts:
-            counts, room = {ownership.begin_ledger(): 0}, entries_per_ledger_max
-        log = cls(store, topic, counts, ownership)
-        log._entries_per_ledger_max, log._room = entries_per_ledger_max, room
+            first = ownership.begin_ledger({}, first_ledger_id=record.first_ledger_id)
+            counts, room, record = {first: 0}, entries_per_ledger_max, record._replace(ledger_sizes=((first, 0),))
+        log = cls(store, topic, counts, record, ownership)
+        log._entries_per_ledger_max, log._room, log._trimmed = entries_per_ledger_max, room, trimmed
+        with suppress(StoreError, CorruptStateError):  # Garbage, which the next trim deletes.
+            log._delete_trimmed()
         return log
 
     @classmethod
@@ -123,8 +136,13 @@ class MessageLog:
             StoreError: The storage failed.
         """
         check_name("topic", topic)
-        counts = _counts(store, topic)
-        return cls(store, topic, counts, None) if counts else None
+        record = find_log_record(store.metadata, topic)
+        _, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
+        counts = {}
+        for ledger_id in ledger_ids:
+            with suppress(LedgerNotFoundError):  # Its owner may trim the log meanwhile.
+                counts[ledger_id] = store.ledgers.last(ledger_id) + 1
+        return cls(store, topic, counts, record, None) if counts else None
 
     def feed(self, index: SharedDelayIndex) -> None:
         """Report to a delay index, from now on, when each delayed message is due, as soon as it is published.
@@ -168,18 +186,62 @@ class MessageLog:
         """
         messages = checked_messages(messages)
         contents = [encode_message(message) for message in messages]
-        if self._ownership is None:
-            raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to publish")
+        ownership = self._owned("publish")
         if contents and self._room < len(contents):
-            self._begin_ledger(self._ownership)
+            self._begin_ledger(ownership)
         ledger_id = self.ledgers.current_ledger_id
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
-    def _published(self, messages: Sequence[Message], ledger_id: int, entry_ids: Sequence[int]) -> list[Position]:
+    def trim(self, before_ledger_id: int) -> int:
+        """Delete the closed ledgers below a ledger, whatever they hold, and return how many ledgers left the log.
+
+        `ackstate.cursor.topic.retention.trim_log` knows which ledgers may go. A cursor that stands in such a ledger
+        continues at the first entry that is left. No call of a subscription or cursor of the topic may run meanwhile.
+
+        Once this returns, the log has none of them after any crash. If it raises, they are no longer in `ledgers`, and
+        the next trim or open deletes those that are left; or the next open finds all of them again.
+
+        Args:
+            before_ledger_id: Any ledger id; the last ledger of the log stays in any case.
+
+        Raises:
+            TypeError: The id is not an integer.
+            ValueError: The log was opened by `find`.
+            LogFencedError: Another owner has opened the log; nothing was deleted.
+            StoreError: The storage failed.
+            CorruptStateError: A ledger is damaged in such a way that it cannot be deleted.
+
+        Source: ``ManagedLedgerImpl.internalTrimLedgers`` of Apache Pulsar. Complexity: O(ledgers), and one write.
+        """
+        ownership, before = self._owned("trim"), min(operator_index(before_ledger_id), self.ledgers.current_ledger_id)
+        leaving = [ledger_id for ledger_id in self.ledgers if ledger_id < before]
+        if leaving:
+            # In memory before the record: if it is unknown whether that was written, no cursor can go back to them.
+            self.ledgers.trim(before)
+            self.sizes.trim()
+            self._trimmed += leaving
+        if self._trimmed:
+            ownership.trim(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
+            self._delete_trimmed()
+        return len(leaving)
+
+    def _delete_trimmed(self) -> None:
+        while self._trimmed:
+            self.store.ledgers.delete(self._trimmed[0])
+            del self._trimmed[0]
+
+    def _owned(self, verb: str) -> LogOwnership:
+        if self._ownership is None:
+            raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to {verb}")
+        return self._ownership
+
+    def _published(self, publication: Publication, entry_ids: Sequence[int]) -> list[Position]:
+        ledger_id = publication.entries[0][0]
+        self.sizes.appended(ledger_id, sum([len(entry) for _, entry in publication.entries]))
         self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
         positions = list(positions_of(ledger_id, entry_ids))
         if self._fed:
-            self._feed_all(positions, messages)
+            self._feed_all(positions, publication.messages)
         return positions
 
     def _fenced(self, cause: AckStateError) -> AckStateError:
@@ -194,7 +256,9 @@ class MessageLog:
         last = ownership.close_ledger()
         if last is not None:
             self._count_up_to(last, published=0)
-        self.ledgers.roll(ownership.begin_ledger())
+        ledger_id = ownership.begin_ledger(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
+        self.ledgers.roll(ledger_id)
+        self.sizes.begin(ledger_id)
         self._room = self._entries_per_ledger_max
 
     def _count_up_to(self, last: int, *, published: int) -> int:
@@ -205,8 +269,9 @@ class MessageLog:
         ledger_id = self.ledgers.current_ledger_id
         new = last + 1 - self.ledgers.entry_count(ledger_id)
         self.ledgers.append(new)
-        if new > published:  # No index was told of the messages of that append: their first reader offers them.
-            for index in self._fed:
+        if new > published:
+            self.sizes.forget(ledger_id)
+            for index in self._fed:  # It knows nothing of the messages of that append: their first reader offers them.
                 index.complete_from = Position(ledger_id, last + 1 - published)
         return new
 
@@ -251,6 +316,7 @@ def _following(position: Position) -> Position:
     return Position(position.ledger_id, position.entry_id + 1)
 
 
-def _counts(store: Store, topic: str) -> dict[int, int]:
-    """Return how many entries each ledger of a topic's log holds, by ledger id; empty if there is none."""
-    return {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in store.ledgers.owned_by(log_owner(topic))}
+def _split(ledger_ids: Sequence[int], first: int) -> tuple[list[int], list[int]]:
+    """Return the ledger ids below one, and the others."""
+    at = bisect_left(ledger_ids, first)
+    return list(ledger_ids[:at]), list(ledger_ids[at:])

@@ -136,6 +136,17 @@ def test_the_golden_log_record_reads_as_drawn():
     assert len(data) == 28
 
 
+def test_the_golden_log_record_of_version_2_reads_as_drawn():
+    data = (GOLDEN / "log-record-v2.bin").read_bytes()
+    found = fields(data, "## Message log record, version 2")
+    assert found == {
+        "magic": b"ACKL", "version": 2, "reserved": bytes(3), "term": 9, "open ledger id": 17, "first ledger id": 12,
+        "sizes": 2,
+    }  # fmt: skip
+    assert struct.unpack("<4Q", data[36:-4]) == (12, 5_000, 15, 70_000)
+    assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
+
+
 def test_a_recording_reads_as_drawn(tmp_path):
     events = [Event(1_000, EventKind.ACK, 3, 7, 9, 2), Event(1_001, EventKind.CRASH)]
     with Recorder(tmp_path) as recorder:

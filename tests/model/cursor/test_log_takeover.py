@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -315,10 +316,10 @@ def test_a_record_that_cannot_be_read_is_replaced_and_every_ledger_fenced(damage
 def test_a_record_of_a_newer_release_is_left_alone():
     store = MemoryStore()
     log = opened(store)
-    newer = b"ACKL\x02" + bytes(40)
+    newer = b"ACKL\x03" + bytes(40)
     store.metadata.put(log_path("t"), newer, expected_version=store.metadata.get(log_path("t")).version)
     before = disk_state(store)
-    with pytest.raises(UnsupportedVersionError, match="version 2; this release reads up to 1"):
+    with pytest.raises(UnsupportedVersionError, match="version 3; this release reads up to 2"):
         opened(store)
     assert disk_state(store) == before
     assert log.publish(batch(b"1"))
@@ -327,34 +328,55 @@ def test_a_record_of_a_newer_release_is_left_alone():
 # The record
 
 
-@given(st.builds(LogRecord, st.integers(0, 2**64 - 1), st.none() | st.integers(0, 2**63 - 1)))
+UNSIGNED = st.integers(0, 2**64 - 1)
+SIZES = st.dictionaries(UNSIGNED, UNSIGNED, max_size=5).map(lambda sizes: tuple(sorted(sizes.items())))
+GOLDEN_RECORDS = {1: LogRecord(9, 17), 2: LogRecord(9, 17, 12, ((12, 5_000), (15, 70_000)))}
+
+
+@given(st.builds(LogRecord, UNSIGNED, st.none() | st.integers(0, 2**63 - 1), UNSIGNED, SIZES))
 def test_a_record_comes_back_as_it_was_written(record):
     assert decode_log_record(encode_log_record(record)) == record
 
 
+@pytest.mark.parametrize("version", GOLDEN_RECORDS)
+def test_the_golden_record_of_each_version_is_read(version):
+    data = (GOLDEN / f"log-record-v{version}.bin").read_bytes()
+    assert decode_log_record(data) == GOLDEN_RECORDS[version]
+
+
 def test_the_golden_record_is_what_is_written():
-    data = (GOLDEN / "log-record-v1.bin").read_bytes()
-    assert encode_log_record(LogRecord(9, 17)) == data
-    assert decode_log_record(data) == LogRecord(9, 17)
+    assert encode_log_record(GOLDEN_RECORDS[2]) == (GOLDEN / "log-record-v2.bin").read_bytes()
+
+
+def sealed(covered):
+    return covered + struct.pack("<I", google_crc32c.value(covered))
+
+
+def test_a_record_whose_lengths_or_ids_are_wrong_is_refused():
+    old = (GOLDEN / "log-record-v1.bin").read_bytes()[:-4]
+    new = encode_log_record(GOLDEN_RECORDS[2])[:-4]
+    swapped = new[:36] + new[52:] + new[36:52]
+    for covered in (old[:-1], old + b"\0", old[:4] + b"\2" + old[5:], new[:-1], new + b"\0", new[:-16], swapped):
+        with pytest.raises(CorruptStateError, match="message log record: at byte"):
+            decode_log_record(sealed(covered))
 
 
 @given(st.data())
 def test_a_damaged_record_raises_only_our_errors(data):
-    record = encode_log_record(LogRecord(9, 17))
+    record = (GOLDEN / f"log-record-v{data.draw(st.sampled_from([1, 2]))}.bin").read_bytes()
     kept = data.draw(st.integers(0, len(record)))
     damaged = bytearray(record[:kept] + data.draw(st.binary(max_size=3)))
     if damaged:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(0, 255))
     try:
-        found = decode_log_record(bytes(damaged))
+        decode_log_record(bytes(damaged))
     except CorruptStateError as error:
         assert "message log record: at byte " in str(error)  # noqa: PT017 - some damage changes nothing
         assert 0 <= error.offset <= len(damaged)  # noqa: PT017 - as above
     except UnsupportedVersionError:
-        assert damaged[4] > 1
+        assert damaged[4] > 2
     else:
         assert damaged == record
-        assert found == LogRecord(9, 17)
 
 
 # Any number of owners, with faults, in any order

@@ -1,0 +1,86 @@
+"""Counts the bytes of each ledger of a message log, since a store has no sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.errors import CorruptStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ackstate.cursor.store import Store
+    from ackstate.ledger_map import LedgerMap
+
+_ENTRIES_AT_ONCE = 1_000
+
+
+@final
+class LedgerSizes:
+    """Bytes of the entries of each ledger of one log. Not safe for concurrent use.
+
+    They are counted as they are appended, and the log's record has those of ledgers that were closed. A ledger whose
+    owner crashed has no size there, nor has one of a release without sizes: it is read, once.
+
+    Args:
+        store: Where the ledgers live.
+        ledgers: How many entries each has.
+        known: The sizes in the log's record, by ledger id.
+    """
+
+    def __init__(self, store: Store, ledgers: LedgerMap, known: Iterable[tuple[int, int]]) -> None:
+        self._store = store
+        self._ledgers = ledgers
+        self._known = {ledger_id: size for ledger_id, size in known if ledgers.has_ledger(ledger_id)}
+
+    @property
+    def known(self) -> Mapping[int, int]:
+        """The sizes that are known, by ledger id, rising: to be read, not changed."""
+        return self._known
+
+    def begin(self, ledger_id: int) -> None:
+        """Count a new ledger, which is empty."""
+        self._known[ledger_id] = 0
+
+    def appended(self, ledger_id: int, byte_count: int) -> None:
+        """Count what was appended to a ledger."""
+        if ledger_id in self._known:
+            self._known[ledger_id] += byte_count
+
+    def forget(self, ledger_id: int) -> None:
+        """Note that a ledger has entries that were not counted."""
+        self._known.pop(ledger_id, None)
+
+    def trim(self) -> None:
+        """Forget ledgers that the log no longer has."""
+        self._known = {
+            ledger_id: size for ledger_id, size in self._known.items() if self._ledgers.has_ledger(ledger_id)
+        }
+
+    def of(self, ledger_id: int) -> int:
+        """Return the bytes of a ledger; 0 if it is damaged, so that it does not count as space that is used.
+
+        Raises:
+            StoreError: The storage failed.
+
+        Complexity: O(1), but the first time O(entries) of a ledger whose size is not known.
+        """
+        if ledger_id not in self._known:
+            self._known[ledger_id] = self._read(ledger_id)
+            self._known = dict(sorted(self._known.items()))
+        return self._known[ledger_id]
+
+    def total(self, ledger_ids: Iterable[int]) -> int:
+        """Return the bytes of some ledgers, errors and complexity as for `of`."""
+        return sum(map(self.of, ledger_ids))
+
+    def _read(self, ledger_id: int) -> int:
+        read, count = self._store.ledgers.read, self._ledgers.entry_count(ledger_id)
+        try:
+            return sum(
+                len(entry)
+                for first in range(0, count, _ENTRIES_AT_ONCE)
+                for entry in read(ledger_id, first, min(first + _ENTRIES_AT_ONCE, count))
+            )
+        except CorruptStateError:
+            return 0

@@ -1,0 +1,247 @@
+"""Deletes the ledgers of a message log that no subscription needs, and reports how much the others take.
+
+A ledger is needed until every subscription that the store has for the topic has acked all of it durably, whether the
+subscription is open or not. One that cannot be read may have acked nothing: it needs every ledger. Without any
+subscription, no ledger is needed, as in Pulsar. Beyond what is needed, `Retention` keeps a minimum of size and of age.
+
+Source: ``ManagedLedgerImpl.internalTrimLedgers`` and ``BacklogQuotaManager`` of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.cursor.inspect.stored_subscriptions import stored_subscriptions
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.integers import check_within, integer
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ackstate.cursor.topic.message_log import MessageLog
+
+    MarkDeletes = Mapping[str, Position | None]
+
+_BYTES_END = 2**63
+
+
+class BacklogQuotaExceededError(AckStateError):
+    """The backlog of the topic is larger than `Retention.backlog_bytes_max`; nothing was published."""
+
+
+class BacklogPolicy(Enum):
+    """What happens when the backlog of a topic exceeds its limit; the values are Pulsar's where it has one."""
+
+    REPORT = "report"
+    """Nothing: the report and the metrics have it."""
+
+    REFUSE_PUBLISH = "producer_exception"
+    """Publishing raises `BacklogQuotaExceededError` until the backlog is small enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of a topic's log is kept although every subscription has acked it, and how large its backlog may be.
+
+    A ledger is deleted once the rest of the log has `size_bytes` and all of its messages are older than `age_ms`: both
+    minimums hold. (Pulsar deletes when either is reached, and requires -1 for the one that is not to count.)
+
+    Attributes:
+        size_bytes: The least bytes of entries to keep; Pulsar's ``retentionSizeInMB``.
+        age_ms: How long to keep a ledger at least, by the publish time of its last message; Pulsar's
+            ``retentionTimeInMinutes``.
+        backlog_bytes_max: The limit of the backlog of the slowest subscription, included; None for no limit. Pulsar's
+            backlog quota.
+        backlog_policy: What happens above that limit.
+
+    Raises:
+        ValueError: A number is negative, or 2**63 or more.
+        TypeError: A number is not an integer, or the policy no `BacklogPolicy`.
+    """
+
+    size_bytes: int = 0
+    age_ms: int = 0
+    backlog_bytes_max: int | None = None
+    backlog_policy: BacklogPolicy = BacklogPolicy.REPORT
+
+    def __post_init__(self) -> None:
+        for name in ("size_bytes", "age_ms", "backlog_bytes_max"):
+            if (value := getattr(self, name)) is not None or name != "backlog_bytes_max":
+                check_within(name, value, least=0, most=_BYTES_END - 1)
+        if not isinstance(self.backlog_policy, BacklogPolicy):
+            raise TypeError(f"backlog_policy must be a BacklogPolicy, got {self.backlog_policy!r}")
+
+
+class BacklogReport(NamedTuple):
+    """How much of a log one subscription needs: the one whose durable mark-delete position is the lowest.
+
+    Attributes:
+        entry_count: Entries from the first one that it has not acked durably to the end of the log, acked ones in
+            between included: they are kept, too.
+        byte_count: Their bytes. Those of a part of a ledger are estimated by the average entry of the ledger.
+        log_entry_count: Entries of the whole log.
+        log_byte_count: Their bytes.
+        held_by: The name of the subscription, of those at the same position the first; None if the topic has none, or
+            if each has acked everything.
+        held_from: The first of those entries; None where `held_by` is.
+        unreadable: Subscriptions that cannot be read, sorted. Each counts as one that has acked nothing.
+        bytes_max: `Retention.backlog_bytes_max`.
+    """
+
+    entry_count: int
+    byte_count: int
+    log_entry_count: int
+    log_byte_count: int
+    held_by: str | None
+    held_from: Position | None
+    unreadable: tuple[str, ...]
+    bytes_max: int | None
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the backlog is above its limit."""
+        return self.bytes_max is not None and self.byte_count > self.bytes_max
+
+    def check(self, topic: str) -> None:
+        """Raise `BacklogQuotaExceededError` if the backlog is above its limit.
+
+        Args:
+            topic: The name for the text of the error.
+        """
+        if self.is_exceeded:
+            raise BacklogQuotaExceededError(
+                f"the backlog of topic {topic!r} must have at most {self.bytes_max} bytes (backlog_bytes_max), "
+                f"got {self.byte_count}; subscription {self.held_by!r} needs the messages from {self.held_from} on"
+            )
+
+
+def stored_mark_deletes(log: MessageLog) -> dict[str, Position | None]:
+    """Return the durable mark-delete position of each subscription of a topic, by name; None for an unreadable one.
+
+    Raises:
+        As `stored_subscriptions`; the cost is the same.
+    """
+    found = stored_subscriptions(log.store, log.topic, ledgers=log.ledgers)
+    return {each.name: each.mark_delete for each in found}
+
+
+def trim_log(log: MessageLog, retention: Retention, *, now_ms: int, mark_deletes: MarkDeletes | None = None) -> int:
+    """Delete the ledgers of a log that no subscription and no retention needs, and return how many left the log.
+
+    The last ledger is never deleted. No call of a subscription or a cursor of the topic may run at the same time, nor
+    a persist.
+
+    Args:
+        log: Opened by `MessageLog.open`.
+        retention: How much to keep beyond what the subscriptions need.
+        now_ms: The present.
+        mark_deletes: The durable mark-delete position of **every** subscription that the store has for the topic, by
+            name, None for one that cannot be read. By default they are read from the store. A caller that has all of
+            them saves that: it takes `ManagedCursor.persisted_mark_delete_position` of the open ones.
+
+    Raises:
+        As `MessageLog.trim`; and as `stored_subscriptions`, then nothing was deleted.
+
+    Complexity: O(ledgers); reads one entry of each ledger that is deleted if `age_ms` is set, and the whole of a ledger
+        of unknown size if `size_bytes` is (`LedgerSizes`).
+    """
+    keep_from = log.ledgers.first_ledger_id
+    needed_from: int | None = None
+    for ledger_id in _not_retained(log, retention, now_ms=integer("now_ms", now_ms)):
+        if needed_from is None:
+            needed_from = _needed_from(log, stored_mark_deletes(log) if mark_deletes is None else mark_deletes)
+        following = log.ledgers.find_next_ledger(ledger_id)
+        if ledger_id >= needed_from or following is None:
+            break
+        keep_from = following
+    return log.trim(keep_from)
+
+
+def backlog_report(log: MessageLog, retention: Retention, *, mark_deletes: MarkDeletes | None = None) -> BacklogReport:
+    """Return how much of a log its subscriptions need, and which of them needs most.
+
+    Args:
+        log: The log.
+        retention: Has the limit.
+        mark_deletes: As for `trim_log`.
+
+    Raises:
+        As `stored_subscriptions`, if `mark_deletes` is None.
+        StoreError: The storage failed.
+
+    Complexity: O(ledgers and subscriptions) without reading a message, but for ledgers of unknown size (`LedgerSizes`).
+    """
+    if mark_deletes is None:
+        mark_deletes = stored_mark_deletes(log)
+    ledgers = log.ledgers
+    held_by, lowest = min(
+        ((name, _lowest_unacked(log, mark_delete)) for name, mark_delete in mark_deletes.items()),
+        key=lambda each: (each[1], each[0]),
+        default=(None, None),
+    )
+    before_all, last = ledgers.previous(ledgers.first_position), ledgers.last_confirmed
+    if lowest is None or lowest > last:
+        held_by, lowest, entry_count, byte_count = None, None, 0, 0
+    else:
+        entry_count = ledgers.count_between(Position(lowest.ledger_id, lowest.entry_id - 1), last)
+        byte_count = _bytes_from(log, lowest)
+    return BacklogReport(
+        entry_count,
+        byte_count,
+        ledgers.count_between(before_all, last),
+        log.sizes.total(ledgers),
+        held_by,
+        lowest,
+        tuple(sorted(name for name, mark_delete in mark_deletes.items() if mark_delete is None)),
+        retention.backlog_bytes_max,
+    )
+
+
+def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int) -> Iterator[int]:
+    """Yield the ledgers that the retention does not keep, lowest first.
+
+    A ledger whose last message cannot be read is passed over: it is kept as long as the one after it.
+    """
+    closed = [ledger_id for ledger_id in log.ledgers if ledger_id != log.ledgers.current_ledger_id]
+    rest = log.sizes.total(log.ledgers) if closed and retention.size_bytes else 0
+    for ledger_id in closed:
+        if retention.size_bytes:
+            rest -= log.sizes.of(ledger_id)
+            if rest < retention.size_bytes:
+                return
+        if retention.age_ms and (entry_count := log.ledgers.entry_count(ledger_id)):
+            try:
+                (newest,) = log.read([Position(ledger_id, entry_count - 1)])
+            except CorruptStateError:
+                continue
+            if now_ms - newest.publish_time_ms < retention.age_ms:
+                return
+        yield ledger_id
+
+
+def _needed_from(log: MessageLog, mark_deletes: MarkDeletes) -> int:
+    """Return the first ledger that a subscription needs; the last of the log if none needs any."""
+    needed = (_lowest_unacked(log, mark_delete).ledger_id for mark_delete in mark_deletes.values())
+    return min(needed, default=log.ledgers.current_ledger_id)
+
+
+def _lowest_unacked(log: MessageLog, mark_delete: Position | None) -> Position:
+    """Return the first entry that a subscription may not have acked durably, or the next one to be written.
+
+    A mark-delete position beyond the end of the log cannot be opened: the subscription counts as unreadable.
+    """
+    ledgers = log.ledgers
+    if mark_delete is None or (mark_delete > ledgers.last_confirmed and mark_delete.entry_id >= 0):
+        return ledgers.next_valid(ledgers.first_position)
+    return ledgers.next_valid(mark_delete)
+
+
+def _bytes_from(log: MessageLog, first: Position) -> int:
+    """Return about how many bytes the entries from one on have."""
+    above = log.sizes.total(ledger_id for ledger_id in log.ledgers if ledger_id > first.ledger_id)
+    entry_count = log.ledgers.entry_count(first.ledger_id)
+    in_ledger = log.sizes.of(first.ledger_id) * (entry_count - first.entry_id)
+    return above + -(-in_ledger // max(1, entry_count))

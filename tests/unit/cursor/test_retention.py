@@ -1,0 +1,438 @@
+"""The trim of a message log, and the report of its backlog."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import closing
+
+import pytest
+
+from ackstate import CorruptStateError, LogFencedError, Position
+from ackstate.cursor import (
+    BacklogPolicy,
+    BacklogQuotaExceededError,
+    BacklogReport,
+    CursorConfig,
+    FileStore,
+    Format,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    Retention,
+    SqliteStore,
+    StoreError,
+    Subscription,
+    backlog_report,
+    trim_log,
+)
+from ackstate.cursor.inspect.findings import Status
+from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.store import Versioned
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.log_ownership import decode_log_record, log_owner, log_path
+from ackstate.delay import TopicDelayIndex
+
+NOTHING_KEPT = Retention()
+ENTRY_BYTES = 16 + 4  # of a message without a key and with four bytes
+
+
+def opened(store, *, entries_per_ledger_max=10):
+    return MessageLog.open(store, topic="t", entries_per_ledger_max=entries_per_ledger_max)
+
+
+def publish(log, count=50, *, begin_ms=0):
+    """Publish messages one by one, a millisecond apart, so that each ledger is filled."""
+    return [log.publish([Message(b"%4d" % number, publish_time_ms=begin_ms + number)])[0] for number in range(count)]
+
+
+def cursor_of(store, log, name="s", *, config=None):
+    return ManagedCursor.open(store, topic="t", subscription=name, ledgers=log.ledgers, config=config, now_ms=0)
+
+
+def acked_up_to(cursor, position):
+    """Ack everything up to a position, durably."""
+    cursor.mark_delete(position, now_ms=0)
+    cursor.persist(now_ms=0)
+
+
+def ids_on_disk(store):
+    return store.ledgers.owned_by(log_owner("t"))
+
+
+@pytest.fixture
+def topic():
+    """A log of ledgers 1 and 3 to 6, ten messages each, and a subscription that has acked nothing."""
+    store = MemoryStore()
+    log = opened(store)
+    cursor = cursor_of(store, log)
+    positions = publish(log)
+    assert list(log.ledgers) == ids_on_disk(store) == [1, 3, 4, 5, 6]
+    return store, log, cursor, positions
+
+
+def test_whole_ledgers_that_every_subscription_has_acked_durably_are_deleted(topic):
+    store, log, cursor, positions = topic
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    for position, expected in (
+        (positions[8], [1, 3, 4, 5, 6]),
+        (positions[9], [3, 4, 5, 6]),
+        (positions[15], [3, 4, 5, 6]),
+        (positions[40], [6]),
+        (positions[49], [6]),  # the last one stays: it is appended to
+    ):
+        acked_up_to(cursor, position)
+        trim_log(log, NOTHING_KEPT, now_ms=0)
+        assert list(log.ledgers) == ids_on_disk(store) == expected
+        cursor._check()
+    assert log.publish([Message(b"next")]) == [Position(max(ids_on_disk(store)), 0)]
+
+
+def test_acks_that_are_not_durable_free_nothing(topic):
+    _, log, cursor, positions = topic
+    cursor.mark_delete(positions[-1], now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    cursor.persist(now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 4
+
+
+def test_a_subscription_that_is_not_open_holds_its_messages(topic):
+    store, log, cursor, positions = topic
+    other = cursor_of(store, log, "other")
+    acked_up_to(other, positions[12])
+    other.close(now_ms=0)
+    acked_up_to(cursor, positions[-1])
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 1
+    report = backlog_report(log, NOTHING_KEPT)
+    assert (report.held_by, report.held_from, report.entry_count) == ("other", positions[13], 37)
+
+
+@pytest.mark.parametrize("kind", ["damaged record", "lost record", "beyond the log"])
+def test_a_subscription_that_cannot_be_opened_holds_everything(topic, kind):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    path = cursor_path("t", "s")
+    if kind == "damaged record":
+        store.disk.values[path] = Versioned(b"ACKP", store.disk.values[path].version)
+    elif kind == "lost record":
+        del store.disk.values[path]
+    marks = {"s": Position(99, 0)} if kind == "beyond the log" else None
+    assert trim_log(log, NOTHING_KEPT, now_ms=0, mark_deletes=marks) == 0
+    report = backlog_report(log, NOTHING_KEPT, mark_deletes=marks)
+    assert (report.held_by, report.held_from, report.entry_count) == ("s", positions[0], 50)
+    assert report.unreadable == (() if marks else ("s",))
+
+
+def test_without_a_subscription_the_retention_alone_decides(topic):
+    _, log, *_ = topic
+    assert trim_log(log, Retention(age_ms=30), now_ms=50, mark_deletes={}) == 2  # published at 9 and 19
+    assert trim_log(log, NOTHING_KEPT, now_ms=50, mark_deletes={}) == 2
+    assert backlog_report(log, NOTHING_KEPT, mark_deletes={}) == BacklogReport(
+        0, 0, 10, 10 * ENTRY_BYTES, None, None, (), None
+    )
+
+
+@pytest.mark.parametrize(
+    ("retention", "deleted"),
+    [
+        (Retention(size_bytes=1), 4),
+        (Retention(size_bytes=10 * ENTRY_BYTES), 4),
+        (Retention(size_bytes=10 * ENTRY_BYTES + 1), 3),
+        (Retention(size_bytes=40 * ENTRY_BYTES), 1),
+        (Retention(size_bytes=2**63 - 1), 0),
+        (Retention(age_ms=91), 1),
+        (Retention(age_ms=92), 0),
+        (Retention(age_ms=71), 3),
+        (Retention(age_ms=71, size_bytes=40 * ENTRY_BYTES), 1),
+        (Retention(age_ms=91, size_bytes=1), 1),
+    ],
+)
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_minimum_of_size_and_of_age_is_kept(topic, retention, deleted, is_reopened):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    if is_reopened:
+        log = opened(store)
+    assert trim_log(log, retention, now_ms=100) == deleted
+    assert len(ids_on_disk(store)) == 5 - deleted
+
+
+def test_a_refused_number_names_its_argument():
+    for wrong, error in (
+        ({"size_bytes": -1}, ValueError),
+        ({"age_ms": 1.5}, TypeError),
+        ({"size_bytes": None}, TypeError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            Retention(**wrong)
+    with pytest.raises(ValueError, match=r"backlog_bytes_max must be in 0\.\..*got -1"):
+        Retention(backlog_bytes_max=-1)
+    with pytest.raises(TypeError, match="backlog_policy"):
+        Retention(backlog_policy="producer_exception")
+
+
+def test_a_message_that_cannot_be_read_keeps_its_ledger_as_long_as_the_next_one(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    store.disk.ledgers[1].entries[9] = b"damage"
+    assert trim_log(log, Retention(age_ms=85), now_ms=100) == 0
+    assert trim_log(log, Retention(age_ms=80), now_ms=100) == 2
+
+
+def test_only_the_owner_trims(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    with pytest.raises(ValueError, match="opened to be read; open it to trim"):
+        trim_log(MessageLog.find(store, topic="t"), NOTHING_KEPT, now_ms=0)
+    newer = opened(store)
+    with pytest.raises(LogFencedError):
+        trim_log(log, NOTHING_KEPT, now_ms=0)
+    assert ids_on_disk(store) == [1, 3, 4, 5, 6]
+    with pytest.raises(TypeError):
+        newer.trim("3")
+    assert trim_log(newer, NOTHING_KEPT, now_ms=0) == 4
+
+
+def test_the_age_reads_one_message_and_a_known_size_none(topic, monkeypatch):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    log, read, ledgers = opened(store), [], store.ledgers
+    original = ledgers.read
+    monkeypatch.setattr(ledgers, "read", lambda *where: read.append(where) or original(*where))
+    marks = {"s": positions[-1]}
+    # The owner before closed ledgers 1 to 5 and wrote their sizes; 6 was open.
+    assert backlog_report(log, NOTHING_KEPT, mark_deletes=marks).log_byte_count == 50 * ENTRY_BYTES
+    assert read == [(6, 0, 10)]
+    assert trim_log(log, Retention(size_bytes=30 * ENTRY_BYTES, age_ms=81), now_ms=100, mark_deletes=marks) == 2
+    assert read == [(6, 0, 10), (1, 9, 10), (3, 9, 10)]
+
+
+def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[9])
+    acked_up_to(cursor_of(store, log, "fast"), positions[30])
+    trim_log(log, NOTHING_KEPT, now_ms=0)
+    limited = Retention(backlog_bytes_max=40 * ENTRY_BYTES)
+    report = backlog_report(log, limited)
+    assert report == BacklogReport(40, 40 * ENTRY_BYTES, 40, 40 * ENTRY_BYTES, "s", positions[10], (), 40 * ENTRY_BYTES)
+    assert not report.is_exceeded
+    report.check("t")
+    log.publish([Message(b"more")])
+    report = backlog_report(log, limited)
+    assert report.is_exceeded
+    message = (
+        "backlog of topic 't' must have at most 800 bytes .backlog_bytes_max., got 820; subscription 's' .* 3:0 on"
+    )
+    with pytest.raises(BacklogQuotaExceededError, match=message) as caught:
+        report.check("t")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    acked_up_to(cursor, positions[14])  # half of a ledger, of which the average entry counts
+    assert backlog_report(log, limited)[:2] == (36, 36 * ENTRY_BYTES)
+    assert not backlog_report(log, limited).is_exceeded
+    assert BacklogPolicy("producer_exception") is BacklogPolicy.REFUSE_PUBLISH
+
+
+@pytest.mark.parametrize("form", Format)
+def test_a_cursor_that_stood_in_a_deleted_ledger_continues_after_it(topic, form):
+    store, log, _, positions = topic
+    config = CursorConfig(format=form)
+    cursor = cursor_of(store, log, config=config)
+    acked_up_to(cursor, positions[39])  # the last message of its ledger
+    cursor.ack(positions[45], now_ms=0)
+    cursor.persist(now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 4
+    for each in (cursor, cursor_of(store, opened(store), config=config)):
+        each._check()
+        assert each.backlog == 9
+        assert each.reader.read(3) == positions[40:43] or each.read_position > positions[40]
+        assert not each.ack(positions[3], now_ms=0).newly_acked  # long acked
+    assert [found.status for found in inspect_store(store)] == [Status.OK]
+    reopened = cursor_of(store, opened(store), config=config)
+    acked_up_to(reopened, positions[49])
+    assert reopened.backlog == 0
+
+
+def test_a_seek_below_the_log_goes_to_its_first_message(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[25])
+    trim_log(log, NOTHING_KEPT, now_ms=0)
+    subscription = Subscription(log, cursor)
+    subscription.seek(positions[3], now_ms=0)
+    assert [each.position for each in subscription.dispatch("c", 2, now_ms=0)] == positions[20:22]
+    assert cursor.mark_delete_position == Position(4, -1)
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert cursor_of(store, opened(store)).backlog == 30
+
+
+def test_a_new_subscription_begins_at_the_first_message_that_is_left(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[25])
+    trim_log(log, NOTHING_KEPT, now_ms=0)
+    new = cursor_of(store, log, "new")
+    assert new.reader.read(1) == [positions[20]]
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+
+
+def test_delayed_messages_hold_their_ledger_and_those_that_were_skipped_do_not():
+    store = MemoryStore()
+    log, index = opened(store, entries_per_ledger_max=1), TopicDelayIndex(tick_time_ms=1)
+    cursor = cursor_of(store, log)
+    subscription = Subscription(log, cursor, delays=index.open_view(cursor.is_acked))
+    positions = [log.publish([Message(b"", deliver_at_ms=due_ms)])[0] for due_ms in (500, -1, 600, -1, -1)]
+    for delivery in subscription.dispatch("c", 10, now_ms=0):
+        subscription.ack(delivery.position, now_ms=0)
+    cursor.persist(now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    subscription.ack_cumulative(positions[1], now_ms=0)  # skips the first one that is not due
+    cursor.persist(now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 2
+    assert [each.position for each in subscription.dispatch("c", 10, now_ms=1_000)] == [positions[2]]
+    # A new subscription of the same index does not get those that were trimmed, nor does one after a restart.
+    other = cursor_of(store, log, "other")
+    assert len(Subscription(log, other, delays=index.open_view(other.is_acked)).dispatch("c", 10, now_ms=1_000)) == 3
+
+
+def test_a_reader_in_another_process_finds_the_log_without_what_was_trimmed(topic):
+    store, log, cursor, positions = topic
+    reader = MessageLog.find(MemoryStore(store.disk), topic="t")
+    acked_up_to(cursor, positions[25])
+    trim_log(log, NOTHING_KEPT, now_ms=0)
+    assert next(reader.read(positions[20:21])).payload == b"  20"
+    with pytest.raises(StoreError, match="ledger"):
+        list(reader.read(positions[:1]))
+    assert MessageLog.find(MemoryStore(store.disk), topic="t").ledgers.counts() == {4: 10, 5: 10, 6: 10}
+
+
+class TrimmedMeanwhile:
+    """A store whose ledger 1 is deleted as soon as its ids were listed."""
+
+    def __init__(self, store):
+        self.metadata, self.ledgers, self._store = store.metadata, self, store
+
+    def owned_by(self, owner):
+        found = self._store.ledgers.owned_by(owner)
+        self._store.ledgers.delete(1)
+        return found
+
+    def __getattr__(self, name):
+        return getattr(self._store.ledgers, name)
+
+
+def test_a_log_that_is_trimmed_while_it_is_found(topic):
+    store, *_ = topic
+    assert list(MessageLog.find(TrimmedMeanwhile(store), topic="t").ledgers) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL])
+@pytest.mark.parametrize("failing", range(3))
+def test_a_trim_that_failed_is_completed_by_the_next_one(topic, kind, failing):
+    """It writes the record, and then deletes ledgers 1 and 3."""
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[20])
+    store.inject(Fault(store.mutation_count + failing, kind))
+    with pytest.raises(StoreError):
+        trim_log(log, NOTHING_KEPT, now_ms=0)
+    assert list(log.ledgers) == [4, 5, 6]
+    store.forget_faults()
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0  # they have left the log before
+    assert ids_on_disk(store) == [4, 5, 6]
+    assert decode_log_record(store.metadata.get(log_path("t")).data).first_ledger_id == 4
+    assert publish(log, 20)
+    assert opened(store).ledgers.counts() == log.ledgers.counts()
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+def test_a_ledger_that_begins_after_a_trim_in_doubt_completes_it(topic, kind):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[20])
+    store.inject(Fault(store.mutation_count, kind))
+    with pytest.raises(StoreError):
+        trim_log(log, NOTHING_KEPT, now_ms=0)
+    store.forget_faults()
+    publish(log, 1)
+    assert decode_log_record(store.metadata.get(log_path("t")).data).first_ledger_id == 4
+    assert opened(store).ledgers.counts() == log.ledgers.counts()
+    assert list(log.ledgers)[:3] == ids_on_disk(store)[:3] == [4, 5, 6]  # the open deleted the rest
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_after_a_crash_within_a_trim_the_log_is_as_before_or_as_after(topic, failing):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[20])
+    store.inject(Fault(store.mutation_count + failing, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        trim_log(log, NOTHING_KEPT, now_ms=0)
+    survivor = MemoryStore(store.disk)
+    assert [found.status for found in inspect_store(survivor)] == [Status.OK]
+    expected = [1, 3, 4, 5, 6] if failing == 0 else [4, 5, 6]
+    assert list(MessageLog.find(survivor, topic="t").ledgers) == expected
+    log = opened(survivor)
+    assert list(log.ledgers) == ids_on_disk(survivor) == expected
+    reopened = cursor_of(survivor, log)
+    assert reopened.reader.read(1) == [positions[21]]
+    trim_log(log, NOTHING_KEPT, now_ms=0)
+    assert ids_on_disk(survivor) == [4, 5, 6]
+
+
+def test_an_open_that_cannot_delete_what_was_trimmed_leaves_it_to_the_next_trim(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[20])
+    store.inject(Fault(store.mutation_count + 1, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError):
+        trim_log(log, NOTHING_KEPT, now_ms=0)
+    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))  # It writes the record and fences a ledger.
+    log = opened(store)
+    assert (list(log.ledgers), ids_on_disk(store)) == ([4, 5, 6], [1, 3, 4, 5, 6])
+    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert ids_on_disk(store) == [4, 5, 6]
+
+
+def test_an_append_that_failed_and_happened_makes_its_ledger_be_counted_again(topic):
+    store, log, *_ = topic
+    publish(log, 3)
+    store.inject(Fault(store.mutation_count, FaultKind.FAIL_AFTER))
+    with pytest.raises(StoreError):
+        log.publish([Message(b"lost or not")])
+    store.forget_faults()
+    publish(log, 1)
+    assert log.ledgers.last_confirmed.entry_id == 4
+    assert log.sizes.of(log.ledgers.current_ledger_id) == 5 * ENTRY_BYTES + 7
+    publish(log, 1)
+    assert log.sizes.of(log.ledgers.current_ledger_id) == 6 * ENTRY_BYTES + 7
+
+
+def test_a_ledger_of_unknown_size_that_is_damaged_counts_as_empty(topic, monkeypatch):
+    store, *_ = topic
+    log = opened(store)
+
+    def damaged(*_):
+        raise CorruptStateError("ledger 6", offset=0, expected="an entry", found="damage")
+
+    monkeypatch.setattr(store.ledgers, "read", damaged)
+    assert backlog_report(log, NOTHING_KEPT, mark_deletes={}).log_byte_count == 40 * ENTRY_BYTES
+
+
+STORES = {"memory": lambda path: MemoryStore(), "sqlite": SqliteStore, "file": FileStore}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_topic_that_is_published_to_acked_and_trimmed_for_ever_needs_bounded_space(kind, tmp_path):
+    """A hundred ledgers of 160 KiB; SQLite's write-ahead log takes up to 4 MiB of the space, and keeps it."""
+    size_max = 0
+    with closing(STORES[kind](tmp_path / "store")) as store:
+        log = opened(store, entries_per_ledger_max=4)
+        cursor = cursor_of(store, log)
+        for _ in range(100):
+            positions = log.publish([Message(b"x" * 40_960)] * 4)
+            acked_up_to(cursor, positions[-1])
+            trim_log(log, NOTHING_KEPT, now_ms=0)
+            size_max = max(size_max, bytes_of(store, tmp_path))
+        assert len(ids_on_disk(store)) == 1
+    assert size_max < {"memory": 200_000, "file": 1_500_000, "sqlite": 5_500_000}[kind]
+
+
+def bytes_of(store, path):
+    if isinstance(store, MemoryStore):
+        return sum(len(entry) for ledger in store.disk.ledgers.values() for entry in ledger.entries)
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
