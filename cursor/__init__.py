@@ -7,6 +7,7 @@ from ackstate.checkout import alias
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
+    from ackstate.cursor.dispatch.stats import DispatchStats, RuleStats
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
@@ -75,6 +76,7 @@ __all__ = [
     "CursorStats",
     "DeadLetterPolicy",
     "Delivery",
+    "DispatchStats",
     "FileStore",
     "Format",
     "HoleReport",
@@ -101,6 +103,7 @@ __all__ = [
     "RecoveryReport",
     "RecoverySource",
     "Repair",
+    "RuleStats",
     "SharedHoles",
     "SqliteStore",
     "Store",
@@ -122,6 +125,7 @@ _NAMES = {
     "state.auto_age": ("AUTO", "AutoAge"),
     "topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
     "config": ("CursorConfig", "RangeForm"),
+    "dispatch.stats": ("DispatchStats", "RuleStats"),
     "journal.format": ("Format", "Repair"),
     "inspect.hole_report": ("HoleReport",),
     "listener": ("Change", "CursorListener"),
