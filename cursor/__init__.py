@@ -7,6 +7,7 @@ from ackstate.checkout import alias
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
+    from ackstate.cursor.dispatch.stats import DispatchStats, RuleStats
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
     from ackstate.cursor.journal.format import Format, Repair
@@ -87,6 +88,7 @@ __all__ = [
     "CursorStats",
     "DeadLetterPolicy",
     "Delivery",
+    "DispatchStats",
     "FileStore",
     "Format",
     "HoleReport",
@@ -114,6 +116,7 @@ __all__ = [
     "RecoverySource",
     "Repair",
     "Retention",
+    "RuleStats",
     "SharedHoles",
     "SqliteStore",
     "Store",
@@ -139,6 +142,7 @@ _NAMES = {
     "state.auto_age": ("AUTO", "AutoAge"),
     "topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
     "config": ("CursorConfig", "RangeForm"),
+    "dispatch.stats": ("DispatchStats", "RuleStats"),
     "journal.format": ("Format", "Repair"),
     "inspect.hole_report": ("HoleReport",),
     "inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),

@@ -1,7 +1,7 @@
-"""Exports numbers of cursors to Prometheus, read when it scrapes: an ack costs nothing.
+"""Exports numbers of subscriptions and cursors to Prometheus, read when it scrapes: an ack costs nothing.
 
 Names and labels that Pulsar has mean here what they mean there, and a number of Pulsar's that is not counted here is
-left out. Needs the extra ``ackstate[metrics]``.
+left out. A time is exported as a timestamp, so the collector needs no clock. Needs the extra ``ackstate[metrics]``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ackstate.cursor.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.cursor.topic_name import parse_topic
 from ackstate.errors import CursorClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
+    from ackstate.cursor.dispatch.stats import DispatchStats
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import CursorStats, PersistResult
+    from ackstate.cursor.subscription import Subscription
+    from ackstate.position import Position
 
 
 class _Labels(NamedTuple):
@@ -106,18 +110,22 @@ _NUMBERS = (
 
 @final
 class CursorCollector(Collector):
-    """Exports the numbers of the cursors that were added; to be registered with a `CollectorRegistry`.
+    """Exports the numbers of the subscriptions and cursors that were added; register it with a `CollectorRegistry`.
 
-    Safe for any number of threads. A cursor is held weakly, and is exported until it is closed. One whose numbers
-    cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported all the same.
+    Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. One
+    whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported all the same.
 
-    Complexity: nothing for an ack; O(cursors) for a scrape, which takes each cursor's lock once.
+    A scrape calls subscriptions, and a call of a subscription must not overlap with a publish to its topic. If it does,
+    the numbers of that topic may be wrong in that scrape. Scrape in the thread that publishes to rule that out.
+
+    Complexity: nothing for an ack; O(subscriptions and cursors) for a scrape, which takes the lock of each once. It
+    reads the oldest unacked message of a subscription if that is another one than at the scrape before.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # By name: Prometheus refuses a whole scrape in which two cursors have the same labels.
-        self._cursors: dict[_TopicLabels, weakref.ref[ManagedCursor]] = {}
+        self._exported: dict[_TopicLabels, _Exported] = {}
 
     def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
         """Export a cursor from now on, in place of the one that was added with the same names before.
@@ -128,32 +136,95 @@ class CursorCollector(Collector):
                 empty and the ledger name the text itself.
             subscription: Any text.
         """
-        with self._lock:
-            self._cursors[_labels(topic, subscription)] = weakref.ref(cursor)
+        self._add(_Exported(cursor), topic, subscription)
+
+    def add_subscription(self, subscription: Subscription, *, topic: str, name: str) -> None:
+        """Export a subscription and its cursor from now on, in place of those that were added with the same names.
+
+        Args:
+            subscription: Any open subscription.
+            topic: As in `add`.
+            name: The name of the subscription, any text.
+        """
+        self._add(_Exported(subscription.cursor, subscription), topic, name)
 
     def collect(self) -> Iterable[Metric]:
-        """Read each cursor once, so that its numbers are of one instant."""
+        """Read each subscription or cursor once, so that its numbers are of one instant."""
         return _families(*self._read())
 
     def describe(self) -> Iterable[Metric]:
         """Name what `collect` returns, without reading a cursor."""
         return _families([], unreadable=0)
 
-    def _read(self) -> tuple[list[tuple[_TopicLabels, CursorStats]], int]:
-        read, unreadable = [], 0
-        for labels, cursor in self._open_cursors():
+    def _add(self, exported: _Exported, topic: str, subscription: str) -> None:
+        with self._lock:
+            self._exported[_labels(topic, subscription)] = exported
+
+    def _read(self) -> tuple[list[tuple[_TopicLabels, _Reading]], int]:
+        """Return the numbers of those that are open, forget the others, and count those that cannot be read."""
+        with self._lock:
+            exported = self._exported.copy()
+        read, closed, unreadable = [], [], 0
+        for labels, each in exported.items():
             try:
-                read.append((labels, cursor.stats()))
+                read.append((labels, each.read()))
+            except CursorClosedError:
+                closed.append(labels)
             except Exception:  # One damaged cursor must not hide the others.
                 unreadable += 1
+        with self._lock:
+            for labels in closed:
+                if self._exported.get(labels) is exported[labels]:
+                    del self._exported[labels]
         return read, unreadable
 
-    def _open_cursors(self) -> list[tuple[_TopicLabels, ManagedCursor]]:
-        """Return those that are open, and forget the others."""
-        with self._lock:
-            found = {name: cursor for name, held in self._cursors.items() if (cursor := _open_one(held)) is not None}
-            self._cursors = {name: self._cursors[name] for name in found}
-        return list(found.items())
+
+class _Reading(NamedTuple):
+    """The numbers of a cursor and, if it was added with its subscription, those of the subscription."""
+
+    cursor: CursorStats
+    subscription: SubscriptionReading | None
+
+
+@final
+class _Exported:
+    """A cursor and perhaps its subscription, held weakly."""
+
+    def __init__(self, cursor: ManagedCursor, subscription: Subscription | None = None) -> None:
+        self._cursor = weakref.ref(cursor)
+        self._subscription = None if subscription is None else weakref.ref(subscription)
+        self._oldest: tuple[Position, int] | None = None  # a position, and its publish time
+
+    def read(self) -> _Reading:
+        """Return the present numbers.
+
+        Raises:
+            CursorClosedError: The cursor is closed or gone.
+        """
+        cursor = self._cursor()
+        if cursor is None:
+            raise CursorClosedError("the cursor is gone")
+        cursor.check_open()
+        if self._subscription is None:
+            return _Reading(cursor.stats(), None)
+        subscription = self._subscription()
+        if subscription is None:
+            raise CursorClosedError("the subscription is gone")
+        stats = subscription.stats()
+        return _Reading(stats.cursor, SubscriptionReading(stats, self._published_ms(subscription, stats)))
+
+    def _published_ms(self, subscription: Subscription, stats: DispatchStats) -> int | None:
+        """Return when the oldest unacked message was published; None if there is none, or that is unknown."""
+        position, known = stats.oldest_unacked, self._oldest
+        if position is None:
+            return None
+        if known is None or known[0] != position:
+            try:
+                (message,) = subscription.log.read([position])
+            except Exception:  # It is lost or damaged, or the store fails; the other numbers are still true.
+                return None
+            self._oldest = known = position, message.publish_time_ms
+        return known[1] or None  # 0 is the publish time of a message whose producer gave none.
 
 
 @final
@@ -220,18 +291,7 @@ def _encode(name: str) -> str:
     return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does
 
 
-def _open_one(held: weakref.ref[ManagedCursor]) -> ManagedCursor | None:
-    """Return the cursor unless it is closed or gone."""
-    cursor = held()
-    if cursor is not None:
-        try:
-            cursor.check_open()
-        except CursorClosedError:
-            return None
-    return cursor
-
-
-def _families(read: Iterable[tuple[_TopicLabels, CursorStats]], unreadable: int) -> list[Metric]:
+def _families(read: Sequence[tuple[_TopicLabels, _Reading]], unreadable: int) -> list[Metric]:
     numbers = [(number.field, number.family()) for number in _NUMBERS]
     backlog = GaugeMetricFamily(
         "pulsar_subscription_back_log", "Entries of the log that are not acked.", labels=_TopicLabels._fields
@@ -242,7 +302,7 @@ def _families(read: Iterable[tuple[_TopicLabels, CursorStats]], unreadable: int)
         "young, or cut off by the range limit.",
         labels=(*_Labels._fields, "cause"),
     )
-    for topic_labels, stats in read:
+    for topic_labels, (stats, _) in read:
         labels = _Labels(topic_labels.namespace, topic_labels.ledger_name, topic_labels.cursor_name)
         for field, family in numbers:
             family.add_metric(labels, getattr(stats, field))
@@ -251,4 +311,8 @@ def _families(read: Iterable[tuple[_TopicLabels, CursorStats]], unreadable: int)
             at_risk.add_metric((*labels, cause), getattr(stats, f"redelivery_{cause}"))
     failed = GaugeMetricFamily("ackstate_cursors_unreadable", "Open cursors whose numbers this scrape could not read.")
     failed.add_metric((), unreadable)
-    return [*(family for _, family in numbers), backlog, at_risk, failed]
+    subscriptions = [(labels, subscription) for labels, (_, subscription) in read if subscription is not None]
+    return [
+        *(family for _, family in numbers), backlog, at_risk, failed,
+        *subscription_families(subscriptions, labels=_TopicLabels._fields),
+    ]  # fmt: skip

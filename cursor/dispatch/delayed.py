@@ -111,6 +111,14 @@ class DelayedMessages:
         self._due.clear()
 
     @property
+    def message_count(self) -> int:
+        """How many messages wait until they are due, or are due and not queued. Complexity: the tracker's."""
+        if self._tracker is None:
+            return 0
+        taken_out = sum(self._cursor.view.is_unacked(position) for position in self)
+        return self._tracker.delayed_message_count + taken_out
+
+    @property
     def next_early_ms(self) -> int | None:
         """When the next message is due that the tracker would have delivered before; None without one."""
         while self._early and not self._cursor.view.is_unacked(self._early[0][1]):

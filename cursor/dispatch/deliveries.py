@@ -78,7 +78,12 @@ class Reservations(Protocol):
 
 @final
 class Deliveries:
-    """The messages that were sent and neither acked nor given back."""
+    """The messages that were sent and neither acked nor given back.
+
+    Attributes:
+        sent_messages: How many messages were ever sent, those of a batch one by one, and each time that they were.
+        redelivered_messages: Those of them that had been sent before.
+    """
 
     def __init__(self) -> None:
         self._sent: dict[Position, Sent] = {}
@@ -90,6 +95,7 @@ class Deliveries:
         """Returns how a message was sent; None if it is not in flight."""
         # Invariant: sums over _sent.
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+        self.sent_messages = self.redelivered_messages = 0
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -125,9 +131,12 @@ class Deliveries:
         self._in_order.add(position)
         self._of.setdefault(sent.consumer, {})[position] = None
         self._count(sent, 1)
+        self.sent_messages += sent.message_count
+        if sent.delivery_count > 1:
+            self.redelivered_messages += sent.message_count
 
     def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
-        """Note messages that are sent to a consumer now; none of them is in flight yet.
+        """Note messages that are sent to a consumer now, for the first time; none of them is in flight yet.
 
         Complexity: bitmap operations over the messages; no call for each.
         """
@@ -141,6 +150,7 @@ class Deliveries:
         self.reserved_bytes += sum(record_bytes)
         self.reserved_ranges += sum(range_counts)
         self.unacked_messages += unacked
+        self.sent_messages += unacked
         self._unacked_of[consumer] = self._unacked_of.get(consumer, 0) + unacked
 
     def complete(self, position: Position) -> Sent | None:
@@ -177,6 +187,12 @@ class Deliveries:
             if not self._of[consumer]:
                 self._drop(consumer)
         return completed
+
+    def uncount(self, sent: Sent) -> None:
+        """Count a message as not sent, because it never reached its consumer."""
+        self.sent_messages -= sent.message_count
+        if sent.delivery_count > 1:
+            self.redelivered_messages -= sent.message_count
 
     def reduce(self, position: Position, message_count: int) -> int:
         """Note how many messages of a batch are still unacked, and return by how many that is less; never below 1."""

@@ -326,6 +326,7 @@ class Dispatcher:
     def _hand_over(self, delivery: Delivery, dead_letters: DeadLetterPolicy, *, now_ms: int) -> bool:
         """Hand a dead letter over and ack it; if a limit has no room for the ack, or either fails, it stays queued."""
         position = delivery.position
+        message_count = self._messages.unacked_in(position, delivery.message)
         try:
             self._admission.make_room(position, now_ms=now_ms)
         except AckRefusedError:
@@ -342,6 +343,7 @@ class Dispatcher:
                 return True
             raise
         self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
+        self._messages.dead_lettered_messages += message_count
         return True
 
     def _holds_order(self) -> bool:

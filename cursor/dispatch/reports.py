@@ -9,12 +9,14 @@ from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.block_reason import BlockReason, explain_blocks
 from ackstate.cursor.dispatch.consumers import Consumers, SubscriptionType
 from ackstate.cursor.dispatch.live_holes import HoleContext, explain_holes
+from ackstate.cursor.dispatch.stats import dispatch_stats
 from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.integers import check_count, integer
 
 if TYPE_CHECKING:
     from ackstate.cursor.dispatch.deliveries import Deliveries
     from ackstate.cursor.dispatch.options import SubscriptionOptions
+    from ackstate.cursor.dispatch.stats import DispatchStats
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message_log import Message, MessageLog
@@ -27,6 +29,7 @@ class SubscriptionReports:
     """The read-only half of a `Subscription`.
 
     Attributes:
+        log: The topic's messages.
         cursor: The ack state.
         kind: How messages are distributed.
     """
@@ -41,9 +44,9 @@ class SubscriptionReports:
         kind: SubscriptionType,
         options: SubscriptionOptions,
     ) -> None:
+        self.log = log
         self.cursor = cursor
         self.kind = kind
-        self._log = log
         self._latest_ms = 0
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
@@ -89,6 +92,20 @@ class SubscriptionReports:
         """
         with self._lock:
             return self._admission.usage.of(consumer)
+
+    def stats(self) -> DispatchStats:
+        """Return the numbers of the subscription and its cursor, all of one instant.
+
+        Raises:
+            CursorClosedError: The subscription is closed.
+
+        Complexity: O(log ledgers + closed consumers), and counting the delayed messages: with a view of a shared index
+        O(ledgers with delayed messages), else O(1).
+        """
+        with self._lock:
+            self.cursor.check_open()
+            consumer_count = len(self._consumers.names)
+            return dispatch_stats(self.cursor, self._admission, self._messages, consumer_count=consumer_count)
 
     def why_blocked(self, *, top: int = 3, now_ms: int | None = None) -> tuple[BlockReason, ...]:
         """Return the rules that keep new messages back, with what would release them; empty if none does.
@@ -138,7 +155,7 @@ class SubscriptionReports:
         check_count("count", count, least=0)
         with self._lock:
             positions = self.cursor.view.lowest_unacked(count)
-            return list(zip(positions, self._log.read(positions), strict=True))
+            return list(zip(positions, self.log.read(positions), strict=True))
 
     def check_invariants(self) -> None:
         """Recount everything that is counted incrementally, and assert that it agrees. Complexity: O(state)."""

@@ -45,6 +45,7 @@ class UnackedMessages:
         delayed: The messages that are not yet due.
         reader: Reads the messages.
         holes: The ack holes that waiting messages fill.
+        dead_lettered_messages: How many messages were ever handed over as dead letters, those of a batch one by one.
     """
 
     def __init__(  # noqa: PLR0913 - what it is composed of
@@ -67,6 +68,7 @@ class UnackedMessages:
         self._consumers = consumers
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
         self._queued = self.waiting.positions  # follows the queue
+        self.dead_lettered_messages = 0
 
     def sent(self, batch: Batch) -> None:
         """Note that a batch was sent: its consumer receives the next messages of the same keys as well."""
@@ -80,6 +82,7 @@ class UnackedMessages:
     def withdraw(self, batch: Batch) -> None:
         """Queue the messages of a batch that never reached its consumer."""
         for position, sent in self._admission.complete_all([delivery.position for delivery in batch.deliveries]):
+            self._admission.deliveries.uncount(sent)
             count = sent.delivery_count - 1
             reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
             self.put(position, Waiting(reason, count, sent.key))
