@@ -8,6 +8,7 @@ from ackstate.checkout import alias
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
     from ackstate.cursor.inspect.hole_report import HoleReport
+    from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
@@ -107,6 +108,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreLockedError",
+    "StoredSubscription",
     "Subscription",
     "SubscriptionOptions",
     "SubscriptionType",
@@ -115,6 +117,7 @@ __all__ = [
     "VersionMismatchError",
     "persist_all",
     "publish_all",
+    "stored_subscriptions",
 ]
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
@@ -124,6 +127,7 @@ _NAMES = {
     "config": ("CursorConfig", "RangeForm"),
     "journal.format": ("Format", "Repair"),
     "inspect.hole_report": ("HoleReport",),
+    "inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),
     "listener": ("Change", "CursorListener"),
     "managed": ("ManagedCursor",),
     "persist.persist_all": ("persist_all",),

@@ -56,8 +56,8 @@ def find_cursors(store: Store) -> list[CursorName]:
     Complexity: O(cursors and ledgers).
     """
     paths: set[str] = set()
-    for topic in _children(store, ROOT):
-        paths.update(f"{ROOT}/{topic}/{name}" for name in _children(store, f"{ROOT}/{topic}"))
+    for topic in names_below(store, ROOT):
+        paths.update(f"{ROOT}/{topic}/{name}" for name in names_below(store, f"{ROOT}/{topic}"))
     paths = {path for path in paths if _has_record(store, path)}
     prefix = cursor_owner("")
     for owner in store.ledgers.owners():
@@ -73,7 +73,7 @@ def inspect_store(store: Store) -> Iterator[CursorInspection]:
     Raises:
         As `find_cursors`. A problem with one cursor is in its result, and the others are inspected.
     """
-    read_log = cache(lambda topic: _message_log(store, topic))
+    read_log = cache(lambda topic: message_log_ledgers(store, topic))
     for name in find_cursors(store):
         yield inspect_cursor(store, name, read_log=read_log)
 
@@ -96,7 +96,7 @@ def inspect_cursor(
     """
     log, problems = None, []
     try:
-        log = read_log(name.topic) if read_log else _message_log(store, name.topic)
+        log = read_log(name.topic) if read_log else message_log_ledgers(store, name.topic)
     except CorruptStateError as error:
         problems.append(_problem(error))
     inspection = CursorInspection(name)
@@ -127,7 +127,7 @@ class _CursorReader:
         self._log = log
         # Before the record, as at an open: a ledger of this list is not one that the record names only later.
         self._owned = store.ledgers.owned_by(cursor_owner(name.path))
-        self._recovery = Recovery(store, name.path, log or _assumed_log(store.ledgers, self._owned))
+        self._recovery = Recovery(store, name.path, log or assumed_log(store.ledgers, self._owned))
         self._record = None
         with suppress(DamagedValueError):
             self._record = _stored_record(store.metadata.get(name.path), self._recovery.ledgers)
@@ -210,7 +210,7 @@ class _CursorReader:
         if self._log is None or highest <= self._log.last_confirmed or highest.entry_id < 0:
             return []
         # In a live store the log may have grown since it was read.
-        log = _message_log(self._store, self._name.topic)
+        log = message_log_ledgers(self._store, self._name.topic)
         if log is None or highest <= log.last_confirmed:
             return []
         expected = f"a state up to the end of the message log, {log.last_confirmed}"
@@ -247,7 +247,13 @@ class _CursorReader:
             return
 
 
-def _children(store: Store, path: str) -> list[str]:
+def names_below(store: Store, path: str) -> list[str]:
+    """Return the names one level below a metadata path.
+
+    Raises:
+        CorruptStateError: One is empty.
+        StoreError: The storage failed.
+    """
     names = store.metadata.children(path)
     if not all(names):
         raise CorruptStateError(f"metadata below {path}", offset=0, expected="names", found="one that is empty")
@@ -261,13 +267,13 @@ def _has_record(store: Store, path: str) -> bool:
         return True
 
 
-def _message_log(store: Store, topic: str) -> LedgerMap | None:
-    """Return the ledgers of a topic's messages, None if the store has none."""
+def message_log_ledgers(store: Store, topic: str) -> LedgerMap | None:
+    """Return the ledgers of a topic's message log, None if the store has no log of that topic."""
     log = MessageLog.find(store, topic=topic)
     return None if log is None else log.ledgers
 
 
-def _assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
+def assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
     """Return a substitute for a message log that the store does not hold.
 
     A recovery uses it to find where the log begins, to check that leftovers of the creation of a cursor have no acks,

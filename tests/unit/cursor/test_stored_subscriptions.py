@@ -1,0 +1,223 @@
+"""The list of a topic's stored subscriptions, which opens none of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from ackstate import LedgerMap, Position
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    PayloadTooLargeError,
+    Repair,
+    StoreError,
+    SubscriptionType,
+    UnreadableCursorError,
+)
+from ackstate.cursor.inspect.stored_subscriptions import TYPE_PROPERTY, StoredSubscription, stored_subscriptions
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.store import Versioned
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+
+TOPIC = "persistent://a/b/orders"
+PATH = cursor_path(TOPIC, "s")
+
+
+def opened(store, name="s", *, topic=TOPIC, acked=0, ledgers=None, config=None):
+    """Open a cursor, ack the first entries of ledger 1 and persist that twice, so that it has a journal."""
+    cursor = ManagedCursor.open(
+        store, topic=topic, subscription=name, ledgers=ledgers or log_of(10), config=config, now_ms=0
+    )
+    for entry_id in range(acked):
+        cursor.ack(Position(1, entry_id), now_ms=0)
+        cursor.persist(now_ms=0)
+    return cursor
+
+
+def log_of(count):
+    return LedgerMap.from_counts({1: count})
+
+
+def listed(store, topic=TOPIC, **options):
+    """List them, and see that nothing was written."""
+    before = store.mutation_count
+    found = stored_subscriptions(store, topic, **options)
+    assert store.mutation_count == before
+    return found
+
+
+@pytest.mark.parametrize("form", Format)
+def test_each_has_its_type_its_durable_mark_delete_position_and_its_properties(form):
+    store, config = MemoryStore(), CursorConfig(format=form)
+    log = MessageLog.open(store, topic=TOPIC)
+    log.publish([Message(b"")] * 10)
+    billing = opened(store, "billing/eu", acked=3, ledgers=log.ledgers, config=config)
+    billing.attached.replace({"team": "money"})
+    billing.attached.put_internal(TYPE_PROPERTY, "Key_Shared")
+    opened(store, "a new one", ledgers=log.ledgers, config=config)
+    ManagedCursor.open(store, topic="another", subscription="x", ledgers=log.ledgers, config=config, now_ms=0)
+    billing.ack(Position(1, 3), now_ms=0)  # which is not durable
+    assert listed(store) == [
+        StoredSubscription("a new one", None, Position(1, -1), {}, None),
+        StoredSubscription(
+            "billing/eu",
+            SubscriptionType.KEY_SHARED,
+            Position(1, 2),
+            {"team": "money", TYPE_PROPERTY: "Key_Shared"},
+            None,
+        ),
+    ]
+    assert billing.persist(now_ms=0).messages_covered == 1  # the list fenced nothing
+    assert [each.mark_delete for each in listed(store)] == [Position(1, -1), Position(1, 3)]
+
+
+def test_an_unknown_topic_has_none():
+    store = MemoryStore()
+    assert listed(store, "nothing") == []
+    MessageLog.open(store, topic=TOPIC)
+    assert listed(store) == []
+    for wrong, error in (("", ValueError), (3, TypeError)):
+        with pytest.raises(error, match="topic"):
+            stored_subscriptions(store, wrong)
+
+
+def damage_record(disk):
+    disk.values[PATH] = Versioned(b"ACKP" + b"\xff" * 3, disk.values[PATH].version)
+
+
+def lose_record(disk):
+    del disk.values[PATH]
+
+
+def lose_journal(disk):
+    del disk.ledgers[journal_id(disk)]
+
+
+def damage_journal(disk):
+    entries = disk.ledgers[journal_id(disk)].entries
+    entries[0] = b"\xff" + entries[0][1:]
+
+
+def journal_id(disk):
+    (ledger_id,) = MemoryStore(disk).ledgers.owned_by(cursor_owner(PATH))
+    return ledger_id
+
+
+DAMAGE = {
+    damage_record: Repair.USE_ORPHAN_JOURNAL,
+    lose_record: Repair.USE_ORPHAN_JOURNAL,
+    lose_journal: Repair.USE_METADATA_SNAPSHOT,
+    damage_journal: Repair.USE_METADATA_SNAPSHOT,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_that_cannot_be_read_is_listed_with_its_problem(damage):
+    store = MemoryStore()
+    log = MessageLog.open(store, topic=TOPIC)
+    log.publish([Message(b"")] * 10)
+    opened(store, acked=3, ledgers=log.ledgers)
+    opened(store, "t", acked=3, ledgers=log.ledgers)
+    damage(store.disk)
+    for options in ({}, {"ledgers": log.ledgers}, {"owners": store.ledgers.owners()}):
+        first, other = listed(store, **options)
+        assert first[:4] == ("s", None, None, {})
+        assert isinstance(first.problem, UnreadableCursorError)
+        assert DAMAGE[damage] in first.problem.repairs
+        assert other[:3] == ("t", None, Position(1, 2))
+        assert other.problem is None
+
+
+def test_a_newer_release_wrote_it():
+    store = MemoryStore()
+    log = MessageLog.open(store, topic=TOPIC)
+    cursor = opened(store, ledgers=log.ledgers)
+    cursor.attached.put_internal(TYPE_PROPERTY, "Telepathic")
+    (found,) = listed(store)
+    assert (found.kind, found.mark_delete) == (None, Position(1, -1))
+    assert isinstance(found.problem, UnsupportedVersionError)
+    assert "'Telepathic'" in str(found.problem)
+
+    value = store.disk.values[PATH]
+    store.disk.values[PATH] = Versioned(value.data[:4] + b"\x7f" + value.data[5:], value.version)
+    (found,) = listed(store)
+    assert found.mark_delete is None
+    assert isinstance(found.problem, UnsupportedVersionError)
+
+
+def test_a_value_above_the_limit_is_a_problem_and_a_failed_storage_an_error():
+    disk = MemoryStore().disk
+    opened(MemoryStore(disk)).attached.replace({"name": "x" * 300})
+    (found,) = listed(MemoryStore(disk, metadata_value_bytes_max=200))
+    assert isinstance(found.problem, PayloadTooLargeError)
+    closed = MemoryStore(disk)
+    closed.close()
+    with pytest.raises(StoreError, match="closed"):
+        stored_subscriptions(closed, TOPIC)
+
+
+def test_a_store_without_the_message_log_is_enough():
+    store = MemoryStore()
+    opened(store, acked=3)
+    assert [each.mark_delete for each in listed(store)] == [Position(1, 2)]
+    damage_record(store.disk)
+    assert isinstance(listed(store)[0].problem, UnreadableCursorError)
+
+
+def test_names_that_cannot_be_read_are_an_error():
+    class Nameless:
+        def children(self, path):
+            return [""]
+
+    class Store:
+        metadata = Nameless()
+        ledgers = MemoryStore().ledgers
+
+    with pytest.raises(CorruptStateError, match="empty"):
+        stored_subscriptions(Store(), TOPIC)
+
+
+def test_the_owner_of_a_cursor_may_delete_or_replace_it_meanwhile():
+    """A name is listed before its record is read."""
+    store = MemoryStore()
+    log = MessageLog.open(store, topic=TOPIC)
+    log.publish([Message(b"")])
+    opened(store, acked=1, ledgers=log.ledgers)
+    names = store.ledgers.owners()
+    for ledger_id in store.ledgers.owned_by(cursor_owner(PATH)):
+        store.ledgers.delete(ledger_id)
+    store.metadata.delete(PATH, expected_version=store.metadata.get(PATH).version)
+    assert listed(store, owners=names) == []
+
+
+class Counted:
+    """Counts the calls of a part of a store."""
+
+    def __init__(self, part, calls):
+        self._part, self._calls = part, calls
+
+    def __getattr__(self, name):
+        self._calls[name] += 1
+        return getattr(self._part, name)
+
+
+def test_a_list_of_many_topics_reads_each_subscription_once_and_lists_no_ledgers_of_it():
+    store = MemoryStore()
+    logs = {f"topic {number}": MessageLog.open(store, topic=f"topic {number}") for number in range(20)}
+    for topic, log in logs.items():
+        for number in range(10):
+            opened(store, str(number), topic=topic, ledgers=log.ledgers)
+
+    calls = Counter()
+    counting = SimpleNamespace(ledgers=Counted(store.ledgers, calls), metadata=Counted(store.metadata, calls))
+    owners = store.ledgers.owners()
+    for topic, log in logs.items():
+        assert len(stored_subscriptions(counting, topic, ledgers=log.ledgers, owners=owners)) == 10
+    assert calls == {"children": 20, "get": 200, "last": 200, "read": 200}
