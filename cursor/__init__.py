@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
+    from ackstate.cursor.journal.deletion import delete_subscription
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
@@ -53,11 +54,17 @@ if TYPE_CHECKING:
         SubscriptionType,
     )
     from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+    from ackstate.cursor.topic.deletion import delete_topic
     from ackstate.cursor.topic.message import NO_DELAY, Message
     from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
     from ackstate.cursor.topic.publish_all import publish_all
     from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+    from ackstate.cursor.topic.settings import TopicSettings
+    from ackstate.cursor.topic.start import Start, StartTime
+    from ackstate.cursor.topic.subscription_type import SubscriptionTypeError
+    from ackstate.cursor.topic.topic import Topic
+    from ackstate.cursor.topic.topics import Topics
 
 __all__ = [
     "AUTO",
@@ -104,6 +111,8 @@ __all__ = [
     "Repair",
     "SharedHoles",
     "SqliteStore",
+    "Start",
+    "StartTime",
     "Store",
     "StoreError",
     "StoreFullError",
@@ -112,9 +121,15 @@ __all__ = [
     "Subscription",
     "SubscriptionOptions",
     "SubscriptionType",
+    "SubscriptionTypeError",
+    "Topic",
     "TopicPublisher",
+    "TopicSettings",
+    "Topics",
     "UnreadableCursorError",
     "VersionMismatchError",
+    "delete_subscription",
+    "delete_topic",
     "persist_all",
     "publish_all",
     "stored_subscriptions",
@@ -143,8 +158,15 @@ _NAMES = {
         "RecoverySource",
     ),
     "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
+    "topic.deletion": ("delete_topic",),
     "topic.publish_all": ("publish_all",),
     "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "topic.settings": ("TopicSettings",),
+    "topic.start": ("Start", "StartTime"),
+    "topic.subscription_type": ("SubscriptionTypeError",),
+    "topic.topic": ("Topic",),
+    "topic.topics": ("Topics",),
+    "journal.deletion": ("delete_subscription",),
     "journal.recovery": ("UnreadableCursorError",),
     "journal.hole_pins": ("BucketReferences",),
     "journal.shared_holes": ("SharedHoles",),
