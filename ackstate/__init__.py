@@ -10,6 +10,7 @@ from ackstate.errors import (
     CursorFencedError,
     InvalidPositionError,
     LogFencedError,
+    TopicClosedError,
     UnsupportedVersionError,
 )
 from ackstate.ledger_map import LedgerMap
@@ -32,6 +33,7 @@ __all__ = [
     "Position",
     "Run",
     "Selection",
+    "TopicClosedError",
     "UnsupportedVersionError",
     "select",
 ]

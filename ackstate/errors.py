@@ -41,6 +41,10 @@ class CursorClosedError(AckStateError):
     """The cursor was closed; open it again to continue."""
 
 
+class TopicClosedError(CursorClosedError):
+    """The topic was closed; open it again to continue."""
+
+
 class CursorFencedError(AckStateError):
     """Another owner has opened the cursor since; this one can no longer write."""
 

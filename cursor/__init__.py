@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.dispatch.stats import DispatchStats, RuleStats
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
+    from ackstate.cursor.journal.deletion import delete_subscription
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         SubscriptionType,
     )
     from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+    from ackstate.cursor.topic.deletion import delete_topic
     from ackstate.cursor.topic.message import NO_DELAY, Message
     from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
@@ -67,6 +69,11 @@ if TYPE_CHECKING:
         backlog_report,
         trim_log,
     )
+    from ackstate.cursor.topic.settings import TopicSettings
+    from ackstate.cursor.topic.start import Start, StartTime
+    from ackstate.cursor.topic.subscription_type import SubscriptionTypeError
+    from ackstate.cursor.topic.topic import Topic
+    from ackstate.cursor.topic.topics import Topics
 
 __all__ = [
     "AUTO",
@@ -119,6 +126,8 @@ __all__ = [
     "RuleStats",
     "SharedHoles",
     "SqliteStore",
+    "Start",
+    "StartTime",
     "Store",
     "StoreError",
     "StoreFullError",
@@ -127,10 +136,16 @@ __all__ = [
     "Subscription",
     "SubscriptionOptions",
     "SubscriptionType",
+    "SubscriptionTypeError",
+    "Topic",
     "TopicPublisher",
+    "TopicSettings",
+    "Topics",
     "UnreadableCursorError",
     "VersionMismatchError",
     "backlog_report",
+    "delete_subscription",
+    "delete_topic",
     "persist_all",
     "publish_all",
     "stored_subscriptions",
@@ -161,6 +176,7 @@ _NAMES = {
         "RecoverySource",
     ),
     "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
+    "topic.deletion": ("delete_topic",),
     "topic.publish_all": ("publish_all",),
     "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
     "topic.retention": (
@@ -171,6 +187,12 @@ _NAMES = {
         "backlog_report",
         "trim_log",
     ),
+    "topic.settings": ("TopicSettings",),
+    "topic.start": ("Start", "StartTime"),
+    "topic.subscription_type": ("SubscriptionTypeError",),
+    "topic.topic": ("Topic",),
+    "topic.topics": ("Topics",),
+    "journal.deletion": ("delete_subscription",),
     "journal.recovery": ("UnreadableCursorError",),
     "journal.hole_pins": ("BucketReferences",),
     "journal.shared_holes": ("SharedHoles",),

@@ -13,13 +13,13 @@ from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import report_of
 from ackstate.cursor.listener import Change, Listeners
-from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of, start
+from ackstate.cursor.persist.opening import Beginning, recover_or_create
+from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.reset import reset
 from ackstate.cursor.results import Receipt
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
-from ackstate.cursor.topic_name import check_name
 from ackstate.cursor.view import CursorView
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
@@ -83,12 +83,14 @@ class ManagedCursor(FormerNames):
         config: CursorConfig | None = None,
         repair: Repair = Repair.NONE,
         shared_holes: SharedHoles | None = None,
+        start: Position | None = None,
+        properties: Mapping[str, str] | None = None,
         now_ms: int,
     ) -> ManagedCursor:
         """Open a subscription's cursor and take it over from its last owner: recover it, or create it if there is none.
 
-        A new cursor stands before the first entry of the log and is durable when this returns. In Pulsar's format a
-        mark-delete position may move, as `ackstate.cursor.journal.pulsar.reopened` says; that is durable then, too.
+        A new cursor, with its start and its properties, is durable when this returns. In Pulsar's format a mark-delete
+        position may move, as `ackstate.cursor.journal.pulsar.reopened` says; that is durable then, too.
 
         Args:
             store: Where the cursor's state lives; stays open when the cursor is closed.
@@ -96,30 +98,29 @@ class ManagedCursor(FormerNames):
             subscription: Not empty.
             ledgers: The message log's ledgers; the caller continues to append to it.
             config: How to persist.
-            repair: What to do if the stored cursor cannot be read, instead of refusing. The report says what was done,
-                and it is durable when this returns. A cursor that can be read is not repaired.
+            repair: How to repair the stored cursor if it cannot be read. The repair is durable when this returns.
             shared_holes: The topic's delay buckets. A whole state in the native format may refer to them: their holes
-                take no bytes of it, and do not count against a limit on ranges. Such a state is read without them.
+                take no bytes of it and do not count against a limit on ranges. They are not needed to read the state.
+            start: The position that a new cursor reads first, as in `reset`; None for the first entry.
+            properties: Those of a new cursor, of the application and of the broker.
             now_ms: The present.
 
         Raises:
-            TypeError, ValueError: The topic or the subscription is no text or empty, or `ledgers` no `LedgerMap`.
+            TypeError, ValueError: An argument is of another type, a name is empty, or a property too long.
             UnreadableCursorError: The stored cursor cannot be read; nothing was changed. It says which repairs help.
             UnsupportedVersionError: A newer release wrote it.
-            InvalidPositionError: The durable state reaches beyond the message log; Pulsar's mark-delete position may.
+            InvalidPositionError: The durable state is beyond the message log; Pulsar's mark-delete position may be.
             StoreError: The storage failed.
         """
-        check_name("topic", topic)
-        check_name("subscription", subscription)
         if not isinstance(ledgers, LedgerMap):
             raise TypeError(f"ledgers must be a LedgerMap, such as log.ledgers, got a {type(ledgers).__name__}")
-        config = config or CursorConfig()
+        beginning, config = Beginning(start, properties or {}), config or CursorConfig()
         journal, found = Journal.open(
             store, topic=topic, subscription=subscription, form=config.journal_format, ledgers=ledgers, repair=repair,
             shared_holes=shared_holes,
         )  # fmt: skip
         cursor = cls(journal, ledgers, config=config, now_ms=now_ms)
-        cursor.recovery_report = start(cursor._persister, found, now_ms=now_ms)
+        cursor.recovery_report = recover_or_create(cursor._persister, found, beginning, now_ms=now_ms)
         return cursor
 
     @property

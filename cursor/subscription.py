@@ -14,6 +14,7 @@ from ackstate.cursor.dispatch.reports import SubscriptionReports
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistTarget
+from ackstate.cursor.topic.start import Start, StartTime, start_position
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
@@ -269,15 +270,15 @@ class Subscription(SubscriptionReports, CursorListener):
             self._messages.delayed.forget()
             return self._acked_up_to_mark_delete(receipt, now_ms=now_ms)
 
-    def seek(self, position: Position, *, now_ms: int) -> PersistResult:
-        """Restart at a position: from there on, no message is acked or in flight any more.
+    def seek(self, position: Position | Start | StartTime, *, now_ms: int) -> PersistResult:
+        """Restart at a position, an end of the log, or a time: from there on, nothing is acked or in flight any more.
 
         Raises:
-            As `ManagedCursor.reset`: acks and messages in flight are as before then.
+            As `start_position` and `ManagedCursor.reset`: acks and messages in flight are as before then.
         """
         with self._lock:
             now_ms = self._at(now_ms)
-            result = self.cursor.reset(position, now_ms=now_ms)
+            result = self.cursor.reset(start_position(self.log, position), now_ms=now_ms)
             self._messages.clear()
             self._admission.persisted(None, now_ms=now_ms)
             return result

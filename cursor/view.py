@@ -42,6 +42,19 @@ class CursorView(AckView):
                 **asdict(persister.counters),
             )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cursor is closed."""
+        return self._persister.closed
+
+    @property
+    def next_tick_ms(self) -> int | None:
+        """When to call `ManagedCursor.tick` next; None if nothing becomes due before something is accepted.
+
+        A persist that fails is due again after a flush interval.
+        """
+        return self._persister.next_tick_ms()
+
     def is_persist_due(self, *, now_ms: int) -> bool:
         """Tell whether `ManagedCursor.tick` would persist now: something waits, or young acks became old."""
         return self._persister.is_due(now_ms=now_ms)

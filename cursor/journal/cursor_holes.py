@@ -53,6 +53,11 @@ class CursorHoles:
             self._pins.keep_only(needed)
 
     @property
+    def has_pins(self) -> bool:
+        """Whether a delay bucket is or may be pinned."""
+        return self._pins is not None and bool(self._pins.bucket_ids)
+
+    @property
     def may_share(self) -> bool:
         """Whether a whole state may refer to delay buckets."""
         return self._shared is not None

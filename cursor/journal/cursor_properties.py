@@ -16,6 +16,10 @@ INTERNAL_PREFIX = "#pulsar.internal."
 """The prefix of the names that belong to the broker, not to the application."""
 
 
+DELETED_PROPERTY = f"{INTERNAL_PREFIX}ackstate.deleted"
+"""Marks the record of a subscription that is being deleted; see `ackstate.cursor.journal.deletion`."""
+
+
 @final
 class CursorProperties:
     """The properties of one cursor. Every change is durable when the call returns. Safe for any number of threads.

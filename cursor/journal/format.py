@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -103,6 +105,11 @@ class CursorRecord:
     content: CursorState | None = None
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     unknown: bytes = b""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the subscription is being deleted: there is no cursor, only what is left of one."""
+        return DELETED_PROPERTY in self.cursor_properties
 
 
 class JournalFormat(Protocol):

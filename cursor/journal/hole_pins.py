@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
-from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.errors import CorruptStateError
 from ackstate.integers import check_within
 from ackstate.position import LEDGER_ID_MAX
@@ -148,7 +148,32 @@ class HolePins:
             metadata.delete(path, expected_version=version)
 
     def _pin_path(self, bucket_id: int) -> str:
-        return f"{_bucket_path(bucket_id)}/{quote(self._path, safe='')}"
+        return _pin_path(bucket_id, self._path)
+
+
+def find_pins(metadata: MetadataStore, path: str) -> dict[str, int]:
+    """Return the pins of a cursor, whoever put them: their paths, and the version of each.
+
+    Raises:
+        StoreError: The storage failed.
+
+    Complexity: O(buckets that are pinned or closed).
+    """
+    pins = {}
+    for bucket_id in _named_buckets(metadata):
+        pin_path = _pin_path(bucket_id, path)
+        try:
+            found = metadata.get(pin_path)
+        except DamagedValueError as error:
+            pins[pin_path] = error.version
+            continue
+        if found is not None:
+            pins[pin_path] = found.version
+    return pins
+
+
+def _pin_path(bucket_id: int, path: str) -> str:
+    return f"{_bucket_path(bucket_id)}/{quote(path, safe='')}"
 
 
 def _bucket_path(bucket_id: int) -> str:

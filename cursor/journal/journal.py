@@ -11,6 +11,7 @@ earlier owner can neither swing nor append.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 from urllib.parse import quote
@@ -19,8 +20,10 @@ from ackstate.cursor.journal.cursor_holes import CursorHoles
 from ackstate.cursor.journal.format import CursorRecord
 from ackstate.cursor.journal.native import SharedCursorRecord, snapshot_of
 from ackstate.cursor.journal.recovery import Recovery, decode_record
+from ackstate.cursor.journal.term_floor import term_floor
 from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
-from ackstate.errors import CorruptStateError, CursorFencedError
+from ackstate.cursor.topic_name import check_name
+from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
 from ackstate.wire.native_shared import encode_shared, share
 
 if TYPE_CHECKING:
@@ -107,7 +110,11 @@ class Journal:
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
             found = recovery.find(journal._leftovers)
             if found is None:
-                journal.holes.find_pins((), term=journal._term, is_new=True)
+                version = recovery.vacant_version()
+                if version is None:
+                    continue
+                journal._version, journal._term = version, term_floor(store.metadata) + 1
+                journal.holes.find_pins((), term=journal._term, is_new=version == ABSENT)
                 return journal, None
             if journal._take_over(found):
                 found = journal._appended_since(found, recovery)
@@ -171,7 +178,11 @@ class Journal:
             raise self.fenced() from error
         except CorruptStateError as error:
             raise self.unwritable(error) from error
-        self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        try:
+            self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        except CursorFencedError:
+            self._delete_unnamed(ledger_id)
+            raise
         self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
@@ -325,6 +336,17 @@ class Journal:
         """Return the error for a ledger that damage keeps from being written; the metadata store may still be."""
         return StoreError(f"{self.path}: the cursor ledger cannot be written: {error}")
 
+    def _delete_unnamed(self, ledger_id: int) -> None:
+        """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted.
+
+        If the subscription was deleted, no later open might look for it, and one that does might take it for a journal
+        whose record was lost.
+        """
+        with suppress(StoreError, CorruptStateError, UnsupportedVersionError):
+            found = self.store.metadata.get(self.path)
+            if found is None or decode_record(found.data).record.cursor_ledger_id != ledger_id:
+                self.store.ledgers.delete(ledger_id)
+
     def _delete(self, ledger_ids: set[int]) -> None:
         """Delete ledgers that no record names.
 
@@ -340,7 +362,13 @@ class Journal:
 
 
 def cursor_path(topic: str, subscription: str) -> str:
-    """Return the metadata path of a cursor's record."""
+    """Return the metadata path of a cursor's record.
+
+    Raises:
+        TypeError, ValueError: The topic or the subscription is no text, or is empty.
+    """
+    check_name("topic", topic)
+    check_name("subscription", subscription)
     return f"{ROOT}/{quote(topic, safe='')}/{quote(subscription, safe='')}"
 
 

@@ -15,6 +15,7 @@ from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJou
 from ackstate.cursor.journal.native import NativeFormat, SharedCursorRecord, content_of
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.journal.shared_holes import resolver
+from ackstate.cursor.journal.term_floor import term_after_loss
 from ackstate.cursor.results import RecoveryReport, RecoverySource
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 from ackstate.deleted_ranges import DeletedRanges
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.native import Record, RecordFields
     from ackstate.wire.native_shared import SharedSnapshot
-
-_TERM_AFTER_LOSS = 2**40  # above that of any owner whose record was lost
 
 
 class UnreadableCursorError(CorruptStateError):
@@ -136,7 +135,7 @@ class Recovery:
     shared_holes: SharedHoles | None = None
 
     def find(self, orphans: Collection[int]) -> StoredCursor | None:
-        """Read what is durable of the cursor; None if there never was one.
+        """Read what is durable of the cursor; None if there never was one, or it is being deleted.
 
         Args:
             orphans: The ledgers made in its name; those that its record does not name are leftovers of a crash.
@@ -155,11 +154,27 @@ class Recovery:
             return self._find_without_record(orphans) if is_lost else None
         return self._find_with_record(value, orphans)
 
+    def vacant_version(self) -> int | None:
+        """Return the version at which a new cursor's record replaces what is there: nothing, or what a deletion left.
+
+        None if another owner has created the cursor meanwhile.
+
+        Raises:
+            CorruptStateError: There is a record that cannot be read.
+            StoreError: The storage failed.
+        """
+        value = self.store.metadata.get(self.path)
+        if value is None:
+            return ABSENT
+        return value.version if decode_record(value.data).record.is_deleted else None
+
     def _find_with_record(self, value: Versioned, orphans: Collection[int]) -> StoredCursor | None:
         try:
             decoded = decode_record(value.data, self.ledgers)
         except CorruptStateError as error:
             return self._repaired_record(value.version, error, orphans)
+        if decoded.record.is_deleted:
+            return None
         found = StoredCursor(decoded.record, value.version, decoded.form, _NOTHING)
         try:
             if found.record.cursor_ledger_id is None:
@@ -274,7 +289,7 @@ class Recovery:
 
     def _repaired_record(self, version: int, error: CorruptStateError, orphans: Collection[int]) -> StoredCursor:
         """Repair a cursor whose record is missing or damaged."""
-        record = CursorRecord(None, 0, _TERM_AFTER_LOSS + max(version, 0), None)
+        record = CursorRecord(None, 0, term_after_loss(self.store.metadata, version), None)
         nothing = StoredCursor(record, version, NativeFormat(), _NOTHING)
         offered: dict[Repair, StoredCursor] = {}
         for ledger_id in sorted(orphans, reverse=True):

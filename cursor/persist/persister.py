@@ -70,12 +70,32 @@ class Persister:
                 return self._has_work(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
             return self.trigger.has_permit(now_ms=now_ms)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no persist can become due before something is accepted; to be read without the lock.
+
+        An ack that is accepted meanwhile counts at the next call.
+        """
+        state = self.state
+        return (
+            state.accepted_number <= state.durable_number
+            and state.unpersisted.nothing_held_back
+            and not self.journal.holes.has_pins
+        ) or self.closed
+
     def tick(self, *, now_ms: int) -> bool:
         """Tell whether to persist now, and take a permit for it."""
         with self.lock:
             is_due = self.is_due(now_ms=now_ms)
             self.trigger.ticked(is_due=is_due, now_ms=now_ms)
             return is_due
+
+    def next_tick_ms(self) -> int | None:
+        """Return when `tick` is to be called; None if no persist can become due before something is accepted."""
+        if self.is_idle:
+            return None
+        with self.lock:
+            return self.trigger.next_tick_ms()
 
     def persistable_up_to(self, *, now_ms: int) -> Position:
         """Return the position up to which acks are old enough to be persisted."""
@@ -129,11 +149,11 @@ class Persister:
                 return Round(self, plan, EVERYTHING, closes=True, now_ms=now_ms)
         return self._begin(EVERYTHING, closes=True, now_ms=now_ms)
 
-    def begin_creation(self, *, now_ms: int) -> Round | None:
-        """Begin the round of a new cursor: a cursor ledger or, in Pulsar's format, the metadata store."""
+    def begin_creation(self, *, in_metadata: bool, now_ms: int) -> Round | None:
+        """Begin the round of a new cursor: a cursor ledger or, always in Pulsar's format, the metadata store."""
         with self.lock:
             self.state.require_persist()
-            if not self.journal.form.has_deltas:
+            if in_metadata or not self.journal.form.has_deltas:
                 return Round(self, self.planner.plan_creation(), EVERYTHING, now_ms=now_ms)
         return self._begin(EVERYTHING, now_ms=now_ms)
 

@@ -77,6 +77,11 @@ class MarkDeleteRateLimiter:
         self._paid_at = min(max(self._paid_at, now - self._saved_max), now) + self._period
         return True
 
+    @property
+    def next_permit_ms(self) -> int:
+        """The first time at which there is a permit, by a clock that does not go back."""
+        return -(-self._paid_at // self._units_per_ms)
+
     def _refuses(self, now: int) -> bool:
         return 0 < self._paid_at - now <= self._period + self._saved_max
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ackstate.cursor.state.ack_state import CursorAckState
 
 
+_PAUSE_MS = 10
+
+
 @final
 class PersistTrigger:
     """The flush interval and the rate limit of one cursor. Asking has no side effect; `ticked` and `persisted` have.
@@ -29,7 +32,7 @@ class PersistTrigger:
             self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
         # The number that the limiter decided on last: the next decision waits until more was accepted.
         self._decided_number = 0
-        self._last_persist_ms = now_ms
+        self._last_persist_ms = self._last_tick_ms = now_ms
 
     def is_interval_over(self, *, now_ms: int) -> bool:
         """Tell whether the last persist is at least a flush interval ago."""
@@ -42,9 +45,22 @@ class PersistTrigger:
 
     def ticked(self, *, is_due: bool, now_ms: int) -> None:
         """Take a permit, if there is one, for a persist that is due or for what was accepted since the last tick."""
+        self._last_tick_ms = now_ms
         if self._limiter is not None and (is_due or self._is_new()):
             self._decided_number = self._state.accepted_number
             self._limiter.try_acquire(now_ms)
+
+    def next_tick_ms(self) -> int:
+        """Return when a persist may be due next, if no other reads the clock.
+
+        Not before the interval is over since the last tick either, so that a persist that failed, or that had only
+        young acks, is not tried again at once. Without an interval, that is 10 ms.
+        """
+        interval_ms = self._flush_interval_ms
+        next_ms = max(self._last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
+        if self._limiter is not None and self._is_new():
+            return min(next_ms, self._limiter.next_permit_ms)
+        return next_ms
 
     def persisted(self, *, now_ms: int) -> None:
         """Restart the flush interval."""

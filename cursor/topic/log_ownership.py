@@ -208,6 +208,23 @@ class LogOwnership:
         self._open_ledger_id = None
         return last
 
+    def delete(self) -> None:
+        """Delete the log: its ledgers, the lowest first, and then its record.
+
+        A crash leaves a log that has lost messages from its beginning, or nothing.
+
+        Raises:
+            LogFencedError: Another owner has opened the log meanwhile.
+            CorruptStateError, StoreError: The storage failed; a part may be deleted.
+        """
+        for ledger_id in self._store.ledgers.owned_by(log_owner(self._topic)):
+            self._store.ledgers.delete(ledger_id)
+        try:
+            self._store.metadata.delete(log_path(self._topic), expected_version=self._version)
+        except VersionMismatchError as error:
+            raise self.fenced() from error
+        self._is_fenced = True
+
     def fenced(self) -> LogFencedError:
         """Give up the log for good, and return the error that says so."""
         self._is_fenced = True

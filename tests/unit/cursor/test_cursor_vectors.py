@@ -20,7 +20,7 @@ import pytest
 from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, LedgerMap, Position
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
-from ackstate.cursor.persist import persist_all
+from ackstate.cursor.persist import opening
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
@@ -470,7 +470,7 @@ def batches_left_behind(monkeypatch):
 
 
 def reopening_where_it_stood(monkeypatch):
-    monkeypatch.setattr(persist_all, "reopened", lambda content, ledgers: content)
+    monkeypatch.setattr(opening, "reopened", lambda content, ledgers: content)
 
 
 def a_batch_that_is_unacked_again(monkeypatch):

@@ -1,0 +1,140 @@
+"""Deletes a subscription: its record, its journals, and its references to delay buckets.
+
+A record that says that the subscription is being deleted takes the place of the cursor's by compare-and-set. From then
+on there is no cursor: an owner that has it open can write no record any more, and an open creates a new cursor in place
+of that record. Then the ledgers and the pins are deleted, which were listed before the record was put, and last the
+record. So a crash between any two steps leaves the subscription as it was or no subscription, and leftovers that the
+next open of that name or the next deletion deletes.
+
+The terms of later cursors are above that of the deleted one (`term_floor`), so that its owner cannot take the record of
+a new cursor of the same name for its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
+from ackstate.cursor.journal.format import CursorRecord, CursorState
+from ackstate.cursor.journal.hole_pins import find_pins
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.native import NativeFormat
+from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.journal.term_floor import raise_term_floor, term_after_loss
+from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, VersionMismatchError
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import CorruptStateError
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from ackstate.cursor.store import MetadataStore, Store
+
+_ATTEMPTS = 10
+
+
+class _Found(NamedTuple):
+    """What there is of a subscription at a record's version."""
+
+    term: int
+    version: int
+    is_deleted: bool
+
+
+class _Leftovers(NamedTuple):
+    """What is to be deleted beside the record."""
+
+    ledger_ids: list[int]
+    pins: dict[str, int]
+
+    @classmethod
+    def find(cls, store: Store, path: str) -> _Leftovers:
+        """Return what is there now."""
+        return cls(store.ledgers.owned_by(cursor_owner(path)), find_pins(store.metadata, path))
+
+    def delete(self, store: Store) -> None:
+        """Delete all of it; a pin that another owner has put again stays."""
+        for ledger_id in self.ledger_ids:
+            store.ledgers.delete(ledger_id)
+        for pin_path, version in self.pins.items():
+            with suppress(VersionMismatchError):
+                store.metadata.delete(pin_path, expected_version=version)
+
+
+def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
+    """Delete a subscription, also one that cannot be read, and what a crash has left of one.
+
+    If it is open, its owner is fenced: every later persist of it raises `CursorFencedError`. A subscription that is
+    opened under this name afterwards is new.
+
+    Args:
+        store: Where.
+        topic: The name of the topic.
+        subscription: The name of the subscription.
+
+    Returns:
+        Whether there was anything to delete.
+
+    Raises:
+        TypeError, ValueError: A name is no text, or is empty.
+        UnsupportedVersionError: A newer release wrote its record; nothing was deleted.
+        StoreError, CorruptStateError: The storage failed. The subscription is as it was, or there is none and some of
+            its bytes are left: call again, or open a new subscription of that name.
+
+    Complexity: O(its ledgers); in some stores O(ledgers of the store).
+    """
+    path = cursor_path(topic, subscription)
+    is_marked = False
+    for _ in range(_ATTEMPTS):
+        # Listed before the record is put. If another owner creates the cursor anew and these include a ledger of it,
+        # then its record cannot be put after this one, or this one fails.
+        leftovers = _Leftovers.find(store, path)
+        found = _find(store.metadata, path)
+        if found is None and not any(leftovers):
+            return is_marked
+        if is_marked and found is not None and not found.is_deleted:
+            return True  # A new subscription was created meanwhile.
+        version = _mark_deleted(store, path, found)
+        if version is None:
+            continue
+        is_marked = True
+        leftovers.delete(store)
+        if not any(_Leftovers.find(store, path)):
+            with suppress(VersionMismatchError):  # Else a new subscription was created meanwhile.
+                store.metadata.delete(path, expected_version=version)
+            return True
+    raise StoreError(f"{path}: the record kept changing while the subscription was deleted")
+
+
+def _find(metadata: MetadataStore, path: str) -> _Found | None:
+    """Return what the record says; None without one. A record that cannot be read is replaced like any other.
+
+    Raises:
+        UnsupportedVersionError: A newer release wrote it.
+        StoreError: The storage failed.
+    """
+    try:
+        value = metadata.get(path)
+    except DamagedValueError as error:
+        return _Found(term_after_loss(metadata, error.version), error.version, is_deleted=False)
+    if value is None:
+        return None
+    try:
+        record = decode_record(value.data).record
+    except CorruptStateError:
+        return _Found(term_after_loss(metadata, value.version), value.version, is_deleted=False)
+    return _Found(record.term, value.version, record.is_deleted)
+
+
+def _mark_deleted(store: Store, path: str, found: _Found | None) -> int | None:
+    """Put the record of a deleted subscription, and return its version; None if the record was changed meanwhile."""
+    metadata = store.metadata
+    term, version = (term_after_loss(metadata, ABSENT), ABSENT) if found is None else found[:2]
+    raise_term_floor(metadata, term + 1)
+    nothing = CursorState(Position(0, -1), DeletedRanges(), BatchIndexes(), {})
+    record = CursorRecord(None, 0, term + 1, nothing.mark_delete, nothing, {DELETED_PROPERTY: ""})
+    try:
+        return metadata.put(path, NativeFormat().encode_record(record), expected_version=version)
+    except VersionMismatchError:
+        return None

@@ -1,0 +1,75 @@
+"""Deletes a topic: its subscriptions, its messages, and the record of its log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.journal.journal import ROOT, cursor_owner
+from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner, log_path
+from ackstate.cursor.topic_name import check_name
+
+if TYPE_CHECKING:
+    from ackstate.cursor.store import Store
+
+
+def delete_topic(store: Store, topic: str) -> bool:
+    """Delete a topic with all of its subscriptions. Owners that have it open are fenced.
+
+    First the log is taken over. Then the subscriptions are deleted, then the messages from the lowest ledger on, and
+    last the record of the log. So a crash leaves a topic that opens, with fewer subscriptions or messages, or none.
+
+    Its policies stay, and so do delay buckets, which are where the caller has put them.
+
+    Returns:
+        Whether there was anything to delete.
+
+    Raises:
+        TypeError, ValueError: The topic is no text, or is empty.
+        UnsupportedVersionError: A newer release wrote the record of the log or of a subscription.
+        LogFencedError: Another owner has opened the topic meanwhile.
+        StoreError, CorruptStateError: The storage failed; a part may be deleted. Call again, or open the topic.
+
+    Complexity: O(ledgers of the store).
+    """
+    check_name("topic", topic)
+    names = subscription_names(store, topic)
+    is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
+    if not names and not is_stored:
+        return False
+    ownership = LogOwnership.take_over(store, topic)
+    for name in names:
+        delete_subscription(store, topic=topic, subscription=name)
+    ownership.delete()
+    return True
+
+
+def subscription_names(store: Store, topic: str) -> list[str]:
+    """Return the names of all subscriptions of a topic, also of those that a crash has left parts of, sorted.
+
+    Raises:
+        StoreError, CorruptStateError: The storage failed.
+    """
+    above = f"{ROOT}/{quote(topic, safe='')}"
+    prefix = f"{cursor_owner(above)}/"
+    owning = (owner.removeprefix(prefix) for owner in store.ledgers.owners() if owner.startswith(prefix))
+    return sorted({unquote(name) for name in (*store.metadata.children(above), *owning) if name and "/" not in name})
+
+
+def stored_topics(store: Store) -> list[str]:
+    """Return the names of all topics that have a message log, sorted.
+
+    Raises:
+        StoreError, CorruptStateError: The storage failed.
+
+    Complexity: O(ledgers of the store).
+    """
+    root, prefix = log_path("x").rpartition("/")[0], log_owner("")
+    owning = (owner.removeprefix(prefix) for owner in store.ledgers.owners() if owner.startswith(prefix))
+    return sorted({unquote(name) for name in (*store.metadata.children(root), *owning) if name})
+
+
+def _is_recorded(store: Store, topic: str) -> bool:
+    root, _, name = log_path(topic).rpartition("/")
+    return name in store.metadata.children(root)

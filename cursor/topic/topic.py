@@ -1,0 +1,301 @@
+"""A topic: its message log, publisher, delay index and subscriptions, opened and closed together."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self, final
+
+from ackstate.cursor.dispatch.consumers import SubscriptionType
+from ackstate.cursor.dispatch.options import check_parts
+from ackstate.cursor.inspect.stored_subscriptions import stored_subscriptions
+from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
+from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
+from ackstate.cursor.subscription import Subscription
+from ackstate.cursor.topic.message import checked_messages
+from ackstate.cursor.topic.message_log import MessageLog
+from ackstate.cursor.topic.publisher import TopicPublisher
+from ackstate.cursor.topic.settings import TopicSettings, delay_policies, delay_tick_ms, subscription_settings
+from ackstate.cursor.topic.start import Start, StartTime, start_position
+from ackstate.cursor.topic.subscription_type import check_type, store_type, stored_properties, type_of, type_properties
+from ackstate.delay.index import TopicDelayIndex
+from ackstate.errors import AckStateError, TopicClosedError
+from ackstate.integers import integer
+from ackstate.limits.gate import DispatchGate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ackstate.cursor.dispatch.options import SubscriptionOptions
+    from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.topic.message_log import Message
+    from ackstate.limits.gate import GateLimits
+    from ackstate.position import Position
+
+__all__ = ["Start", "StartTime", "Topic", "TopicSettings"]
+
+
+@final
+class Topic:
+    """One topic, opened by `open`. It has no thread and no clock, and its parts may be used on their own.
+
+    Its methods are for one thread at a time, and none of them may overlap with a call of one of its subscriptions;
+    `tick` and `next_wake_ms` may. Subscriptions may be used in parallel, as without a topic.
+
+    Attributes:
+        name: The name of the topic.
+        store: Where it is stored; stays open when the topic is closed.
+        settings: The settings that it was opened with.
+        log: The messages.
+        publisher: Publishes under the policies.
+        delays: The messages that are not yet due, for all Shared and Key_Shared subscriptions; None without an index.
+
+    Source: ``PersistentTopic`` of Apache Pulsar.
+    """
+
+    def __init__(
+        self, log: MessageLog, settings: TopicSettings, delays: TopicDelayIndex | None, *, now_ms: int
+    ) -> None:
+        self.name = log.topic
+        self.store = log.store
+        self.settings = settings
+        self.log = log
+        self.publisher = TopicPublisher(
+            log, topic=self.name, policies=delay_policies(settings, self.name), counters=settings.counters
+        )
+        self.delays = delays
+        self.is_closed = False
+        self._subscriptions: dict[str, Subscription] = {}
+        self._latest_ms = now_ms
+
+    @classmethod
+    def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:
+        """Open a topic and take it over from its owner, or create it. Its subscriptions are opened by `subscribe`.
+
+        Args:
+            store: Where it is stored.
+            name: The name of the topic, any text but an empty one. Policies apply to names like
+                ``persistent://public/default/orders``.
+            settings: None for the defaults.
+            now_ms: The present.
+
+        Raises:
+            TypeError: An argument is of another type.
+            As `MessageLog.open`; with policies, as `PolicyStore.read`.
+        """
+        settings = TopicSettings() if settings is None else settings
+        if not isinstance(settings, TopicSettings):
+            raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
+        now_ms = integer("now_ms", now_ms)
+        tick_ms = delay_tick_ms(settings, name)
+        log = MessageLog.open(store, topic=name, entries_per_ledger_max=settings.entries_per_ledger_max)
+        return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """The open subscriptions, by name. Complexity: O(subscriptions)."""
+        for name, subscription in list(self._subscriptions.items()):
+            if subscription.cursor.view.is_closed:  # It was closed by itself.
+                del self._subscriptions[name]
+        return MappingProxyType(self._subscriptions)
+
+    def publish(self, messages: Sequence[Message], *, now_ms: int) -> list[Position]:
+        """Append messages with one sync, all or nothing, and return their positions in order.
+
+        Args:
+            messages: Those without a publish time are published at `now_ms`.
+            now_ms: The present.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            As `TopicPublisher.publish`.
+        """
+        return self.publisher.publish(self.stamped(messages, now_ms=now_ms))
+
+    def stamped(self, messages: Sequence[Message], *, now_ms: int) -> list[Message]:
+        """Return messages with a publish time, which is the present for those without one, to be published elsewhere.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            TypeError, ValueError: As `MessageLog.publish`.
+        """
+        now_ms = self._at(now_ms)
+        checked = checked_messages(messages)
+        return [each if each.publish_time_ms else each._replace(publish_time_ms=now_ms) for each in checked]
+
+    def subscribe(  # noqa: PLR0913 - named, not packed
+        self,
+        name: str,
+        *,
+        start: Start | StartTime | Position = Start.LATEST,
+        kind: SubscriptionType | None = None,
+        limits: GateLimits | None = None,
+        options: SubscriptionOptions | None = None,
+        properties: Mapping[str, str] | None = None,
+        repair: Repair = Repair.NONE,
+        now_ms: int,
+    ) -> Subscription:
+        """Open a subscription where it is stored, or create it; return the same object if it is open already.
+
+        A new subscription is durable when this returns, with its start, its type and its properties.
+
+        Args:
+            name: The name of the subscription, not empty.
+            start: What a new subscription reads first; a stored one continues where it is.
+            kind: The type; None for the stored one, Shared for a new one.
+            limits: Those of this subscription; None for those of the topic. Exclusive and Failover have none.
+            options: Likewise.
+            properties: The application's properties of a new subscription.
+            repair: What to do if the stored subscription cannot be read, as for `ManagedCursor.open`.
+            now_ms: The present.
+
+        Raises:
+            SubscriptionTypeError: It is stored with another type; it was not opened.
+            TopicClosedError: The topic is closed.
+            TypeError, ValueError: An argument is of another type or out of range.
+            As `ManagedCursor.open` and `start_position`.
+        """
+        now_ms = self._at(now_ms)
+        if kind is not None and not isinstance(kind, SubscriptionType):
+            check_parts(kind, None, None, self.settings.options)  # which raises
+        opened = self.subscriptions.get(name)
+        if opened is not None:
+            check_type(kind, opened.kind, subscription=name)
+            return opened
+        stored = stored_properties(self.store, topic=self.name, subscription=name)
+        of_type = None if stored is None else type_of(stored, subscription=name)
+        check_type(kind, of_type, subscription=name)
+        kind = kind or of_type or SubscriptionType.SHARED
+        config, of_topic = subscription_settings(self.settings, self.name)
+        options = self.settings.options if options is None else options
+        gate = None if kind.is_single_active else DispatchGate(limits or of_topic, broker=self.settings.broker_limit)
+        check_parts(kind, gate, None, options)
+        cursor = ManagedCursor.open(
+            self.store, topic=self.name, subscription=name, ledgers=self.log.ledgers, config=config, repair=repair,
+            start=start_position(self.log, start) if stored is None else None,
+            properties=_application_properties(properties) | type_properties(kind), now_ms=now_ms,
+        )  # fmt: skip
+        store_type(cursor, kind)
+        has_delays = self.delays is not None and not kind.is_single_active
+        delays = self.delays.open_view(cursor.is_acked) if self.delays is not None and has_delays else None
+        subscription = Subscription(self.log, cursor, gate=gate, delays=delays, kind=kind, options=options)
+        self._subscriptions[name] = subscription
+        return subscription
+
+    def stored_subscriptions(self) -> list[StoredSubscription]:
+        """Return the stored subscriptions, open or not, as they are stored; none is opened.
+
+        Raises:
+            As `ackstate.cursor.inspect.stored_subscriptions.stored_subscriptions`.
+        """
+        return stored_subscriptions(self.store, self.name, ledgers=self.log.ledgers)
+
+    def unsubscribe(self, name: str, *, now_ms: int) -> bool:
+        """Delete a subscription, open or not, with its acks; return whether there was one.
+
+        If it is open, it is closed, and its waiters are called. A subscription that is opened under this name
+        afterwards is new.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            As `delete_subscription`; if that fails, an open subscription stays open, and may be fenced.
+        """
+        now_ms = self._at(now_ms)
+        is_found = delete_subscription(self.store, topic=self.name, subscription=name)
+        subscription = self._subscriptions.pop(name, None)
+        if subscription is not None:
+            abandon(subscription.cursor)
+            subscription.close(now_ms=now_ms)
+        return is_found
+
+    def cursors(self) -> Iterator[tuple[tuple[str, str], ManagedCursor]]:
+        """Yield the cursors of the open subscriptions, each with the names of the topic and the subscription."""
+        name = self.name
+        for each, subscription in self._subscriptions.items():
+            yield (name, each), subscription.cursor
+
+    def tick(self, *, now_ms: int) -> dict[str, PersistResult | AckStateError]:
+        """Persist the subscriptions that are due, with one sync, and return the outcome of each by its name.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+        """
+        outcomes = tick_all(self.cursors(), now_ms=self._at(now_ms))
+        return {name: outcome for (_, name), outcome in outcomes.items()}
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When to call `tick`, or a subscription's `dispatch`, next because a time will have come; None for never."""
+        times = [
+            time
+            for each in self._subscriptions.values()
+            for time in (each.next_wake_ms, each.cursor.view.next_tick_ms)
+            if time is not None
+        ]
+        return min(times, default=None)
+
+    def close(self, *, now_ms: int) -> None:
+        """Persist everything with one sync, and close all subscriptions; closing twice does nothing.
+
+        Raises:
+            StoreError, CursorFencedError: The last persist of a subscription failed. The subscriptions that failed and
+                the topic stay open; the others are closed.
+        """
+        if not self.is_closed:
+            close_topics([self], now_ms=now_ms)
+
+    def abandon(self, *, now_ms: int) -> None:
+        """Close the topic and all subscriptions without persisting anything, as the topic was deleted."""
+        self.is_closed = True
+        for subscription in self._subscriptions.values():
+            abandon(subscription.cursor)
+        self._forget(now_ms=now_ms)
+
+    def _forget(self, *, now_ms: int) -> None:
+        """Close the subscriptions whose cursors are closed, and the topic if none is left."""
+        for name, subscription in list(self._subscriptions.items()):
+            if subscription.cursor.view.is_closed:
+                subscription.close(now_ms=now_ms)
+                del self._subscriptions[name]
+        if not self._subscriptions:
+            self.is_closed = True
+            self.settings.counters.remove_topic(self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(now_ms=self._latest_ms)
+
+    def _at(self, now_ms: int) -> int:
+        """Return the time that a call gave, and remember it as the latest."""
+        if self.is_closed:
+            raise TopicClosedError(f"topic {self.name!r} is closed")
+        self._latest_ms = integer("now_ms", now_ms)
+        return self._latest_ms
+
+
+def close_topics(topics: Sequence[Topic], *, now_ms: int) -> None:
+    """Close topics of one store; the last records of all their subscriptions share a sync.
+
+    Raises:
+        As `Topic.close`, the first error; all the others were closed nevertheless.
+    """
+    now_ms = integer("now_ms", now_ms)
+    errors = close_all([cursor for topic in topics for _, cursor in topic.cursors()], now_ms=now_ms)
+    for topic in topics:
+        topic._forget(now_ms=now_ms)
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _application_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
+    for name in properties or {}:
+        if str(name).startswith(INTERNAL_PREFIX):
+            raise ValueError(f"properties must not have names that begin with {INTERNAL_PREFIX!r}, got {name!r}")
+    return dict(properties or {})

@@ -1,0 +1,147 @@
+"""The topics of one store: opened, listed and deleted by name, persisted and published to with one sync."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, final
+
+from ackstate.cursor.persist.persist_all import tick_all
+from ackstate.cursor.topic.deletion import delete_topic, stored_topics
+from ackstate.cursor.topic.policy_store import Policies
+from ackstate.cursor.topic.publish_all import publish_all
+from ackstate.cursor.topic.settings import TopicSettings, policy_owner
+from ackstate.cursor.topic.topic import Topic, close_topics
+from ackstate.integers import integer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.topic.message_log import Message
+    from ackstate.errors import AckStateError
+    from ackstate.position import Position
+
+
+@final
+class Topics:
+    """The topics of a store that are open, by name. For one thread at a time, as each `Topic`.
+
+    Args:
+        store: Where they are stored; stays open.
+        settings: Of every topic; None for the defaults.
+    """
+
+    def __init__(self, store: Store, *, settings: TopicSettings | None = None) -> None:
+        self.store = store
+        self.settings = TopicSettings() if settings is None else settings
+        if not isinstance(self.settings, TopicSettings):
+            raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
+        self._topics: dict[str, Topic] = {}
+        self._latest_ms = 0
+
+    def open(self, name: str, *, now_ms: int) -> Topic:
+        """Open a topic, or create it; return the same object if it is open already.
+
+        Raises:
+            As `Topic.open`.
+        """
+        now_ms = self._at(now_ms)
+        topic = self._topics.get(name)
+        if topic is None or topic.is_closed:
+            topic = self._topics[name] = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms)
+        return topic
+
+    def __getitem__(self, name: str) -> Topic:
+        topic = self._topics[name]
+        if topic.is_closed:
+            raise KeyError(name)
+        return topic
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics and not self._topics[str(name)].is_closed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, topic in self._topics.items() if not topic.is_closed])
+
+    def __len__(self) -> int:
+        return sum(not topic.is_closed for topic in self._topics.values())
+
+    def stored(self) -> list[str]:
+        """Return the names of all topics that the store has, open or not, sorted.
+
+        Raises:
+            StoreError, CorruptStateError: The storage failed.
+
+        Complexity: O(ledgers of the store).
+        """
+        return stored_topics(self.store)
+
+    def delete(self, name: str, *, now_ms: int) -> bool:
+        """Delete a topic, open or not, with its subscriptions, messages and policies; return whether there was one.
+
+        If it is open, it and its subscriptions are closed.
+
+        Raises:
+            As `delete_topic`; if that fails, an open topic stays open, and is fenced.
+        """
+        now_ms = self._at(now_ms)
+        is_found = delete_topic(self.store, name)
+        policies, owner = self.settings.policies, policy_owner(name)
+        if policies is not None and owner is not None:
+            policies.update(owner, lambda _: Policies())
+        topic = self._topics.pop(name, None)
+        if topic is not None:
+            topic.abandon(now_ms=now_ms)
+        return is_found
+
+    def publish(
+        self, messages: Mapping[str, Sequence[Message]], *, now_ms: int
+    ) -> dict[str, list[Position] | AckStateError]:
+        """Publish to many open topics with one sync; the messages of one topic all or none.
+
+        Returns:
+            For each topic the positions, or the error that its own `publish` would have raised.
+
+        Raises:
+            KeyError: A topic is not open; nothing was stored.
+            TypeError, ValueError: As `MessageLog.publish`; nothing was stored.
+        """
+        now_ms = self._at(now_ms)
+        topics = [self[name] for name in messages]
+        batches = [topic.stamped(messages[topic.name], now_ms=now_ms) for topic in topics]
+        outcomes = publish_all((topic.publisher, batch) for topic, batch in zip(topics, batches, strict=True))
+        return dict(zip(messages, outcomes, strict=True))
+
+    def tick(self, *, now_ms: int) -> dict[tuple[str, str], PersistResult | AckStateError]:
+        """Persist all subscriptions that are due, with one sync.
+
+        Returns:
+            The outcome of each, by the names of its topic and of the subscription.
+        """
+        now_ms = self._at(now_ms)
+        return tick_all((each for topic in self._topics.values() for each in topic.cursors()), now_ms=now_ms)
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """The lowest `Topic.next_wake_ms`; None if no topic waits for a time."""
+        times = (topic.next_wake_ms for topic in self._topics.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def close(self, *, now_ms: int) -> None:
+        """Persist everything with one sync, and close all topics; closing twice does nothing.
+
+        Raises:
+            As `Topic.close`, the first error; all that could be closed are closed.
+        """
+        close_topics(list(self._topics.values()), now_ms=now_ms)
+        self._topics.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(now_ms=self._latest_ms)
+
+    def _at(self, now_ms: int) -> int:
+        self._latest_ms = integer("now_ms", now_ms)
+        return self._latest_ms

@@ -1,0 +1,357 @@
+"""A topic opens its parts together, its subscriptions where they are stored, and closes them with one sync."""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate import Position, TopicClosedError
+from ackstate.cursor import (
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    Policies,
+    PolicyOwner,
+    PolicyStore,
+    Start,
+    StartTime,
+    StoreError,
+    SubscriptionType,
+    SubscriptionTypeError,
+    Topic,
+    Topics,
+    TopicSettings,
+)
+from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
+
+ORDERS = PolicyOwner("public", "default", "orders")
+P = Position
+
+
+def messages(count):
+    return [Message(b"%d" % number) for number in range(count)]
+
+
+def entries(deliveries):
+    return [delivery.position.entry_id for delivery in deliveries]
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def topic(store):
+    return Topic.open(store, "orders", now_ms=0)
+
+
+def reopened(topic, **settings):
+    topic.close(now_ms=100)
+    return Topic.open(topic.store, topic.name, now_ms=100, settings=TopicSettings(**settings))
+
+
+def test_a_subscription_continues_where_it_is_stored(topic):
+    billing = topic.subscribe("billing", now_ms=0)
+    positions = topic.publish(messages(5), now_ms=1)
+    billing.dispatch("ann", 9, now_ms=1)
+    billing.ack(positions[2], now_ms=2)
+    topic = reopened(topic)
+    billing = topic.subscribe("billing", start=Start.EARLIEST, now_ms=100)
+    assert entries(billing.dispatch("ann", 9, now_ms=101)) == [0, 1, 3, 4]
+    assert topic.subscribe("billing", now_ms=100) is billing
+    assert list(topic.subscriptions) == ["billing"]
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        (Start.EARLIEST, 0),
+        (Start.LATEST, 6),
+        (P(1, 4), 4),
+        (P(99, 0), 6),
+        (StartTime(0), 0),
+        (StartTime(10), 0),
+        (StartTime(11), 1),
+        (StartTime(13), 3),
+        (StartTime(14), 3),
+        (StartTime(16), 5),
+        (StartTime(99), 6),
+    ],
+)
+def test_a_new_subscription_starts_anywhere(store, start, first):
+    settings = TopicSettings(entries_per_ledger_max=2)
+    with Topic.open(store, "t", settings=settings, now_ms=0) as topic:
+        positions = [topic.publish([Message(b"")], now_ms=now_ms)[0] for now_ms in (10, 12, 12, 14, 14, 16)]
+        assert len({ledger_id for ledger_id, _ in positions}) == 3
+        start = positions[start.entry_id] if isinstance(start, Position) and start.ledger_id == 1 else start
+        subscription = topic.subscribe("s", start=start, now_ms=20)
+        sent = [each.position for each in subscription.dispatch("ann", 9, now_ms=20)]
+        assert sent == positions[first:]
+        subscription.seek(Start.EARLIEST, now_ms=21)
+        assert len(subscription.dispatch("ann", 9, now_ms=21)) == 6
+        subscription.seek(start, now_ms=21)
+        assert [each.position for each in subscription.dispatch("ann", 9, now_ms=21)] == positions[first:]
+
+
+def test_an_empty_log_has_no_message_at_any_time(topic):
+    for number, start in enumerate([Start.EARLIEST, Start.LATEST, StartTime(7)]):
+        assert topic.subscribe(f"s{number}", start=start, now_ms=0).cursor.mark_delete_position == P(1, -1)
+
+
+def test_the_start_and_the_type_are_durable_at_once(store, topic):
+    topic.publish(messages(3), now_ms=1)
+    topic.subscribe("s", kind=SubscriptionType.FAILOVER, properties={"team": "a"}, now_ms=1)
+    crashed = MemoryStore(store.disk)
+    (stored,) = Topic.open(crashed, "orders", now_ms=1).stored_subscriptions()
+    assert (stored.name, stored.kind, stored.mark_delete) == ("s", SubscriptionType.FAILOVER, P(1, 2))
+    assert stored.properties["team"] == "a"
+
+
+def test_a_subscription_is_created_by_one_write(store, topic):
+    before = store.mutation_count
+    topic.subscribe("s", now_ms=1)
+    assert store.mutation_count == before + 1
+
+
+def test_another_type_is_refused_before_anything_is_taken_over(store, topic):
+    billing = topic.subscribe("billing", kind=SubscriptionType.KEY_SHARED, now_ms=0)
+    for kind in (SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE):
+        with pytest.raises(SubscriptionTypeError, match=f"is of type Key_Shared, got {kind.value}"):
+            topic.subscribe("billing", kind=kind, now_ms=1)
+    positions = topic.publish(messages(1), now_ms=1)
+    values = dict(store.disk.values)
+    other = Topic.open(MemoryStore(store.disk), "orders", now_ms=1)
+    with pytest.raises(SubscriptionTypeError):
+        other.subscribe("billing", kind=SubscriptionType.SHARED, now_ms=1)
+    assert {**values, "/message-logs/orders": store.disk.values["/message-logs/orders"]} == store.disk.values
+    billing.ack(positions[0], now_ms=2)
+    assert billing.cursor.persist(now_ms=2).messages_covered == 1
+    assert topic.subscribe("billing", kind=SubscriptionType.KEY_SHARED, now_ms=2) is billing
+
+
+def test_a_cursor_without_a_type_gets_one(store, topic):
+    ManagedCursor.open(store, topic="orders", subscription="old", ledgers=topic.log.ledgers, now_ms=0)
+    assert topic.subscribe("old", kind=SubscriptionType.EXCLUSIVE, now_ms=1).kind is SubscriptionType.EXCLUSIVE
+    (stored,) = topic.stored_subscriptions()
+    assert stored.kind is SubscriptionType.EXCLUSIVE
+
+
+def test_a_refused_subscribe_changes_nothing(store, topic):
+    before = store.mutation_count
+    for wrong in (
+        {"kind": "Shared"}, {"start": 7}, {"start": "earliest"}, {"start": StartTime("now")}, {"start": P(-1, 0)},
+        {"options": 3}, {"limits": 3}, {"properties": {"#pulsar.internal.x": ""}}, {"properties": {"n": 3}},
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            topic.subscribe("s", **wrong, now_ms=0)
+    for name in ("", None, "\ud800"):
+        with pytest.raises((TypeError, ValueError)):
+            topic.subscribe(name, now_ms=0)
+    assert store.mutation_count == before
+    assert not topic.subscriptions
+
+
+def test_a_message_without_a_publish_time_is_published_now(topic):
+    first, second = topic.publish([Message(b""), Message(b"", publish_time_ms=3)], now_ms=9)
+    assert [message.publish_time_ms for message in topic.log.read([first, second])] == [9, 3]
+
+
+def test_delayed_messages_are_held_once_for_all_subscriptions(topic):
+    billing, audit = (topic.subscribe(name, now_ms=0) for name in ("billing", "audit"))
+    exclusive = topic.subscribe("one", kind=SubscriptionType.EXCLUSIVE, now_ms=0)
+    topic.publish([Message(b"", deliver_at_ms=5_000)], now_ms=0)
+    assert [entries(each.dispatch("ann", 9, now_ms=1)) for each in (billing, audit, exclusive)] == [[], [], [0]]
+    assert (len(topic.delays), topic.next_wake_ms) == (1, 5_000)
+    assert [entries(each.dispatch("ann", 9, now_ms=5_000)) for each in (billing, audit)] == [[0], [0]]
+    without = Topic.open(topic.store, "other", settings=TopicSettings(delay_tick_ms=None), now_ms=0)
+    undelayed = without.subscribe("s", now_ms=0)
+    without.publish([Message(b"", deliver_at_ms=5_000)], now_ms=0)
+    assert entries(undelayed.dispatch("ann", 9, now_ms=1)) == [0]
+
+
+def test_policies_apply(store):
+    policies = PolicyStore(store.metadata)
+    delays = DelayedDeliveryPolicies(max_delivery_delay_ms=60_000, tick_time_ms=10)
+    policies.update(ORDERS.of_namespace, lambda _: Policies(delays, 30, 2_048))
+    policies.update(ORDERS, lambda _: Policies(become_old_ack_record_seconds=5))
+    topic = Topic.open(store, str(ORDERS), settings=TopicSettings(policies=policies), now_ms=0)
+    with pytest.raises(DeliveryDelayExceededError):
+        topic.publish([Message(b"", deliver_at_ms=60_002)], now_ms=1)
+    topic.publish([Message(b"", deliver_at_ms=31)], now_ms=1)
+    billing = topic.subscribe("billing", start=Start.EARLIEST, now_ms=1)
+    assert billing.dispatch("ann", 1, now_ms=1) == []
+    assert billing.next_wake_ms == 40  # the tick of the namespace
+    assert billing.cursor.intake.young_age.age_ms == 5_000
+    assert billing._gate.limits.max_unpersisted_ack_record_bytes == 2_048
+    unnamed = Topic.open(store, "orders", settings=TopicSettings(policies=policies), now_ms=0)
+    assert unnamed.publish([Message(b"", deliver_at_ms=60_002)], now_ms=1)
+
+
+def test_one_tick_persists_all_that_are_due_with_one_sync(store, topic):
+    subscriptions = [topic.subscribe(f"s{number}", now_ms=0) for number in range(4)]
+    positions = topic.publish(messages(3), now_ms=1)
+
+    def ack(number):
+        for each in subscriptions[:3]:
+            each.ack(positions[number], now_ms=1)
+
+    ack(0)
+    assert topic.tick(now_ms=999) == {}
+    assert topic.next_wake_ms == 1_999  # and not at once again, for a caller that does nothing else
+    assert set(topic.tick(now_ms=1_000)) == {"s0", "s1", "s2"}
+    ack(1)
+    assert topic.next_wake_ms == 2_000
+    before = store.mutation_count
+    assert [outcome.messages_covered for outcome in topic.tick(now_ms=2_000).values()] == [1, 1, 1]
+    assert store.mutation_count == before + 1
+    assert topic.tick(now_ms=9_000) == {}
+    assert topic.next_wake_ms is None
+
+
+def test_a_failed_persist_is_an_outcome_and_is_tried_again_later(store):
+    no_way_round = CursorConfig(metadata_bytes_max=1)
+    topic = Topic.open(store, "orders", settings=TopicSettings(cursor=no_way_round), now_ms=0)
+    subscription = topic.subscribe("s", now_ms=0)
+    (position,) = topic.publish(messages(1), now_ms=1)
+    subscription.ack(position, now_ms=1)
+    store.break_ledgers()
+    assert isinstance(topic.tick(now_ms=1_000)["s"], StoreError)
+    assert topic.next_wake_ms == 2_000
+    store.mend_ledgers()
+    assert topic.tick(now_ms=topic.next_wake_ms)["s"].messages_covered == 1
+
+
+def test_closing_shares_a_sync_and_closes_all_subscriptions(store, topic):
+    subscriptions = [topic.subscribe(f"s{number}", now_ms=0) for number in range(4)]
+    positions = topic.publish(messages(3), now_ms=1)
+    for number in (0, 1):
+        for each in subscriptions:
+            each.ack(positions[number], now_ms=1)
+        before = store.mutation_count
+        topic.tick(now_ms=5_000) if number == 0 else topic.close(now_ms=5_000)
+    assert store.mutation_count == before + 1
+    assert topic.is_closed
+    topic.close(now_ms=5_000)
+    for call in (
+        lambda: topic.publish(messages(1), now_ms=1),
+        lambda: topic.subscribe("s0", now_ms=1),
+        lambda: topic.tick(now_ms=1),
+        lambda: topic.unsubscribe("s0", now_ms=1),
+    ):
+        with pytest.raises(TopicClosedError):
+            call()
+    again = Topic.open(MemoryStore(store.disk), "orders", now_ms=6_000)
+    assert [again.subscribe(f"s{number}", now_ms=6_000).cursor.mark_delete_position for number in range(4)] == [
+        positions[1]
+    ] * 4
+
+
+def test_a_subscription_that_cannot_persist_keeps_its_topic_open(store, topic):
+    lost, kept = (topic.subscribe(name, now_ms=0) for name in ("lost", "kept"))
+    (position,) = topic.publish(messages(1), now_ms=1)
+    for each in (lost, kept):
+        each.ack(position, now_ms=1)
+    ManagedCursor.open(store, topic="orders", subscription="lost", ledgers=topic.log.ledgers, now_ms=2)
+    with pytest.raises(Exception, match="another owner has opened this cursor"):
+        topic.close(now_ms=3)
+    assert (list(topic.subscriptions), topic.is_closed, kept.cursor.view.is_closed) == (["lost"], False, True)
+    topic.unsubscribe("lost", now_ms=4)
+    topic.close(now_ms=5)
+    assert topic.is_closed
+
+
+def test_a_subscription_closed_by_itself_is_opened_again(topic):
+    billing = topic.subscribe("billing", now_ms=0)
+    billing.close(now_ms=1)
+    assert not topic.subscriptions
+    assert topic.subscribe("billing", now_ms=2) is not billing
+
+
+def test_unsubscribing_leaves_nothing_and_wakes_waiters(store, topic):
+    empty = set(store.disk.values)
+    billing = topic.subscribe("billing", limits=GateLimits(max_unacked_messages=1), now_ms=0)
+    positions = topic.publish(messages(3), now_ms=1)
+    billing.dispatch("ann", 9, now_ms=1)
+    billing.dispatch("ann", 9, now_ms=1)
+    billing.ack(positions[2], now_ms=1)
+    topic.tick(now_ms=2_000)
+    woken = []
+    billing.when_open(lambda: woken.append(1), "ann")
+    assert topic.unsubscribe("billing", now_ms=3_000)
+    assert (woken, dict(topic.subscriptions), topic.stored_subscriptions()) == ([1], {}, [])
+    assert set(store.disk.values) == {*empty, "/cursor-terms"}
+    assert not topic.unsubscribe("billing", now_ms=3_000)
+    fresh = topic.subscribe("billing", kind=SubscriptionType.FAILOVER, start=Start.EARLIEST, now_ms=3_000)
+    assert entries(fresh.dispatch("ann", 9, now_ms=3_000)) == [0, 1, 2]
+
+
+def test_topics_share_a_tick_a_publish_and_a_close():
+    store = MemoryStore()
+    with Topics(store) as topics:
+        names = ["a", "b", "c"]
+        subscriptions = [topics.open(name, now_ms=0).subscribe("s", now_ms=0) for name in names]
+        assert topics.open("a", now_ms=0) is topics["a"]
+        assert (list(topics), len(topics), "a" in topics, "z" in topics) == (names, 3, True, False)
+        before = store.mutation_count
+        published = topics.publish({name: messages(2) for name in names}, now_ms=1)
+        assert store.mutation_count == before + 1
+        assert [len(positions) for positions in published.values()] == [2, 2, 2]
+        for each, positions in zip(subscriptions, published.values(), strict=True):
+            each.ack(positions[0], now_ms=1)
+        assert list(topics.tick(now_ms=1_000)) == [(name, "s") for name in names]
+        for each, positions in zip(subscriptions, published.values(), strict=True):
+            each.ack(positions[1], now_ms=1_001)
+        assert topics.next_wake_ms == 2_000
+        before = store.mutation_count
+    assert store.mutation_count == before + 1
+    assert (len(topics), topics.stored()) == (0, names)
+
+
+def test_a_topic_that_was_fenced_does_not_stop_the_others():
+    store = MemoryStore()
+    topics = Topics(store)
+    for name in ("a", "b"):
+        topics.open(name, now_ms=0)
+    Topic.open(store, "a", now_ms=1)
+    published = topics.publish({"a": messages(1), "b": messages(1)}, now_ms=2)
+    assert [type(outcome).__name__ for outcome in published.values()] == ["LogFencedError", "list"]
+    with pytest.raises(KeyError):
+        topics.publish({"z": messages(1)}, now_ms=2)
+
+
+def test_deleting_a_topic_leaves_nothing():
+    store = MemoryStore()
+    policies = PolicyStore(store.metadata)
+    topics = Topics(store, settings=TopicSettings(policies=policies, entries_per_ledger_max=2))
+    for name in (str(ORDERS), "other"):
+        subscription = topics.open(name, now_ms=0).subscribe("s", now_ms=0)
+        positions = [position for _ in range(3) for position in topics[name].publish(messages(2), now_ms=1)]
+        subscription.ack(positions[1], now_ms=1)
+    policies.update(ORDERS, lambda _: Policies(become_old_ack_record_seconds=5))
+    topics.tick(now_ms=2_000)
+    old = topics[str(ORDERS)]
+    assert topics.delete(str(ORDERS), now_ms=3_000)
+    assert (topics.stored(), list(topics), old.is_closed) == (["other"], ["other"], True)
+    assert not any("orders" in path for path in store.disk.values)
+    assert not any("orders" in owner for owner in store.ledgers.owners())
+    assert not topics.delete(str(ORDERS), now_ms=3_000)
+    fresh = topics.open(str(ORDERS), now_ms=4_000)
+    assert fresh.subscribe("s", start=Start.EARLIEST, now_ms=4_000).dispatch("ann", 9, now_ms=4_000) == []
+    with pytest.raises(Exception, match="has been opened by another owner"):
+        old.log.publish(messages(1))
+
+
+def test_wrong_settings_are_refused():
+    for wrong in (
+        {"entries_per_ledger_max": 0}, {"delay_tick_ms": 0}, {"cursor": None}, {"limits": 3}, {"broker_limit": 3},
+        {"policies": {}},
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            TopicSettings(**wrong)
+    for call in (
+        lambda: Topic.open(MemoryStore(), "t", settings=3, now_ms=0),
+        lambda: Topics(MemoryStore(), settings=3),
+    ):
+        with pytest.raises(TypeError):
+            call()
