@@ -192,6 +192,10 @@ class MessageLog:
         ledger_id = self.ledgers.current_ledger_id
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
+    def has_room_for(self, count: int) -> bool:
+        """Return whether so many entries fit into the open ledger; else publishing them begins one, with its syncs."""
+        return self._room >= count
+
     def trim(self, before_ledger_id: int) -> int:
         """Delete the closed ledgers below a ledger, whatever they hold, and return how many ledgers left the log.
 

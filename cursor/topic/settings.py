@@ -9,6 +9,7 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.dispatch.options import SubscriptionOptions
 from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
 from ackstate.cursor.topic.publisher import PublishCounters
+from ackstate.cursor.topic.retention import Retention
 from ackstate.cursor.topic_name import parse_topic
 from ackstate.integers import check_count
 from ackstate.limits.broker import BrokerLimit
@@ -30,6 +31,7 @@ class TopicSettings:
         cursor: How the subscriptions persist.
         limits: The limits of each Shared and Key_Shared subscription.
         options: The other settings of each subscription.
+        retention: How much of the log is kept although every subscription has acked it, and the limit of the backlog.
         broker_limit: The limit that all subscriptions share; None for none.
         policies: Where the policies of topics and namespaces are; None for none. They are read at each publish, and
             those on ack records when a subscription is opened. They apply to topics that are named as in Pulsar, like
@@ -47,6 +49,7 @@ class TopicSettings:
     cursor: CursorConfig = field(default_factory=CursorConfig)
     limits: GateLimits = field(default_factory=GateLimits)
     options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
+    retention: Retention = field(default_factory=Retention)
     broker_limit: BrokerLimit | None = None
     policies: PolicyStore | None = None
     delayed_delivery: BrokerDelayedDelivery = field(default_factory=BrokerDelayedDelivery)
@@ -66,6 +69,7 @@ _TYPES = {
     "cursor": CursorConfig,
     "limits": GateLimits,
     "options": SubscriptionOptions,
+    "retention": Retention,
     "broker_limit": BrokerLimit,
     "policies": PolicyStore,
     "delayed_delivery": BrokerDelayedDelivery,

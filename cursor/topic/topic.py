@@ -17,6 +17,7 @@ from ackstate.cursor.subscription import Subscription
 from ackstate.cursor.topic.message import checked_messages
 from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.cursor.topic.publisher import TopicPublisher
+from ackstate.cursor.topic.retention import BacklogPolicy, backlog_report, stored_mark_deletes, trim_log
 from ackstate.cursor.topic.settings import TopicSettings, delay_policies, delay_tick_ms, subscription_settings
 from ackstate.cursor.topic.start import Start, StartTime, start_position
 from ackstate.cursor.topic.subscription_type import check_type, store_type, stored_properties, type_of, type_properties
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription
     from ackstate.cursor.results import PersistResult
     from ackstate.cursor.store import Store
-    from ackstate.cursor.topic.message_log import Message
+    from ackstate.cursor.topic.message import Message
+    from ackstate.cursor.topic.retention import BacklogReport
     from ackstate.limits.gate import GateLimits
     from ackstate.position import Position
+
+_TRIM_AGAIN_MS = 60_000
 
 __all__ = ["Start", "StartTime", "Topic", "TopicSettings"]
 
@@ -71,6 +75,9 @@ class Topic:
         self.is_closed = False
         self._subscriptions: dict[str, Subscription] = {}
         self._latest_ms = now_ms
+        self._trim_attempt: tuple[int, ...] | None = None
+        # Of stored subscriptions, open or not; None before the first report. Those of open ones may be outdated.
+        self._mark_deletes: dict[str, Position | None] | None = None
 
     @classmethod
     def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:
@@ -100,7 +107,7 @@ class Topic:
         """The open subscriptions, by name. Complexity: O(subscriptions)."""
         for name, subscription in list(self._subscriptions.items()):
             if subscription.cursor.view.is_closed:  # It was closed by itself.
-                del self._subscriptions[name]
+                self._drop(name)
         return MappingProxyType(self._subscriptions)
 
     def publish(self, messages: Sequence[Message], *, now_ms: int) -> list[Position]:
@@ -112,6 +119,7 @@ class Topic:
 
         Raises:
             TopicClosedError: The topic is closed.
+            BacklogQuotaExceededError: The backlog is above its limit, and the retention has messages refused then.
             As `TopicPublisher.publish`.
         """
         return self.publisher.publish(self.stamped(messages, now_ms=now_ms))
@@ -121,10 +129,13 @@ class Topic:
 
         Raises:
             TopicClosedError: The topic is closed.
+            BacklogQuotaExceededError: As `publish`.
             TypeError, ValueError: As `MessageLog.publish`.
         """
         now_ms = self._at(now_ms)
         checked = checked_messages(messages)
+        if self.settings.retention.backlog_policy is BacklogPolicy.REFUSE_PUBLISH:
+            self.backlog_report().check(self.name)
         return [each if each.publish_time_ms else each._replace(publish_time_ms=now_ms) for each in checked]
 
     def subscribe(  # noqa: PLR0913 - named, not packed
@@ -206,6 +217,8 @@ class Topic:
         """
         now_ms = self._at(now_ms)
         is_found = delete_subscription(self.store, topic=self.name, subscription=name)
+        if self._mark_deletes is not None:
+            self._mark_deletes.pop(name, None)
         subscription = self._subscriptions.pop(name, None)
         if subscription is not None:
             abandon(subscription.cursor)
@@ -226,6 +239,53 @@ class Topic:
         """
         outcomes = tick_all(self.cursors(), now_ms=self._at(now_ms))
         return {name: outcome for (_, name), outcome in outcomes.items()}
+
+    def trim(self, *, now_ms: int) -> int:
+        """Delete the ledgers that no subscription needs and the retention does not keep, and return how many left.
+
+        Neither another call of the topic or a subscription nor a persist may overlap.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            As `trim_log`.
+        """
+        now_ms = self._at(now_ms)
+        self._trim_attempt = self._trim_state(now_ms=now_ms)
+        return trim_log(self.log, self.settings.retention, now_ms=now_ms)
+
+    def may_trim(self, *, now_ms: int) -> bool:
+        """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
+
+        Complexity: O(open subscriptions).
+        """
+        state = self._trim_state(now_ms=now_ms)
+        return state is not None and state != self._trim_attempt
+
+    def backlog_report(self) -> BacklogReport:
+        """Return how much of the log its subscriptions need, and which of them needs most.
+
+        Raises:
+            As `ackstate.cursor.topic.retention.backlog_report`.
+
+        Complexity: O(ledgers and subscriptions); the first call reads the subscriptions that are not open.
+        """
+        if self._mark_deletes is None:
+            self._mark_deletes = stored_mark_deletes(self.log)
+        durable = {name: each.cursor.persisted_mark_delete_position for name, each in self.subscriptions.items()}
+        self._mark_deletes |= durable
+        return backlog_report(self.log, self.settings.retention, mark_deletes=self._mark_deletes)
+
+    def _trim_state(self, *, now_ms: int) -> tuple[int, ...] | None:
+        """Return numbers of which one changes when more can be trimmed; None if nothing can."""
+        ledgers = self.log.ledgers
+        first_ledger_id, current_ledger_id = ledgers.first_ledger_id, ledgers.current_ledger_id
+        if first_ledger_id == current_ledger_id:
+            return None
+        durable = [each.cursor.persisted_mark_delete_position for each in self._subscriptions.values()]
+        lowest = ledgers.next_valid(min(durable)).ledger_id if durable else current_ledger_id
+        if lowest <= first_ledger_id:
+            return None
+        return first_ledger_id, current_ledger_id, lowest, now_ms // _TRIM_AGAIN_MS
 
     @property
     def next_wake_ms(self) -> int | None:
@@ -255,12 +315,18 @@ class Topic:
             abandon(subscription.cursor)
         self._forget(now_ms=now_ms)
 
+    def _drop(self, name: str) -> None:
+        """Remove a subscription that was closed from the open ones."""
+        subscription = self._subscriptions.pop(name)
+        if self._mark_deletes is not None:
+            self._mark_deletes[name] = subscription.cursor.persisted_mark_delete_position
+
     def _forget(self, *, now_ms: int) -> None:
         """Close the subscriptions whose cursors are closed, and the topic if none is left."""
         for name, subscription in list(self._subscriptions.items()):
             if subscription.cursor.view.is_closed:
                 subscription.close(now_ms=now_ms)
-                del self._subscriptions[name]
+                self._drop(name)
         if not self._subscriptions:
             self.is_closed = True
             self.settings.counters.remove_topic(self.name)

@@ -10,6 +10,7 @@ from ackstate.cursor.topic.policy_store import Policies
 from ackstate.cursor.topic.publish_all import publish_all
 from ackstate.cursor.topic.settings import TopicSettings, policy_owner
 from ackstate.cursor.topic.topic import Topic, close_topics
+from ackstate.errors import AckStateError
 from ackstate.integers import integer
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.results import PersistResult
     from ackstate.cursor.store import Store
     from ackstate.cursor.topic.message_log import Message
-    from ackstate.errors import AckStateError
     from ackstate.position import Position
 
 
@@ -108,9 +108,16 @@ class Topics:
         """
         now_ms = self._at(now_ms)
         topics = [self[name] for name in messages]
-        batches = [topic.stamped(messages[topic.name], now_ms=now_ms) for topic in topics]
-        outcomes = publish_all((topic.publisher, batch) for topic, batch in zip(topics, batches, strict=True))
-        return dict(zip(messages, outcomes, strict=True))
+        outcomes: dict[str, list[Position] | AckStateError] = {}
+        accepted = []
+        for topic in topics:
+            try:
+                accepted.append((topic, topic.stamped(messages[topic.name], now_ms=now_ms)))
+            except AckStateError as error:
+                outcomes[topic.name] = error
+        published = publish_all((topic.publisher, batch) for topic, batch in accepted)
+        outcomes |= {topic.name: outcome for (topic, _), outcome in zip(accepted, published, strict=True)}
+        return {name: outcomes[name] for name in messages}
 
     def tick(self, *, now_ms: int) -> dict[tuple[str, str], PersistResult | AckStateError]:
         """Persist all subscriptions that are due, with one sync.
@@ -120,6 +127,28 @@ class Topics:
         """
         now_ms = self._at(now_ms)
         return tick_all((each for topic in self._topics.values() for each in topic.cursors()), now_ms=now_ms)
+
+    def trim(self, *, now_ms: int) -> int:
+        """Delete ledgers of all topics that need them no longer, as `Topic.trim`, and return how many.
+
+        Neither another call of the topics and their subscriptions nor a persist may overlap.
+
+        Raises:
+            As `Topic.trim`, the first error; all other topics were trimmed.
+
+        Complexity: O(open subscriptions) while nothing can be deleted.
+        """
+        now_ms, count = self._at(now_ms), 0
+        errors: list[AckStateError] = []
+        for topic in list(self._topics.values()):
+            if not topic.is_closed and topic.may_trim(now_ms=now_ms):
+                try:
+                    count += topic.trim(now_ms=now_ms)
+                except AckStateError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        return count
 
     @property
     def next_wake_ms(self) -> int | None:
