@@ -7,7 +7,7 @@ from ackstate.checkout import alias
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
-    from ackstate.cursor.dispatch.stats import DispatchStats, RuleStats
+    from ackstate.cursor.dispatch.stats import ConsumerUse, DispatchStats, RuleStats
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
     from ackstate.cursor.journal.deletion import delete_subscription
@@ -88,6 +88,7 @@ __all__ = [
     "Change",
     "ConsumerBusyError",
     "ConsumerClosedError",
+    "ConsumerUse",
     "CounterSample",
     "CursorBucketRegistry",
     "CursorConfig",
@@ -157,7 +158,7 @@ _NAMES = {
     "state.auto_age": ("AUTO", "AutoAge"),
     "topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
     "config": ("CursorConfig", "RangeForm"),
-    "dispatch.stats": ("DispatchStats", "RuleStats"),
+    "dispatch.stats": ("ConsumerUse", "DispatchStats", "RuleStats"),
     "journal.format": ("Format", "Repair"),
     "inspect.hole_report": ("HoleReport",),
     "inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),

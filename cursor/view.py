@@ -10,6 +10,7 @@ from ackstate.cursor.state.view import AckView
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
+    from ackstate.position import Position
 
 
 @final
@@ -54,6 +55,14 @@ class CursorView(AckView):
         A persist that fails is due again after a flush interval.
         """
         return self._persister.next_tick_ms()
+
+    @property
+    def last_journal_entry(self) -> Position | None:
+        """The cursor ledger and the last entry known to be in it; None if none was written since the cursor was opened.
+
+        None, too, if the state is in the metadata store, or while a new ledger is begun.
+        """
+        return self._persister.journal.last_entry
 
     def is_persist_due(self, *, now_ms: int) -> bool:
         """Tell whether `ManagedCursor.tick` would persist now: something waits, or young acks became old."""

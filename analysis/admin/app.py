@@ -9,11 +9,13 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ackstate.analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusals
 from ackstate.analysis.admin.guard import OPEN_PATHS, Guard
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
+from ackstate.analysis.admin.live_routes import LiveRoutes
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
 from ackstate.analysis.admin.page import CONTENT_SECURITY_POLICY, render
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
@@ -22,6 +24,7 @@ from ackstate.analysis.admin.tokens import OneToken
 from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
+    from ackstate.analysis.admin.live_topics import LiveTopics
     from ackstate.analysis.admin.tokens import Tokens
     from ackstate.cursor.store import Store
 
@@ -35,15 +38,19 @@ _DESCRIPTION = (
 _HEAD: dict[str, Any] = {"methods": ["HEAD"], "include_in_schema": False}
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - its settings, most of them with defaults
     store: Store,
     *,
     broker: BrokerPolicies | None = None,
     token: bytes | Tokens | None = None,
     wrong_token_seconds: float = 0,
     registry: CollectorRegistry | None = None,
+    topics: LiveTopics | None = None,
 ) -> FastAPI:
     """Return the application; the caller closes the store afterwards.
+
+    With `topics` it is part of the broker that has them open. Then it must run in the event loop whose thread publishes
+    to these topics: it reads them, and `registry`, in that thread.
 
     Args:
         store: Stores the policies, and the topics whose internal stats can be requested. Must be thread-safe.
@@ -51,6 +58,7 @@ def create_app(
         token: The bearer token of requests; None to serve only this machine, without a token. `Tokens` for several.
         wrong_token_seconds: Delay of the answer to a wrong token.
         registry: Metrics to export besides those of the server, such as a `CursorCollector`'s.
+        topics: The open topics of the broker; None for a server beside the store.
     """
     own = CollectorRegistry()
     policies = PolicyStore(store.metadata)
@@ -58,7 +66,9 @@ def create_app(
     # FastAPI's pages would load scripts from the internet; redirects would repeat any Host that the client sent.
     app = FastAPI(title=_TITLE, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     add_refusals(app)
-    _StoreRoutes(store, policies, [own, *([registry] if registry else [])]).add_to(app)
+    if topics is not None:
+        LiveRoutes(topics, store).add_to(app)
+    _StoreRoutes(store, policies, own, registry, is_live=topics is not None).add_to(app)
     PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
     _add_documents(app, has_token=token is not None)
     tokens = OneToken(token) if isinstance(token, bytes) else token
@@ -71,10 +81,20 @@ def create_app(
 class _StoreRoutes:
     """The read-only routes."""
 
-    def __init__(self, store: Store, policies: PolicyStore, registries: list[CollectorRegistry]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        policies: PolicyStore,
+        own: CollectorRegistry,
+        registry: CollectorRegistry | None,
+        *,
+        is_live: bool,
+    ) -> None:
         self._store = store
         self._policies = policies
-        self._registries = registries
+        self._own = own
+        self._registry = registry
+        self._is_live = is_live
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application, before those of the policies, which end in a parameter."""
@@ -84,6 +104,8 @@ class _StoreRoutes:
         app.add_api_route("/metrics", self.metrics, responses=text | refusals(), response_class=Response, **shared)
         app.add_api_route("/healthz", self.healthz, **_HEAD)
         app.add_api_route("/metrics", self.metrics, **_HEAD)
+        if self._is_live:
+            return
         app.add_api_route(
             "/admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats",
             self.internal_stats,
@@ -97,9 +119,13 @@ class _StoreRoutes:
         self._policies.read(PolicyOwner("healthz", "healthz"))
         return {"status": "ok"}
 
-    def metrics(self) -> Response:
+    async def metrics(self) -> Response:
         """Return the metrics of the server in Prometheus' text format."""
-        text = b"".join(generate_latest(registry) for registry in self._registries)
+        text = await run_in_threadpool(generate_latest, self._own)  # reads the store
+        if self._registry is not None and self._is_live:
+            text += generate_latest(self._registry)
+        elif self._registry is not None:
+            text += await run_in_threadpool(generate_latest, self._registry)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def internal_stats(self, owner: NamedOwner) -> PersistentTopicInternalStats:

@@ -30,13 +30,13 @@ _NEVER = "1970-01-01T00:00:00Z"
 _NO_POSITION = "-1:-1"
 
 
-class _PulsarResponse(BaseModel):
+class PulsarResponse(BaseModel):
     """A model with Pulsar's names in JSON."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
 
 
-class LedgerInfo(_PulsarResponse):
+class LedgerInfo(PulsarResponse):
     """One ledger of the topic's messages."""
 
     ledger_id: int = -1
@@ -46,7 +46,7 @@ class LedgerInfo(_PulsarResponse):
     under_replicated: bool = False
 
 
-class InternalCursorStats(_PulsarResponse):
+class InternalCursorStats(PulsarResponse):
     """One cursor. If it cannot be opened, only the name is known, and `state` is ``Uninitialized``."""
 
     mark_delete_position: str = _NO_POSITION
@@ -67,7 +67,7 @@ class InternalCursorStats(_PulsarResponse):
     properties: dict[str, int] = {}
 
 
-class PersistentTopicInternalStats(_PulsarResponse):
+class PersistentTopicInternalStats(PulsarResponse):
     """One topic."""
 
     entries_added_counter: int = 0
@@ -107,7 +107,7 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
     if not counts and not names:
         return None
     # Pulsar's keys are the URL-encoded names, in order.
-    cursors = {_encoded(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
+    cursors = {encoded(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
     return PersistentTopicInternalStats(
         number_of_entries=sum(counts.values()),
         current_ledger_entries=counts[log.current_ledger_id] if log else 0,
@@ -148,5 +148,6 @@ def _backlog(content: CursorState, log: LedgerMap) -> int:
     return max(0, log.count_between(content.mark_delete, log.last_confirmed) - len(content.deleted))
 
 
-def _encoded(name: str) -> str:
+def encoded(name: str) -> str:
+    """Return a name as Pulsar writes it as a key of ``cursors``."""
     return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does

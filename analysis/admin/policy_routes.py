@@ -69,6 +69,10 @@ _IfMatch = Annotated[
 ]
 
 
+def tenant_name(tenant: Tenant, authoritative: _Ignored = False) -> None:
+    """Declare the parameters in the path of a tenant."""
+
+
 def namespace_names(tenant: Tenant, namespace: Namespace, authoritative: _Ignored = False) -> None:
     """Declare the parameters in the path of a namespace."""
 
@@ -84,10 +88,10 @@ def no_global_write(request: Request, is_global: _IsGlobal = False) -> None:
 
 
 def named(request: Request) -> PolicyOwner:
-    """Return the namespace or topic that a path names."""
+    """Return the namespace or topic that a path names; of a tenant, its namespace ``-``."""
     names = request.path_params
     try:
-        return PolicyOwner(names["tenant"], names["namespace"], names.get("topic"))
+        return PolicyOwner(names["tenant"], names.get("namespace", "-"), names.get("topic"))
     except ValueError as error:
         raise invalid(error) from None
 

@@ -1,12 +1,14 @@
 """`ackstate explain` lists the unacked messages that split a cursor's ranges, and the space that acking them frees.
 
-It reads a store alone, as `ackstate inspect`; `docs/operations.md` describes the JSON.
+It reads a store alone, as `ackstate inspect`, or requests the answer from the admin server of the broker that has the
+store open. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +17,6 @@ from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
 from ackstate.analysis.cli.store import (
     CopyBytesOption,
-    StoreArgument,
     chosen_cursors,
     opened_store,
     problem_json,
@@ -25,10 +26,11 @@ from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.table import Table
 
+    from ackstate.analysis.live_explanation import ExplainedHole
     from ackstate.cursor.inspect.findings import CursorInspection
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.inspect.stored_holes import StoredHoles
@@ -38,7 +40,13 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("
 
 
 def explain(
-    store: StoreArgument,
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE",
+            help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, or the http:// URL of a live broker.",
+        ),
+    ],
     topic: TopicOption = None,
     subscription: SubscriptionOption = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N holes of each cursor.")] = 10,
@@ -48,14 +56,28 @@ def explain(
     ] = None,
     json: JsonOption = False,
     copy_bytes_max: CopyBytesOption = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With a URL: a file that holds the server's token.")
+    ] = None,
 ) -> None:
     """Print the ack holes of each cursor: why they exist, and what acking them frees. Change nothing.
 
     The hole that holds back the mark-delete position comes first, then the
     holes that cost most.
 
-    Exit status: 0, 1 if a cursor cannot be opened, 2 if the store cannot be read.
+    A store that is open cannot be read. Give the URL of its broker's admin
+    server instead: then consumers and blocked limits are known, too.
+
+    Exit status: 0, 1 if a cursor cannot be opened or a topic cannot be read,
+    2 if the store or no topic can be read.
     """
+    if store.startswith(("http://", "https://")):
+        from ackstate.analysis.cli.explain_live import explain_live
+
+        explain_live(
+            store, topic=topic, subscription=subscription, top=top, now_ms=now_ms, json=json, token_file=token_file
+        )
+        return
     from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
     from ackstate.cursor.inspect.stored_holes import explain_holes
     from ackstate.cursor.topic.message_log import MessageLog
@@ -111,17 +133,18 @@ def _cursor_text(cursor: CursorInspection, held: StoredHoles | None) -> Iterator
             f"in {counted(held.record_bytes, 'byte')}, {counted(held.hole_count, 'hole')}"
         )
         if held.holes:
-            yield _holes_table(held)
+            yield holes_table((hole, f"{hole.why}: {hole.detail}") for hole in held.holes)
         if held.hole_count > len(held.holes):
             yield f"{held.hole_count - len(held.holes):,} more (--top)"
     yield ""
 
 
-def _holes_table(held: StoredHoles) -> Table:
+def holes_table(holes: Iterable[tuple[HoleReport | ExplainedHole, str]]) -> Table:
+    """Return the table of holes, each with the reason why it is there."""
     table = new_table(
         "first", "last", "entries", "age", "costs\nbytes", "frees\nbytes", "frees\nranges", "mark-delete\nmoves", "why"
     )  # fmt: skip
-    for hole in held.holes:
+    for hole, why in holes:
         numbers = (hole.cost_bytes, hole.freed_bytes, hole.freed_ranges, hole.mark_delete_advance)
         table.add_row(
             str(hole.first),
@@ -129,7 +152,7 @@ def _holes_table(held: StoredHoles) -> Table:
             f"{hole.entry_count:,}",
             "-" if hole.age_ms is None else _duration(hole.age_ms),
             *(f"{number:,}" for number in numbers),
-            printable(f"{hole.why}: {hole.detail}"),
+            printable(why),
         )
     return table
 

@@ -12,10 +12,10 @@ import typer
 
 from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.admin_access import check_extra, read_token
 from ackstate.analysis.cli.options import JsonOption, duration_option
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.token_file import open_token_file
 from ackstate.analysis.wording import counted, printable
 from ackstate.errors import AckStateError
 
@@ -36,7 +36,6 @@ _AT_ONCE = 8  # requests under way
 _CHECK_S = 0.5  # a write that was in progress at the judged look is done by then
 _REASONS_MAX = 20  # subscriptions shown with reasons
 _CLOSE_PERCENT = 80
-_TOKEN_FILE_BYTES_MAX = 64 * 1024
 
 
 def snapshot(
@@ -91,7 +90,7 @@ def snapshot(
         if url is not None:
             server = AdminServer(
                 url,
-                _token(token_file),
+                read_token(token_file),
                 request_timeout.seconds,
                 tls_trust_cert_path,
                 answer_bytes_max=answer_mib_max * 1024 * 1024,
@@ -173,7 +172,7 @@ def _usable(answers: TopicAnswers | AckStateError) -> TopicAnswers | None:
 
 
 def _admin(server: AdminServer, token_hosts: Sequence[str]) -> PulsarAdmin:
-    _check_extra()
+    check_extra()
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
 
     return PulsarAdmin(server, token_hosts=token_hosts)
@@ -186,32 +185,10 @@ def _live(admin: PulsarAdmin, topics: Sequence[str], namespaces: Sequence[str], 
 
 
 def _recorded(paths: Sequence[Path]) -> Source:
-    _check_extra()
+    check_extra()
     from ackstate.analysis.pulsar.snapshot.sources import RecordedAnswers
 
     return RecordedAnswers(paths)
-
-
-def _token(path: Path | None) -> str:
-    """Return the stripped content of a file; error messages never contain it."""
-    if path is None:
-        return ""
-    with open_token_file(path) as file:
-        content = file.read(_TOKEN_FILE_BYTES_MAX + 1)
-    try:
-        token = content.decode("ascii").strip()
-    except ValueError:
-        token = ""
-    if not token.isprintable() or not token or " " in token or len(content) > _TOKEN_FILE_BYTES_MAX:
-        raise AckStateError(f"{path}: expected a token, which is one word of ASCII")
-    return token
-
-
-def _check_extra() -> None:
-    try:
-        import pydantic  # noqa: F401
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
 
 
 def _json(found: Sequence[Judgement], missing: dict[str, str], *, top: int | None = None) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from ackstate.cursor.dispatch.admission import Admission
 from ackstate.cursor.dispatch.block_reason import BlockReason, explain_blocks
 from ackstate.cursor.dispatch.consumers import Consumers, SubscriptionType
 from ackstate.cursor.dispatch.live_holes import HoleContext, explain_holes
-from ackstate.cursor.dispatch.stats import dispatch_stats
+from ackstate.cursor.dispatch.stats import consumer_uses, dispatch_stats
 from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.integers import check_count, integer
 
 if TYPE_CHECKING:
     from ackstate.cursor.dispatch.deliveries import Deliveries
     from ackstate.cursor.dispatch.options import SubscriptionOptions
-    from ackstate.cursor.dispatch.stats import DispatchStats
+    from ackstate.cursor.dispatch.stats import ConsumerUse, DispatchStats
     from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message_log import Message, MessageLog
@@ -106,6 +106,11 @@ class SubscriptionReports:
             self.cursor.check_open()
             consumer_count = len(self._consumers.names)
             return dispatch_stats(self.cursor, self._admission, self._messages, consumer_count=consumer_count)
+
+    def consumer_uses(self) -> list[ConsumerUse]:
+        """Return the unacked messages of each open consumer, in the order they came. Complexity: O(consumers)."""
+        with self._lock:
+            return consumer_uses(self._admission, self._consumers.names)
 
     def why_blocked(self, *, top: int = 3, now_ms: int | None = None) -> tuple[BlockReason, ...]:
         """Return the rules that keep new messages back, with what would release them; empty if none does.

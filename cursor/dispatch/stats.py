@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ackstate.cursor.dispatch.admission import Admission
     from ackstate.cursor.dispatch.limit_usage import LimitUsage
@@ -35,6 +35,20 @@ class RuleStats(NamedTuple):
     is_closed: bool
     since_ms: int | None
     closed_count: int
+
+
+class ConsumerUse(NamedTuple):
+    """One consumer of a subscription.
+
+    Attributes:
+        name: Its name.
+        unacked_messages: The messages that it has in flight, those of a batch one by one.
+        is_blocked: Whether its own limit keeps new messages back.
+    """
+
+    name: str
+    unacked_messages: int
+    is_blocked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,13 @@ def dispatch_stats(
             rules=() if gate is None else tuple(_rules(gate, admission.usage)),
             oldest_unacked=oldest[0] if oldest else None,
         )
+
+
+def consumer_uses(admission: Admission, names: Iterable[str]) -> list[ConsumerUse]:
+    """Return the numbers of consumers; the caller holds the lock of the subscription."""
+    gate, unacked_of = admission.gate, admission.deliveries.unacked_of
+    blocked = frozenset() if gate is None else frozenset(gate.closed_consumers)
+    return [ConsumerUse(name, unacked_of(name), name in blocked) for name in names]
 
 
 def _rules(gate: DispatchGate, usage: LimitUsage) -> Iterator[RuleStats]:

@@ -24,6 +24,7 @@ from ackstate.cursor.journal.term_floor import term_floor
 from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.cursor.topic_name import check_name
 from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
+from ackstate.position import Position
 from ackstate.wire.native_shared import encode_shared, share
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
-    from ackstate.position import Position
     from ackstate.wire.native_shared import BucketHoles, SharedSnapshot
 
 ROOT = "/managed-ledgers"
@@ -134,6 +134,15 @@ class Journal:
     def entry_count(self) -> int:
         """How many entries the ledger holds that is appended to."""
         return self._sequence
+
+    @property
+    def last_entry(self) -> Position | None:
+        """The cursor ledger and the last entry that is known to be in it; None until this owner has written one.
+
+        None, too, if the state is in the metadata store, or while a new ledger is begun. Any thread may read it.
+        """
+        ledger_id, entry_count = self._pointed_at, self._sequence
+        return None if ledger_id is None or not entry_count else Position(ledger_id, entry_count - 1)
 
     def prepare(self, content: CursorState) -> tuple[int, bytes]:
         """Return the ledger and the entry to be appended to it.

@@ -9,6 +9,8 @@ interface does not show. So the answer is an interval, and each end has its reas
   are durable; if it has not grown at all, acks since then are not;
 - an earlier look so long ago that a flush lies between, without any ack since: everything was written.
 
+A broker that embeds this library reports the number itself, and then the interval is that number.
+
 The unit is entries, which are messages if there are no batches; a broker does not report partly acked batches. The
 interval is valid as long as no client seeks: a seek un-acks entries that a record may still have. If a seek is detected
 between two looks, the earlier look is not used.
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.snapshot.internal_stats import RedeliveryReported
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.position import Position
 
@@ -58,6 +61,7 @@ class CursorLook:
         is_mark_delete_loaded: Whether the mark-delete has not moved since the topic was loaded.
         properties: Properties of the mark-delete.
         read_position: The next entry to read; None if unknown.
+        reported: The redelivery that the broker itself counts; None for a broker of Pulsar.
         asked_s: Time before the request, on a monotonic clock of the caller.
         answered_s: Time after the answer.
     """
@@ -72,6 +76,7 @@ class CursorLook:
     is_mark_delete_loaded: bool = False
     properties: Mapping[str, int] = field(default_factory=dict)
     read_position: Position | None = None
+    reported: RedeliveryReported | None = None
     asked_s: float = 0.0
     answered_s: float = 0.0
 
@@ -122,6 +127,9 @@ def comes_back(
 
     Complexity: O(bytes of the acked ranges in either form).
     """
+    if now.reported is not None:
+        counted = Bound(now.reported.entries, "the broker counts the acks that are not durable")
+        return ComesBack(counted, counted)
     past = _Past(earlier, now, later) if earlier is not None and not _moved_back(earlier, now) else None
     if past and past.is_all_written(settings):
         cut = cut_now(now, settings)

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ackstate.deleted_ranges import DeletedRanges
@@ -45,6 +45,18 @@ class LedgerInternals(_PulsarObject):
     entries: int
 
 
+class RedeliveryReported(_PulsarObject):
+    """The redelivery of a crash as the broker itself counts it; a broker that embeds this library does.
+
+    Attributes:
+        entries: Acked entries.
+        batches: Partly acked batches, whose acked messages are redelivered in addition.
+    """
+
+    entries: int = Field(ge=0)
+    batches: int = Field(ge=0)
+
+
 class CursorInternals(_PulsarObject):
     """One cursor as it is in the broker's memory."""
 
@@ -55,6 +67,7 @@ class CursorInternals(_PulsarObject):
     cursor_ledger_last_entry: int = -1
     state: str
     properties: dict[str, int] = {}
+    redelivery_if_crashed: RedeliveryReported | None = None
 
 
 class TopicInternals(_PulsarObject):
@@ -113,7 +126,7 @@ class TopicStats(_PulsarObject):
     owner_broker: str | None = None
 
 
-_Object = TypeVar("_Object", bound=_PulsarObject)
+_Object = TypeVar("_Object", bound=BaseModel)
 
 
 def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:

@@ -194,6 +194,7 @@ def _cursor_look(
         is_mark_delete_loaded=stats is not None and stats.last_mark_delete_advanced_timestamp == 0,
         properties=cursor.properties,
         read_position=read_position(cursor, what=what),
+        reported=cursor.redelivery_if_crashed,
         asked_s=answers.asked_s,
         answered_s=answers.answered_s,
     )
@@ -209,7 +210,7 @@ def _remarks(
         yield "not a subscription, but a cursor of the broker itself"
     if not look.has_written:
         yield f"state {look.state}: no write since the topic was loaded is known, or a write failed"
-    if partly.messages_per_entry is None:
+    if partly.may_be and partly.messages_per_entry is None:
         yield "+: messages per entry are unknown; if entries are batches, acked messages of partly acked ones are added"
     elif partly.may_be:
         mean = f"+: about {partly.messages_per_entry:.3g} messages an entry"

@@ -25,15 +25,12 @@ class PartlyAcked(NamedTuple):
     Attributes:
         messages_per_entry: The mean; None if unknown.
         messages: An estimate of the acked messages of partly acked batches; None if it cannot be made.
+        may_be: Whether there may be partly acked batches, so that a number of acked entries is a lower bound.
     """
 
     messages_per_entry: float | None
     messages: int | None
-
-    @property
-    def may_be(self) -> bool:
-        """Whether there may be partly acked batches, so that a number of acked entries is a lower bound."""
-        return self.messages_per_entry is None or self.messages_per_entry > 1
+    may_be: bool
 
 
 def partly_acked(
@@ -48,17 +45,19 @@ def partly_acked(
         topic: Statistics of the topic; None if unknown.
     """
     mean = _messages_per_entry(stats, internals, topic)
+    if look.reported is not None and not look.reported.batches:
+        return PartlyAcked(mean, 0, may_be=False)
     if mean is None or stats is None:
-        return PartlyAcked(mean, None)
+        return PartlyAcked(mean, None, may_be=mean is None or mean > 1)
     if mean <= 1:
-        return PartlyAcked(mean, 0)
+        return PartlyAcked(mean, 0, may_be=False)
     if stats.type not in _COUNTED or look.read_position is None:
-        return PartlyAcked(mean, None)
+        return PartlyAcked(mean, None, may_be=True)
     waiting = stats.msg_in_replay + stats.msg_delayed
     last_read = Position(look.read_position.ledger_id, max(look.read_position.entry_id, 0) - 1)
     read = look.count_up_to(last_read) - look.count_up_to(look.mark_delete)
     delivered = max(read - len(look.deleted) - waiting, 0)
-    return PartlyAcked(mean, max(round(delivered * mean) - max(stats.unacked_messages, 0), 0))
+    return PartlyAcked(mean, max(round(delivered * mean) - max(stats.unacked_messages, 0), 0), may_be=True)
 
 
 def _messages_per_entry(
