@@ -15,6 +15,7 @@ from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreE
 from ackstate.cursor.topic.ledger_sizes import LedgerSizes
 from ackstate.cursor.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
 from ackstate.cursor.topic.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
+from ackstate.cursor.topic.sole_use import SoleUse
 from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_within
@@ -55,10 +56,11 @@ class Publication(NamedTuple):
         Args:
             appended: The entry ids, or why the append failed.
         """
-        if isinstance(appended, AckStateError):
-            is_lost = isinstance(appended, LedgerFencedError | LedgerNotFoundError)
-            return self.log._fenced(appended) if is_lost else appended
-        positions = self.log._published(self, appended) if appended else []
+        with self.log.sole_use:
+            if isinstance(appended, AckStateError):
+                is_lost = isinstance(appended, LedgerFencedError | LedgerNotFoundError)
+                return self.log._fenced(appended) if is_lost else appended
+            positions = self.log._published(self, appended) if appended else []
         if self.on_stored is not None:
             self.on_stored()
         return positions
@@ -68,13 +70,18 @@ class Publication(NamedTuple):
 class MessageLog:
     """The messages of one topic, appended in batches with one sync each, in ledgers of a bounded number of entries.
 
-    Created by `open`. After an open the first batch begins a new ledger, as in Pulsar. One writer at a time.
+    Created by `open`. After an open the first batch begins a new ledger, as in Pulsar.
+
+    `read`, `feed` and the attributes may be used by any thread while nothing is published or trimmed. A publish or a
+    trim overlaps with no other call, nor with one of a cursor or subscription of the topic but a persist; a trim not
+    even with that. Overlaps that are noticed raise `RuntimeError`.
 
     Attributes:
         topic: The name of the topic.
         ledgers: How many entries each ledger holds; the topic's cursors are opened with it.
         sizes: How many bytes each ledger holds.
         store: Where the ledgers live.
+        sole_use: Held while `ledgers` is changed.
     """
 
     def __init__(
@@ -84,6 +91,8 @@ class MessageLog:
         self.ledgers = LedgerMap.from_counts(counts)
         self.sizes = LedgerSizes(store, self.ledgers, record.ledger_sizes)
         self.store = store
+        self.sole_use = SoleUse(f"the message log of topic {topic!r}")
+        self._publishing = SoleUse(f"publish of topic {topic!r}")
         self._ownership = ownership  # None for a log that is only read
         self._trimmed: list[int] = []  # ledgers that are to be deleted once the record names a later one, lowest first
         self._entries_per_ledger_max = 0
@@ -166,14 +175,15 @@ class MessageLog:
             StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
                 were stored nevertheless are in the log from the next append, or the next open, on.
         """
-        publication = self.prepare(messages)
-        if not publication.entries:
-            return []
-        try:
-            appended: Sequence[int] | AckStateError = self.store.ledgers.append_all(publication.entries)
-        except (LedgerFencedError, LedgerNotFoundError) as error:
-            appended = error
-        outcome = publication.finish(appended)
+        with self._publishing:
+            publication = self.prepare(messages)
+            if not publication.entries:
+                return []
+            try:
+                appended: Sequence[int] | AckStateError = self.store.ledgers.append_all(publication.entries)
+            except (LedgerFencedError, LedgerNotFoundError) as error:
+                appended = error
+            outcome = publication.finish(appended)
         if isinstance(outcome, AckStateError):
             raise outcome
         return outcome
@@ -187,8 +197,9 @@ class MessageLog:
         messages = checked_messages(messages)
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
-        if contents and self._room < len(contents):
-            self._begin_ledger(ownership)
+        with self.sole_use:
+            if contents and self._room < len(contents):
+                self._begin_ledger(ownership)
         ledger_id = self.ledgers.current_ledger_id
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
@@ -218,15 +229,16 @@ class MessageLog:
         Source: ``ManagedLedgerImpl.internalTrimLedgers`` of Apache Pulsar. Complexity: O(ledgers), and one write.
         """
         ownership, before = self._owned("trim"), min(operator_index(before_ledger_id), self.ledgers.current_ledger_id)
-        leaving = [ledger_id for ledger_id in self.ledgers if ledger_id < before]
-        if leaving:
-            # In memory before the record: if it is unknown whether that was written, no cursor can go back to them.
-            self.ledgers.trim(before)
-            self.sizes.trim()
-            self._trimmed += leaving
-        if self._trimmed:
-            ownership.trim(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
-            self._delete_trimmed()
+        with self.sole_use:
+            leaving = [ledger_id for ledger_id in self.ledgers if ledger_id < before]
+            if leaving:
+                # In memory before the record: if it is unknown whether that was written, no cursor can go back to them.
+                self.ledgers.trim(before)
+                self.sizes.trim()
+                self._trimmed += leaving
+            if self._trimmed:
+                ownership.trim(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
+                self._delete_trimmed()
         return len(leaving)
 
     def _delete_trimmed(self) -> None:

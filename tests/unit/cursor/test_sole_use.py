@@ -1,0 +1,81 @@
+"""Threads that publish, trim or dispatch at once although they must not are refused, and nothing is changed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ackstate.cursor import MemoryStore, Message, MessageLog
+from ackstate.cursor.topic.sole_use import SoleUse
+
+
+class Elsewhere:
+    """A thread that holds up one call of a store until it is told to go on."""
+
+    def __init__(self, monkeypatch, ledgers, name):
+        self._reached, self._passable = threading.Event(), threading.Event()
+        call = getattr(type(ledgers), name)
+
+        def slow(*args, **named):
+            if threading.current_thread() is self._thread:
+                self._reached.set()
+                assert self._passable.wait(10)
+            return call(*args, **named)
+
+        monkeypatch.setattr(type(ledgers), name, slow)
+        self._thread = None
+
+    def starts(self, call, *args):
+        self._thread = threading.Thread(target=call, args=args)
+        self._thread.start()
+        assert self._reached.wait(10)
+
+    def ends(self):
+        self._passable.set()
+        self._thread.join()
+
+
+def opened():
+    store = MemoryStore()
+    return store, MessageLog.open(store, topic="t", entries_per_ledger_max=1)
+
+
+def test_one_thread_may_nest_and_another_is_refused():
+    use = SoleUse("the thing")
+    refused = []
+
+    def other():
+        with pytest.raises(RuntimeError, match="the thing is used by two threads at once") as caught, use:
+            pass
+        refused.append(caught)
+
+    with use, use:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    use.check()
+    assert refused
+
+
+def test_two_publishes_at_once(monkeypatch):
+    store, log = opened()
+    elsewhere = Elsewhere(monkeypatch, store.ledgers, "append_all")
+    elsewhere.starts(log.publish, [Message(b"first")])
+    with pytest.raises(RuntimeError, match="publish of topic 't' is used by two threads at once"):
+        log.publish([Message(b"second")])
+    elsewhere.ends()
+    (position,) = log.publish([Message(b"third")])
+    assert [message.payload for message in log.read([(1, 0), position])] == [b"first", b"third"]
+
+
+def test_a_publish_while_the_log_is_trimmed(monkeypatch):
+    store, log = opened()
+    for _ in range(3):
+        log.publish([Message(b"x")])
+    elsewhere = Elsewhere(monkeypatch, store.ledgers, "delete")
+    elsewhere.starts(log.trim, 3)
+    with pytest.raises(RuntimeError, match="the message log of topic 't' is used by two threads at once"):
+        log.publish([Message(b"x")])
+    elsewhere.ends()
+    assert len(log.publish([Message(b"x")])) == 1
