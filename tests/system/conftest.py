@@ -1,4 +1,4 @@
-"""A disk whose power can be cut."""
+"""What several system tests share: a disk whose power can be cut, and a cluster of Spark."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def power_can_be_cut():
         assert list(with_private_mounts(try_it))
     except LayerSkippedError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory):
+    """Yield the URL of a master with two workers, and the workers."""
+    from spark_daemons import two_workers
+
+    with two_workers(tmp_path_factory.mktemp("cluster")) as found:
+        yield found

@@ -19,7 +19,7 @@ from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.manifest import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run, run_each_apart
-from spark_daemons import environment_of, two_workers
+from spark_daemons import environment_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -44,12 +44,6 @@ def base(server, tmp_path, monkeypatch):
     locations._file_system.cache_clear()
     yield location(f"{server.url}/{tmp_path.name}")
     locations._file_system.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def master(tmp_path_factory):
-    with two_workers(tmp_path_factory.mktemp("cluster")) as (url, _):
-        yield url
 
 
 def events_of(day, path):
@@ -110,9 +104,9 @@ def commands(root, days, *, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_
 
 
 @EACH_STORE
-def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, master, tmp_path):
+def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, spark_cluster, tmp_path):
     local, expected, days = here
-    cluster = ("--master", master)
+    cluster = ("--master", spark_cluster[0])
     # The state that workers wrote is read in this process, and workers read the one that was written in it.
     some = ("sweep", "first_day") if server.url.startswith("hdfs") else ("second_day",)
     words = commands(base, days, cluster=cluster, **dict.fromkeys(some, cluster))

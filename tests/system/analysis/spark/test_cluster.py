@@ -25,7 +25,7 @@ from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run_each_apart
-from spark_daemons import JAVA_OPTIONS, environment_of, two_workers
+from spark_daemons import JAVA_OPTIONS, environment_of
 
 POLICY = "flush_interval_ms=50"
 
@@ -39,13 +39,6 @@ def some_trace(path, *, length=300):
     ]  # fmt: skip
     parquet.write_trace(frames, path)
     return path
-
-
-@pytest.fixture(scope="module")
-def master(tmp_path_factory):
-    """Yield the URL of a master with two workers, and the workers."""
-    with two_workers(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +73,11 @@ def local_answer(spark, trace):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installed_us(
-    spark, master, bare_python, tmp_path
+    spark, spark_cluster, bare_python, tmp_path
 ):
     import pyspark
 
-    url, workers = master
+    url, workers = spark_cluster
     trace = some_trace(tmp_path / "trace")
     main_of(["package", str(tmp_path)])
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
@@ -106,8 +99,10 @@ def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installe
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(spark, master, bare_python, tmp_path):
-    url, _ = master
+def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
+    spark, spark_cluster, bare_python, tmp_path
+):
+    url, _ = spark_cluster
     trace = some_trace(tmp_path / "trace")
     # Another process has another current directory there.
     words = [["redelivery", path, "--policy", POLICY, "--master", url, "--json"]
