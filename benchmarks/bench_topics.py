@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 ABOUT = (
-    "Topics with ten Shared subscriptions each in one store, FileStore and SQLite, in a temporary directory; one thread. "
-    "Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before the ticks with "
+    "Topics with ten Shared subscriptions each in one store, FileStore and SQLite, in a temporary directory, by one "
+    "thread. Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before the ticks with "
     "acks, every subscription acked one message out of order. Memory is that of the process, with everything open."
 )
 TOPICS = 1_000
@@ -105,7 +105,7 @@ def measure(
             for run in range(runs):
                 now_ms += 10_000
                 ack(topics, published, 2 * run, now_ms=now_ms)
-                clock.time("close", lambda now_ms=now_ms: topics.close(now_ms=now_ms))
+                clock.time("close", lambda now_ms=now_ms, topics=topics: topics.close(now_ms=now_ms))
                 topics = clock.time("reopen", lambda now_ms=now_ms: open_all(store, topic_count, now_ms=now_ms))
                 assert isinstance(topics, Topics)
             topics.close(now_ms=now_ms)
