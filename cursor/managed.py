@@ -41,9 +41,8 @@ class ManagedCursor(FormerNames):
     """The ack state of one subscription of one topic. Made by `open`; safe for any number of threads.
 
     An ack is accepted into memory and becomes durable with a later `persist`, which `tick` calls when it is due. Acks
-    of what is acked already change nothing and succeed. Every ack raises `InvalidPositionError` if the log does not
-    have an entry, `ValueError` if an id is out of range, and `TypeError` if it is not an integer. Every method that
-    changes something raises `CursorClosedError` once the cursor is closed.
+    of what is acked already change nothing. Every ack raises `InvalidPositionError` if the log does not have an entry,
+    `ValueError` or `TypeError` if an id is no integer in range; every change, `CursorClosedError` after `close`.
 
     Attributes:
         topic: The topic whose messages are acked.

@@ -80,6 +80,7 @@ class Expected(NamedTuple):
         states: The states that were written as a whole; empty if unknown.
         holds_parts: Whether a part of one of these that covers the mark-delete position may be found.
         exists: Whether there must be a cursor.
+        is_deleted: Whether there must be none.
     """
 
     asked: AckedSet
@@ -92,6 +93,7 @@ class Expected(NamedTuple):
     states: tuple[State, ...] = ()
     holds_parts: bool = False
     exists: bool = False
+    is_deleted: bool = False
 
 
 def judge(found: State, alternatives: Sequence[Expected], *, is_worst: bool = False) -> tuple[Broken, ...]:
@@ -141,6 +143,8 @@ def _broken(found: State, expected: Expected, *, is_exact: bool) -> Iterator[Bro
         # Its empty state is not a second violation.
         yield Broken(Promise.I10, "it opens as a new cursor")
         return
+    if expected.is_deleted and not found.is_new:
+        yield Broken(Promise.I17, f"it opens with {found}")
     if not found.acked <= expected.asked:
         invented = found.acked - expected.asked
         yield Broken(Promise.I1, f"acked without a request: {invented}", _size(invented))
@@ -267,6 +271,10 @@ class Oracle:
         """Record that the reset succeeded: earlier acks no longer count."""
         assert self._reset is not None
         self.expected, self._reset = self._opened(self._reset)._replace(names=self.expected.names), None
+
+    def deleted(self) -> None:
+        """Record that the subscription was deleted."""
+        self._change(is_deleted=True)
 
     def judge(self, found: State) -> tuple[Broken, ...]:
         """Return the promises that a recovery with this state broke."""

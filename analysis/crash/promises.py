@@ -28,6 +28,7 @@ class Promise(StrEnum):
     I14 = "I14: a fenced owner changes nothing, and receives an error"
     I15 = "I15: what was accepted is written when it is due, and excluded only for a reason"
     I16 = "I16: a persist writes no more than its state needs"
+    I17 = "I17: a deleted subscription leaves nothing, and a later one of its name is new"
     ERRORS = "nothing fails by itself, and a fault causes one of our errors"
     CONVERSATION = "a program that is not crashed goes on, and says what the conversation allows"
     REPAIRS = "a repair that is offered works, and gives up what it says and no more"

@@ -21,6 +21,7 @@ class StepKind(Enum):
     PROPERTIES = "set the cursor properties"
     REOPEN = "close and open again"
     REOPEN_STORE = "close the store and open it again"
+    DELETE = "delete the subscription and create it again"
     KILL = "be killed"
 
 

@@ -95,6 +95,11 @@ class Consumers:
         self._closed.pop(name, None)
         self._slot_owners.clear()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a consumer is open."""
+        return bool(self._names)
+
     def check_not_closed(self, name: str) -> None:
         """Refuse one of the last 1,000 consumers that were closed, unless it was opened again.
 

@@ -79,6 +79,11 @@ class SubscriptionReports:
             return self._consumers.names
 
     @property
+    def has_consumers(self) -> bool:
+        """Whether a consumer is open; without the lock, so that many subscriptions can be asked."""
+        return self._consumers.has_any
+
+    @property
     def active_consumer(self) -> str | None:
         """The consumer that receives everything, with Exclusive and Failover; None if there is none."""
         with self._lock:

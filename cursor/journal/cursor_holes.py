@@ -32,7 +32,8 @@ class CursorHoles:
         self._store = store
         self._path = path
         self._shared = shared
-        self._pins: HolePins | None = None  # None for a cursor that has none and is given no buckets
+        self.pins: HolePins | None = None
+        """The pins of the cursor; None for a cursor that has none and is given no buckets."""
         self._filled_count = FilledCount()
 
     def find_pins(self, needed: Collection[int], *, term: int, is_new: bool) -> None:
@@ -45,17 +46,12 @@ class CursorHoles:
         """
         if not is_new or self._shared is not None:
             pins = HolePins(self._store, self._path, term=term, needed=needed)
-            self._pins = pins if pins.bucket_ids or self._shared is not None else None
+            self.pins = pins if pins.bucket_ids or self._shared is not None else None
 
     def keep_only(self, needed: Collection[int]) -> None:
         """Release the other buckets: the record in the store refers to these at most."""
-        if self._pins is not None:
-            self._pins.keep_only(needed)
-
-    @property
-    def has_pins(self) -> bool:
-        """Whether a delay bucket is or may be pinned."""
-        return self._pins is not None and bool(self._pins.bucket_ids)
+        if self.pins is not None:
+            self.pins.keep_only(needed)
 
     @property
     def may_share(self) -> bool:
@@ -69,10 +65,10 @@ class CursorHoles:
     @property
     def refers_to_retired(self) -> bool:
         """Whether a bucket is pinned that was no longer live when any cursor of the topic last looked."""
-        if self._pins is None:
+        if self.pins is None:
             return False
         live = frozenset() if self._shared is None else self._shared.live_ids
-        return not self._pins.bucket_ids <= live
+        return not self.pins.bucket_ids <= live
 
     def share(self, snapshot: Record, buckets: Sequence[BucketHoles]) -> SharedSnapshot | None:
         """Express a whole state by references to buckets, all of which are pinned then; None if that does not pay.
@@ -80,7 +76,7 @@ class CursorHoles:
         Raises:
             StoreError: The storage failed.
         """
-        pins = self._pins
+        pins = self.pins
         while pins is not None and buckets and (shared := share(snapshot, buckets)) is not None:
             refused = {bucket_id for bucket_id in sorted(shared.bucket_ids) if not pins.pin(bucket_id)}
             if not refused:

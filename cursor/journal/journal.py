@@ -68,6 +68,7 @@ class Journal:
         self.delta_bytes = 0
         self._owner = cursor_owner(self.path)
         self._version = ABSENT
+        self._has_record = False  # whether a record of this owner was put
         self._epoch = 0
         self._term = 1
         self._unknown = b""
@@ -176,6 +177,7 @@ class Journal:
             CursorFencedError: Another owner has the cursor.
             StoreError: A step failed; the state before or the new one is what a recovery reads, and either is right.
         """
+        self._check_not_deleted()
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         shared = self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         encoded = self._encode(content) if shared is None else encode_shared(shared)
@@ -297,6 +299,7 @@ class Journal:
                 # takes those of one that lives and saw the ledger before the damage: a repair has given them up.
                 if not found.is_repaired:
                     raise
+        self._has_record = True
         self._delete(self._leftovers - {self._pointed_at})
         return True
 
@@ -317,7 +320,7 @@ class Journal:
         if self._pointed_at is not None:
             self._made.add(self._pointed_at)
         self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
-        self._record_form = form
+        self._record_form, self._has_record = form, True
         self._delete((self._made | self._leftovers) - {self._pointed_at})
         return len(encoded)
 
@@ -344,6 +347,15 @@ class Journal:
     def unwritable(self, error: CorruptStateError) -> StoreError:
         """Return the error for a ledger that damage keeps from being written; the metadata store may still be."""
         return StoreError(f"{self.path}: the cursor ledger cannot be written: {error}")
+
+    def _check_not_deleted(self) -> None:
+        """Refuse to begin a ledger if the subscription was deleted: a crash would leave it without a record."""
+        if not self._has_record:
+            return
+        with suppress(CorruptStateError, UnsupportedVersionError):
+            found = self.store.metadata.get(self.path)
+            if found is None or decode_record(found.data).record.is_deleted:
+                raise self.fenced()
 
     def _delete_unnamed(self, ledger_id: int) -> None:
         """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted.

@@ -47,6 +47,7 @@ class Persister:
     ) -> None:
         self.state = state
         self.journal = journal
+        self._holes = journal.holes
         self.listeners = listeners
         self.lock = lock
         # Held through a whole round; taken before `lock`.
@@ -76,11 +77,12 @@ class Persister:
 
         An ack that is accepted meanwhile counts at the next call.
         """
+        # Every tick of a broker asks each of its cursors, so this takes few look-ups and no call.
         state = self.state
         return (
             state.accepted_number <= state.durable_number
             and state.unpersisted.nothing_held_back
-            and not self.journal.holes.has_pins
+            and ((pins := self._holes.pins) is None or not pins.bucket_ids)
         ) or self.closed
 
     def tick(self, *, now_ms: int) -> bool:

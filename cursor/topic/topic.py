@@ -27,7 +27,7 @@ from ackstate.integers import integer
 from ackstate.limits.gate import DispatchGate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription
@@ -74,6 +74,7 @@ class Topic:
         self.delays = delays
         self.is_closed = False
         self._subscriptions: dict[str, Subscription] = {}
+        self._cursors: list[tuple[tuple[str, str], ManagedCursor]] = []  # theirs: every tick goes through them
         self._latest_ms = now_ms
         self._trim_attempt: tuple[int, ...] | None = None
         # Of stored subscriptions, open or not; None before the first report. Those of open ones may be outdated.
@@ -195,6 +196,7 @@ class Topic:
         delays = self.delays.open_view(cursor.is_acked) if self.delays is not None and has_delays else None
         subscription = Subscription(self.log, cursor, gate=gate, delays=delays, kind=kind, options=options)
         self._subscriptions[name] = subscription
+        self._cursors.append(((self.name, name), cursor))
         return subscription
 
     def stored_subscriptions(self) -> list[StoredSubscription]:
@@ -219,17 +221,16 @@ class Topic:
         is_found = delete_subscription(self.store, topic=self.name, subscription=name)
         if self._mark_deletes is not None:
             self._mark_deletes.pop(name, None)
-        subscription = self._subscriptions.pop(name, None)
+        subscription = self._remove(name)
         if subscription is not None:
             abandon(subscription.cursor)
             subscription.close(now_ms=now_ms)
         return is_found
 
-    def cursors(self) -> Iterator[tuple[tuple[str, str], ManagedCursor]]:
-        """Yield the cursors of the open subscriptions, each with the names of the topic and the subscription."""
-        name = self.name
-        for each, subscription in self._subscriptions.items():
-            yield (name, each), subscription.cursor
+    @property
+    def cursors(self) -> Sequence[tuple[tuple[str, str], ManagedCursor]]:
+        """The cursors of the open subscriptions, each with the names of the topic and the subscription."""
+        return self._cursors
 
     def tick(self, *, now_ms: int) -> dict[str, PersistResult | AckStateError]:
         """Persist the subscriptions that are due, with one sync, and return the outcome of each by its name.
@@ -237,7 +238,7 @@ class Topic:
         Raises:
             TopicClosedError: The topic is closed.
         """
-        outcomes = tick_all(self.cursors(), now_ms=self._at(now_ms))
+        outcomes = tick_all(self._cursors, now_ms=self._at(now_ms))
         return {name: outcome for (_, name), outcome in outcomes.items()}
 
     def trim(self, *, now_ms: int) -> int:
@@ -289,14 +290,13 @@ class Topic:
 
     @property
     def next_wake_ms(self) -> int | None:
-        """When to call `tick`, or a subscription's `dispatch`, next because a time will have come; None for never."""
-        times = [
-            time
-            for each in self._subscriptions.values()
-            for time in (each.next_wake_ms, each.cursor.view.next_tick_ms)
-            if time is not None
-        ]
-        return min(times, default=None)
+        """When to call `tick`, or `dispatch` of a subscription, next because a time will have come; None for never.
+
+        Subscriptions without an open consumer wait for no time to dispatch at.
+        """
+        times = [cursor.view.next_tick_ms for _, cursor in self._cursors]
+        times += [each.next_wake_ms for each in self._subscriptions.values() if each.has_consumers]
+        return min((time for time in times if time is not None), default=None)
 
     def close(self, *, now_ms: int) -> None:
         """Persist everything with one sync, and close all subscriptions; closing twice does nothing.
@@ -317,8 +317,8 @@ class Topic:
 
     def _drop(self, name: str) -> None:
         """Remove a subscription that was closed from the open ones."""
-        subscription = self._subscriptions.pop(name)
-        if self._mark_deletes is not None:
+        subscription = self._remove(name)
+        if self._mark_deletes is not None and subscription is not None:
             self._mark_deletes[name] = subscription.cursor.persisted_mark_delete_position
 
     def _forget(self, *, now_ms: int) -> None:
@@ -330,6 +330,10 @@ class Topic:
         if not self._subscriptions:
             self.is_closed = True
             self.settings.counters.remove_topic(self.name)
+
+    def _remove(self, name: str) -> Subscription | None:
+        self._cursors = [each for each in self._cursors if each[0][1] != name]
+        return self._subscriptions.pop(name, None)
 
     def __enter__(self) -> Self:
         return self
@@ -352,7 +356,7 @@ def close_topics(topics: Sequence[Topic], *, now_ms: int) -> None:
         As `Topic.close`, the first error; all the others were closed nevertheless.
     """
     now_ms = integer("now_ms", now_ms)
-    errors = close_all([cursor for topic in topics for _, cursor in topic.cursors()], now_ms=now_ms)
+    errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms)
     for topic in topics:
         topic._forget(now_ms=now_ms)
     for error in errors:

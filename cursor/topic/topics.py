@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 
 from ackstate.cursor.persist.persist_all import tick_all
@@ -126,7 +127,7 @@ class Topics:
             The outcome of each, by the names of its topic and of the subscription.
         """
         now_ms = self._at(now_ms)
-        return tick_all((each for topic in self._topics.values() for each in topic.cursors()), now_ms=now_ms)
+        return tick_all(chain.from_iterable(topic.cursors for topic in self._topics.values()), now_ms=now_ms)
 
     def trim(self, *, now_ms: int) -> int:
         """Delete ledgers of all topics that need them no longer, as `Topic.trim`, and return how many.

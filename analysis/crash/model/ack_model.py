@@ -124,6 +124,11 @@ class AckModel:
         """Reset: exactly the entries below a number are acked, and all of them are durable."""
         self.recovered(set(range(first)), {})
 
+    def recreate(self, first: int) -> None:
+        """Forget everything, as of a deleted subscription: a new one begins at a number."""
+        self.properties = Properties()
+        self.restart(first)
+
     def recovered(self, acked: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
         """Continue from the state of a disk."""
         self.acked, self.durable, self.resets = acked, set(acked), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.analysis.crash.model import broker_events, client_events
+from ackstate.analysis.crash.model import broker_events, client_events, deletion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,7 @@ EVENTS = {
     "clear_backlog": ModelEvent(0.3, client_events.clear_backlog),
     "wait_for_gate": ModelEvent(2, broker_events.wait_for_gate),
     "open_damaged_copy": ModelEvent(1, broker_events.open_damaged_copy),
+    "delete": ModelEvent(0.7, deletion.delete),
     "ack": ModelEvent(0, client_events.ack),
     "ack_up_to": ModelEvent(0, client_events.ack_up_to),
     "give_back": ModelEvent(0, client_events.give_back),

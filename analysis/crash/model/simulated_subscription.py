@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Store
     from ackstate.cursor.stores.memory import Fault
     from ackstate.limits.rules import Rule
+    from ackstate.position import Position
 
 _HOUR = 3_600_000
 
@@ -62,6 +63,7 @@ class SimulatedSubscription(CursorListener):
         waiters: The waiters for the gate.
         allowed: The allowed usage of each limit, which may exceed a lowered limit.
         excluded: The acks excluded by the last persist; None if unknown.
+        start: Where the cursor begins if it is new.
     """
 
     def __init__(self, simulation: BrokerSimulation, name: str) -> None:
@@ -71,13 +73,13 @@ class SimulatedSubscription(CursorListener):
         self.config, self.limits = simulation.settings.config, simulation.settings.limits
         self.cursor_path = cursor_path("t", name)
         self.written = Written(simulation.log, self.disk, self.cursor_path)
-        self.is_certain = True
+        self.is_certain = self.left_ledgers_clean = True
         self.is_writing = self.has_failed = False
         self.failed_ms = -RETRY_MS
         self.persisted_ms = self.epoch = 0
         self.rival: EarlierOwner | None = None
         self.earlier: EarlierOwner | None = None
-        self.left_ledgers_clean = True
+        self.start: Position | None = None
         self.waiters: list[Waiter] = []
         self.allowed: dict[Rule | str, int] = {}
         self.excluded: Excluded | None = Excluded()
@@ -112,13 +114,12 @@ class SimulatedSubscription(CursorListener):
         self.store = MemoryStore(self.disk, faults=faults)
         self._attempted: list[tuple[Encoded, bytes]] = []
         simulation.cursor_store.join(self, self.store)
-        self.left_ledgers_clean = True
-        self.is_writing = True  # This write is not a persist.
+        self.left_ledgers_clean = self.is_writing = True  # This write is not a persist.
         self.highest_sent = -1
         try:
             self.cursor: ManagedCursor = ManagedCursor.open(
                 cast("Store", simulation.cursor_store), topic="t", subscription=self.name,
-                ledgers=simulation.message_log.ledgers, config=self.config, now_ms=simulation.now_ms,
+                ledgers=simulation.message_log.ledgers, config=self.config, start=self.start, now_ms=simulation.now_ms,
             )  # fmt: skip
             self.model.counts_entries = self.config.ledger_limits.rule is not LimitRule.EXACT
             self.model.changed()

@@ -36,14 +36,19 @@ class WatchedStore:
 
     def join(self, side: SimulatedSubscription, session: MemoryStore) -> None:
         """Route all calls for the cursor of a subscription to a session from now on."""
+        self._joined.pop(side.cursor_path, None)
         self._joined[side.cursor_path] = side, session
 
     def close(self) -> None:
         """Do nothing: sessions end by themselves."""
 
     def of_path(self, path: str) -> tuple[SimulatedSubscription, MemoryStore]:
-        """Return the subscription and session of a path, or of an owner's name that ends with a path."""
-        return next(joined for known, joined in self._joined.items() if known in path)
+        """Return the subscription and session of a path, or of an owner's name that ends with a path.
+
+        A path of no cursor belongs to the one that joined last.
+        """
+        found = next((joined for known, joined in self._joined.items() if known in path), None)
+        return list(self._joined.values())[-1] if found is None else found
 
     def of_ledger(self, ledger_id: int) -> tuple[SimulatedSubscription, MemoryStore]:
         """Return the subscription and session of a ledger; any one if the ledger does not exist."""
@@ -135,6 +140,8 @@ class _Metadata:
     def put(self, path: str, data: bytes, *, expected_version: int) -> Any:
         """See `MetadataStore.put`; watched."""
         side, session = self._store.of_path(path)
+        if path != side.cursor_path:
+            return session.metadata.put(path, data, expected_version=expected_version)
         self._store.take_over(side)
         self._store.attempt(side, Encoded.RECORD, data)
         return self._store.write([side], lambda: session.metadata.put(path, data, expected_version=expected_version))

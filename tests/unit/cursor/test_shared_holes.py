@@ -243,7 +243,7 @@ def test_an_earlier_owner_can_take_no_pin_from_the_next():
     topic = Topic()
     bucket = topic.seal({1: HOLES})
     earlier = acked_but_holes(topic)
-    stale = earlier._persister.journal.holes._pins
+    stale = earlier._persister.journal.holes.pins
     cursor = topic.open()
     cursor.ack_entries(1, HOLES, now_ms=0)
     snapshot(cursor)

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.flaky_store import FlakyStore
 from ackstate.analysis.crash.layers.crash_states.moments import Moment
+from ackstate.analysis.crash.layers.crash_states.recovery import left_of
 from ackstate.analysis.crash.observed_cursor import (
     NEVER_OPENED,
+    TOPIC,
     ObservedCursor,
     open_cursor,
     persist_together,
     state_of,
 )
 from ackstate.analysis.crash.oracle import Oracle
-from ackstate.analysis.crash.promises import PromiseBrokenError
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.analysis.workloads.step import StepKind
+from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.store import StoreError
+from ackstate.errors import CursorFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import Expected
     from ackstate.analysis.workloads.step import Step
+    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.store import Store
 
 _STEP_MS = 10_000
@@ -137,6 +142,10 @@ class Execution:
             case StepKind.REOPEN:
                 self._close_cursor(known)
                 self._open_cursors([subscription])
+            case StepKind.DELETE:
+                self._delete(subscription, known)
+                self._open_cursors([subscription])
+                self._count("deletions")
             case StepKind.REOPEN_STORE:
                 for other in self._known.values():
                     self._close_cursor(other)
@@ -162,6 +171,22 @@ class Execution:
             case _:
                 with self._noted():
                     known.observed.do(step, now_ms=self._now_ms)
+
+    def _delete(self, subscription: str, known: _Known) -> None:
+        """Delete a subscription that is open; its owner must not bring anything back.
+
+        Raises:
+            PromiseBrokenError: Something is left, or the owner could write.
+        """
+        owner = known.observed.cursor
+        with self._noted():
+            delete_subscription(self._store, topic=TOPIC, subscription=subscription)
+            known.oracle = Oracle(NEVER_OPENED, knows_states=True)
+            known.oracle.deleted()
+        with self._noted():
+            _check_fenced(owner, now_ms=self._now_ms)
+        if (left := left_of(self._store, subscription)) is not None:
+            raise PromiseBrokenError(Promise.I17, f"{subscription}: {left} is left")
 
     def _continue_until_killed(self, call_count: int) -> None:
         """Persist, close and restart, and be killed anywhere in between, or after it."""
@@ -191,3 +216,18 @@ class Execution:
 
     def _count(self, name: str) -> None:
         self.counts[name] += 1
+
+
+def _check_fenced(owner: ManagedCursor, *, now_ms: int) -> None:
+    """Check that the owner of a deleted subscription can write neither acks nor properties."""
+    for position in owner.view.lowest_unacked(1):
+        owner.ack(position, now_ms=now_ms)
+    writes: list[Callable[[], object]] = [lambda: owner.set_cursor_properties({"owner": "before"})]
+    if owner.view.is_dirty:
+        writes.append(lambda: owner.persist(now_ms=now_ms))
+    for write in writes:
+        try:
+            write()
+        except CursorFencedError:
+            continue
+        raise PromiseBrokenError(Promise.I14, "the owner of a deleted subscription could write")

@@ -19,6 +19,7 @@ from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.simulated_crash import DiskHistory, put_together
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
+from ackstate.cursor.journal import term_floor
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 
@@ -166,12 +167,13 @@ def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
 
 
 def content_of(store: Store, subscriptions: Iterable[str]) -> Content:
-    """Return a store's answers about some cursors: their records, and the lengths of their journals.
+    """Return a store's answers about some cursors: the lowest term, their records, and the lengths of their journals.
 
     The entries themselves are not included; they are read from the disk each time: two stores on equal disks with the
     same answers here have the same entries.
     """
-    ledgers, metadata, held = store.ledgers, store.metadata, []
+    ledgers, metadata = store.ledgers, store.metadata
+    held: list[tuple[Versioned | None, tuple[tuple[int, int], ...]]] = [(metadata.get(term_floor.PATH), ())]
     for subscription in subscriptions:
         path, owner = _names_of(subscription)
         ids = ledgers.owned_by(owner)
@@ -199,6 +201,15 @@ def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> Broken | 
         if owned != ([] if named is None else [named]):
             return Broken(Promise.I11, f"{subscription}: ledgers {owned}, but the record names {named}")
     return None
+
+
+def left_of(store: Store, subscription: str) -> str | None:
+    """Return what a store has of a subscription, in words; None for nothing."""
+    path, owner = _names_of(subscription)
+    if store.metadata.get(path) is not None:
+        return "its record"
+    owned = store.ledgers.owned_by(owner)
+    return f"ledgers {owned}" if owned else None
 
 
 def live_size(store: Store, subscriptions: Iterable[str]) -> int:

@@ -28,6 +28,7 @@ _WEIGHTS = {
     StepKind.REOPEN_STORE: 0.6,
     StepKind.KILL: 1.2,
 }
+_DELETE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +73,8 @@ def draw_workload(random: Random, *, step_count: int) -> Workload:
         range_count_max=random.choice((4, 8)) if format_ is Format.NATIVE and random.random() < 0.15 else None,
     )
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=step_count)
-    return Workload(subscriptions, config, tuple(steps(random, kinds, cursor_count=len(subscriptions))))
+    drawn = steps(random, kinds, cursor_count=len(subscriptions))
+    if random.random() < _DELETE_SHARE:
+        deletion = Step(StepKind.DELETE, random.randrange(len(subscriptions)))
+        drawn.insert(random.randrange(len(drawn) // 2, len(drawn) + 1), deletion)
+    return Workload(subscriptions, config, tuple(drawn))
