@@ -40,7 +40,7 @@ _NowMs = Annotated[
 
 @final
 class LiveRoutes:
-    """What Pulsar's ``stats`` and ``internalStats`` report, the lists that lead there, and ``explain``, which is ours.
+    """Pulsar's ``stats`` and ``internalStats``, the lists that lead to them, and ``explain``, which Pulsar lacks.
 
     Args:
         topics: The open topics.

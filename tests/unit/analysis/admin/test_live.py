@@ -1,4 +1,4 @@
-"""The admin server within a broker: what it answers about open topics, in Pulsar's words, from live objects."""
+"""The admin server within a broker answers from live objects, in Pulsar's words, in the thread of the event loop."""
 
 from __future__ import annotations
 
