@@ -40,7 +40,7 @@ _NowMs = Annotated[
 
 @final
 class LiveRoutes:
-    """What Pulsar's ``stats`` and ``internalStats`` report, the lists that lead there, and ``explain``, which is ours.
+    """Pulsar's ``stats`` and ``internalStats``, the lists that lead to them, and ``explain``, which Pulsar lacks.
 
     Args:
         topics: The open topics.
@@ -60,9 +60,9 @@ class LiveRoutes:
         add("/admin/v2/namespaces/{tenant}", self.namespaces, names=tenant_name)
         add(_TOPICS, self.names, names=namespace_names)
         add(f"{_TOPIC}/partitions", self.partitions, names=topic_names)
-        add(f"{_TOPIC}/stats", self.stats, 404, names=topic_names)
-        add(f"{_TOPIC}/internalStats", self.internal_stats, 404, names=topic_names)
-        add(f"{_TOPIC}/explain", self.explain, 404, names=topic_names)
+        add(f"{_TOPIC}/stats", self.stats, names=topic_names, response_model_exclude_none=True)
+        add(f"{_TOPIC}/internalStats", self.internal_stats, names=topic_names)
+        add(f"{_TOPIC}/explain", self.explain, names=topic_names)
 
     async def version(self) -> str:
         """Return the release of Pulsar whose limit on ranges applies, and that of ackstate."""
@@ -131,10 +131,10 @@ class _Adder:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
 
-    def __call__(self, path: str, endpoint: Any, *statuses: int, names: Any = None, **options: Any) -> None:
+    def __call__(self, path: str, endpoint: Any, *, names: Any = None, **options: Any) -> None:
         """Add a route; `names` declares the parameters of its path."""
         dependencies = [] if names is None else [Depends(names)]
-        statuses = statuses if names is None else (*statuses, 412)
+        statuses = () if names is None else (404, 412)
         self._app.add_api_route(
             path, endpoint, dependencies=dependencies, responses=refusals(*statuses), tags=["broker"],
             response_description="The requested resource", **options,

@@ -1,8 +1,8 @@
 """Reports the open topics of a broker in the shape of Pulsar's ``stats`` and ``internalStats``, from live objects.
 
-Numbers that are not counted here, such as rates and sizes in bytes, are left out of ``stats``. In ``internalStats``
-they have Pulsar's empty value, as in the report about a store. ``redeliveryIfCrashed`` is no field of Pulsar's, and its
-clients ignore it.
+Numbers that are not counted here, such as rates, are left out of ``stats``. In ``internalStats`` they have Pulsar's
+empty value, as in the report about a store; a ledger whose size is not known has 0 bytes. ``redeliveryIfCrashed`` is no
+field of Pulsar's, and its clients ignore it.
 
 Source: ``TopicStats``, ``SubscriptionStats``, ``ConsumerStats`` and ``ManagedLedgerInternalStats`` of Apache Pulsar.
 """
@@ -117,7 +117,7 @@ def live_stats(topic: LiveTopic) -> LiveTopicStats:
 def live_internal_stats(topic: LiveTopic) -> LiveTopicInternalStats:
     """Return the ledgers and cursors of an open topic. Complexity: O(ledgers + ranges of the cursors)."""
     log = topic.log.ledgers
-    counts = log.counts()
+    counts, sizes = log.counts(), topic.log.sizes.known
     open_count, counts[log.current_ledger_id] = counts[log.current_ledger_id], 0  # as in Pulsar
     cursors = {}
     for name, subscription in topic.subscriptions.items():
@@ -125,10 +125,15 @@ def live_internal_stats(topic: LiveTopic) -> LiveTopicInternalStats:
             cursors[encoded(name)] = _cursor_stats(subscription, log)
     return LiveTopicInternalStats(
         number_of_entries=sum(counts.values()) + open_count,
+        total_size=sum(sizes.values()),
         current_ledger_entries=open_count,
+        current_ledger_size=sizes.get(log.current_ledger_id, 0),
         last_confirmed_entry=str(log.last_confirmed),
         state="LedgerOpened",
-        ledgers=[LedgerInfo(ledger_id=ledger_id, entries=entries, size=0) for ledger_id, entries in counts.items()],
+        ledgers=[
+            LedgerInfo(ledger_id=ledger_id, entries=entries, size=sizes.get(ledger_id, 0))
+            for ledger_id, entries in counts.items()
+        ],
         cursors=dict(sorted(cursors.items())),
     )
 

@@ -147,8 +147,8 @@ def holes_table(holes: Iterable[tuple[HoleReport | ExplainedHole, str]]) -> Tabl
     for hole, why in holes:
         numbers = (hole.cost_bytes, hole.freed_bytes, hole.freed_ranges, hole.mark_delete_advance)
         table.add_row(
-            str(hole.first),
-            str(hole.last),
+            printable(str(hole.first)),
+            printable(str(hole.last)),
             f"{hole.entry_count:,}",
             "-" if hole.age_ms is None else _duration(hole.age_ms),
             *(f"{number:,}" for number in numbers),

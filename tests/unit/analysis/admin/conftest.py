@@ -39,13 +39,23 @@ class Standing:
         return getattr(self._find(), name)
 
 
+def standing_for(current):
+    """Return a store that stands for the one that `current` names."""
+    standing = Standing(lambda: current["store"])
+    parts = {name: Standing(lambda name=name: getattr(standing, name)) for name in ("metadata", "ledgers")}
+    return SimpleNamespace(**parts)
+
+
+@pytest.fixture(scope="session")
+def standing_store():
+    return standing_for
+
+
 @pytest.fixture(scope="session")
 def shared():
     """The store of the test that runs, and an application on it with Pulsar's defaults and without a token."""
     current = {}
-    standing = Standing(lambda: current["store"])
-    parts = {name: Standing(lambda name=name: getattr(standing, name)) for name in ("metadata", "ledgers")}
-    return current, InProcess(create_app(SimpleNamespace(**parts)))
+    return current, InProcess(create_app(standing_for(current)))
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ackstate.analysis.admin.app import create_app
-from ackstate.cursor import MemoryStore
+from ackstate.cursor import MemoryStore, Message, Topics
 
 ODD = ["..", ".", "%", "\0", "a/b", "é", "\ud800", "\U0001f40d", "x" * 300, "-1", "null", "\r\n"]
 SOUND_NAMES = st.text("abzAZ09-=:._", min_size=1, max_size=8)
+OPEN_TOPIC = {"tenant": "public", "namespace": "default", "topic": "orders"}
 NAMES = SOUND_NAMES | st.sampled_from(ODD) | st.text(min_size=1, max_size=20)
 INTEGERS = st.integers(-3, 3) | st.sampled_from([1023, 1024, 2**31, 2**63 - 1, 2**63, -(2**63) - 1, 10**30])
 ANY_JSON = st.recursive(
@@ -65,10 +66,13 @@ def requests(draw, document):
     path, methods = draw(st.sampled_from(sorted(document["paths"].items())))
     method, operation = draw(st.sampled_from(sorted(methods.items())))
     filled, query, headers = path, {}, {}
+    names = OPEN_TOPIC if draw(st.integers(0, 3)) == 0 else {}
     for parameter in operation.get("parameters", ()):
         name, place, schema = parameter["name"], parameter["in"], resolved(parameter["schema"], document)
         if place == "path":
-            value = draw(st.sampled_from(schema["enum"]) | NAMES) if "enum" in schema else draw(NAMES)
+            value = (
+                draw(st.sampled_from(schema["enum"]) | NAMES) if "enum" in schema else names.get(name) or draw(NAMES)
+            )
             filled = filled.replace(f"{{{name}}}", quote(value.encode("utf-8", "surrogatepass"), safe=""))
         elif place == "query" and draw(st.booleans()):
             query[name] = draw(st.sampled_from(["true", "false", "1", "", "banana", "\0"]))
@@ -87,9 +91,14 @@ def requests(draw, document):
 
 @pytest.mark.slow
 def test_whatever_is_sent_only_declared_answers_come(in_process):
-    ask = in_process(create_app(MemoryStore()))
+    store = MemoryStore()
+    topics = Topics(store)
+    topic = topics.open("persistent://public/default/orders", now_ms=0)
+    topic.subscribe("billing", now_ms=0).dispatch("ann", 1, now_ms=0)
+    topic.publish([Message(b"apples")], now_ms=0)
+    ask = in_process(create_app(store, topics=topics))
     document = ask("GET", "/openapi.json").json()
-    seen = set()
+    seen, answered = set(), set()
 
     # Enough, and always the same, to come by each kind of answer.
     @settings(max_examples=max(300, settings().max_examples), derandomize=True, deadline=None, database=None)
@@ -99,15 +108,20 @@ def test_whatever_is_sent_only_declared_answers_come(in_process):
         answer = ask(method.upper(), path, **options)
         status = answer.status_code
         seen.add(status)
+        answered.add((path[path.rindex("/") :], status))
         assert status < 500, answer.text
-        assert str(status) in operation["responses"], (status, answer.text)
+        # A client removes dots from a path, which may then be one that is only read.
+        is_other_path = status == 405 and {".", ".."} & {*path.split("/")}
+        assert is_other_path or str(status) in operation["responses"], (status, answer.text)
         if status >= 400:
             assert set(answer.json()) == {"reason"}
         elif status == 204:
             assert answer.content == b""
 
     check()
-    assert {200, 204, 400, 412, 415} <= seen
+    assert {200, 204, 400, 404, 412, 415} <= seen
+    for kind in ("stats", "internalStats", "explain"):
+        assert (f"/{kind}", 200) in answered
 
 
 @pytest.mark.slow

@@ -1,0 +1,205 @@
+"""A broker that serves its own admin paths over HTTP: the commands read it as they read a broker of Pulsar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from ackstate.analysis.admin.app import create_app
+from ackstate.cursor import CursorConfig, Message, SqliteStore, Start, Topics, TopicSettings
+from ackstate.limits import GateLimits
+from command_line import assert_one_line, run, write_token
+
+NOW_MS = 1_700_000_000_000
+ORDERS, RETURNS, EU = (f"persistent://{name}" for name in ("public/default/orders", "public/default/returns", "a/eu/b"))
+SETTINGS = TopicSettings(
+    cursor=CursorConfig(range_count_max=3, become_old_ack_record_seconds=10),
+    limits=GateLimits(max_unacked_messages=200),
+)
+
+
+class Broker:
+    """Three topics on a store in files, and a server in the event loop of a thread, which alone uses them."""
+
+    def __init__(self, path, token):
+        self.store = SqliteStore(path)
+        self.topics = Topics(self.store, settings=SETTINGS)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        app = create_app(self.store, topics=self.topics, token=token)
+        self.server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
+        self.loop = asyncio.new_event_loop()
+        self.failures = []
+
+    async def serve(self):
+        await self.server.serve(sockets=[self.listener])
+
+    def call(self, function, *arguments):
+        """Call a function in the loop, and return its result."""
+
+        async def called():
+            return function(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(timeout=30)
+
+    def work(self, name, subscription_name, seed):
+        """Publish, dispatch and ack at random, in any order and some of it durably."""
+        rng, topic = random.Random(seed), self.topics.open(name, now_ms=NOW_MS)
+        subscription = topic.subscribe(subscription_name, start=Start.EARLIEST, now_ms=NOW_MS)
+        for step in range(6):
+            now_ms = NOW_MS + 4_000 * step
+            topic.publish([Message(b"m")] * 60, now_ms=now_ms)
+            sent = [each.position for each in subscription.dispatch("ann", 60, now_ms=now_ms)]
+            subscription.ack_many(rng.sample(sent, len(sent) // 2), now_ms=now_ms)
+            if step < 5:
+                subscription.cursor.persist(now_ms=now_ms)
+        return subscription.cursor.redelivery_if_crashed
+
+
+@contextmanager
+def running(path, token=None):
+    broker = Broker(path, token)
+    thread = threading.Thread(target=broker.loop.run_until_complete, args=(broker.serve(),))
+    thread.start()
+    try:
+        yield broker
+    finally:
+        broker.server.should_exit = True
+        thread.join()
+        broker.loop.close()
+        broker.topics.close(now_ms=NOW_MS + 10**6)
+        broker.store.close()
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with running(tmp_path / "store") as broker:
+        yield broker
+
+
+def answered(capsys, *arguments, status=0):
+    outcome = run(capsys, *arguments)
+    assert (outcome.status, outcome.err) == (status, "")
+    return json.loads(outcome.out)
+
+
+@pytest.mark.slow
+def test_the_snapshot_of_our_broker_predicts_its_gauge(broker, capsys, tmp_path):
+    gauges = {
+        (name, subscription): broker.call(broker.work, name, subscription, seed)
+        for seed, (name, subscription) in enumerate([(ORDERS, "billing"), (ORDERS, "x/y z"), (RETURNS, "s"), (EU, "s")])
+    }
+    stats = [
+        broker.topics[name].subscriptions[subscription].cursor.stats() for name, subscription in gauges
+    ]  # fmt: skip
+    for cause in ("redelivery_unwritten", "redelivery_young", "redelivery_cut"):
+        assert any(getattr(each, cause) for each in stats), cause
+
+    answer = answered(capsys, "pulsar", "snapshot", broker.url, "--json")
+    found = {(each["topic"], each["subscription"]): each for each in answer["subscriptions"]}
+    predicted = {
+        name: (each["comes_back"]["low"]["entries"], each["comes_back"]["high"]["entries"])
+        for name, each in found.items()
+    }
+    assert predicted == {name: (gauge, gauge) for name, gauge in gauges.items()}
+    assert not any(each["is_lower_bound"] or each["settings_assumed"] for each in found.values())
+    assert answer["brokers"][0]["low"] == answer["brokers"][0]["high"] == sum(gauges.values())
+    limits = {use["setting"]: use["limit"] for use in found[ORDERS, "billing"]["limits"]}
+    assert limits["maxUnackedMessagesPerSubscription"] == 200
+    assert limits["managedLedgerMaxUnackedRangesToPersist"] == 3
+
+    # By the fields of Pulsar alone, as a client of Pulsar reads them, the gauge is within the interval.
+    for name in (ORDERS, EU):
+        folder = tmp_path / name.rpartition("/")[2]
+        folder.mkdir()
+        path = f"{broker.url}/admin/v2/{name.replace('://', '/')}"
+        for kind in ("internalStats", "stats"):
+            content = httpx.get(f"{path}/{kind}", trust_env=False).json()
+            for cursor in content.get("cursors", {}).values():
+                del cursor["redeliveryIfCrashed"]
+            (folder / f"{kind}-topic.json").write_text(json.dumps(content))
+        (folder / "configuration.json").write_text(
+            httpx.get(f"{broker.url}/admin/v2/brokers/configuration/runtime").text
+        )
+        (folder / "version.txt").write_text(httpx.get(f"{broker.url}/admin/v2/brokers/version").text)
+        for each in answered(capsys, "pulsar", "snapshot", "--from", folder, "--json")["subscriptions"]:
+            back = each["comes_back"]
+            assert back["low"]["entries"] <= gauges[name, each["subscription"]] <= back["high"]["entries"]
+
+
+@pytest.mark.slow
+def test_explain_reads_a_live_broker(broker, capsys):
+    for seed, name in enumerate((ORDERS, RETURNS)):
+        broker.call(broker.work, name, "billing", seed)
+    subscription = broker.topics[ORDERS].subscriptions["billing"]
+    options = ("--topic", ORDERS, "--top", "3", f"--now-ms={NOW_MS + 60_000}")
+    answer = answered(capsys, "explain", broker.url, *options, "--json")
+    assert (answer["store"], answer["now_ms"], answer["missing"]) == (broker.url, NOW_MS + 60_000, [])
+    (cursor,) = answer["cursors"]
+    reports = broker.call(lambda: subscription.explain_holes(3, now_ms=NOW_MS + 60_000))
+    assert [(hole["first"], hole["detail"], hole["age_ms"]) for hole in cursor["holes"]] == [
+        (str(each.first), each.detail, each.age_ms) for each in reports
+    ]
+    assert cursor["redelivery_if_crashed"] == subscription.cursor.redelivery_if_crashed
+    assert (cursor["topic"], cursor["subscription"], cursor["status"], cursor["type"]) == (
+        ORDERS,
+        "billing",
+        "ok",
+        "Shared",
+    )
+    assert [each["rule"] for each in cursor["blocked"]] == ["maxUnackedMessagesPerSubscription"]
+
+    outcome = run(capsys, "explain", broker.url)
+    assert outcome.out.count("in flight with 'ann'") > 10
+    assert f"{ORDERS}, billing: Shared\n" in outcome.out
+    assert "  blocked: maxUnackedMessagesPerSubscription is 200, and " in outcome.out
+    assert outcome.out.endswith("2 cursors\n")
+    outcome = run(capsys, "explain", broker.url, "--subscription", "unknown")
+    assert_one_line(outcome, "has no open subscription 'unknown'; its subscriptions are: 'billing' of")
+
+
+@pytest.mark.slow
+def test_a_token_is_needed(tmp_path, capsys):
+    with running(tmp_path / "store", token=b"right") as broker:
+        broker.call(broker.work, ORDERS, "billing", 1)
+        for command in (["explain", broker.url], ["pulsar", "snapshot", broker.url]):
+            assert_one_line(run(capsys, *command), "HTTP 401")
+            token = write_token(tmp_path / "token", "right")
+            assert run(capsys, *command, "--token-file", token).status == 0
+
+
+@pytest.mark.slow
+def test_requests_do_not_disturb_a_busy_broker(broker):
+    """Messages are published and acked in the loop meanwhile, and each answer is of a moment between two tasks."""
+    answered = threading.Event()
+
+    async def busy():
+        seed = 0
+        while not answered.is_set():
+            broker.work(ORDERS, "billing", seed := seed + 1)
+            await asyncio.sleep(0)
+
+    traffic = asyncio.run_coroutine_threadsafe(busy(), broker.loop)
+    path = f"{broker.url}/admin/v2/persistent/public/default/orders"
+    counts = set()
+    try:
+        with httpx.Client(trust_env=False) as client:
+            while not broker.topics:
+                assert not traffic.done()
+            for _ in range(3):
+                answers = [client.get(f"{path}/{kind}") for kind in ("internalStats", "stats", "explain")]
+                assert [each.status_code for each in answers] == [200] * 3
+                counts.add(answers[0].json()["numberOfEntries"])
+    finally:
+        answered.set()
+        traffic.result(timeout=30)
+    assert len(counts) == 3
+    assert not any(count % 360 for count in counts)
