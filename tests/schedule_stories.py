@@ -331,3 +331,18 @@ def compacts():
         story("persist")
     assert 1 < story.schedule.counts["snapshot"] < story.schedule.counts["delta"]
     story.end()
+
+
+def trims():
+    """No message leaves the log before it is acked durably; then whole ledgers do, but the last."""
+    story = Story(entries_per_ledger_max=3)
+    for _ in range(3):
+        story.sent(3)
+    story.ack(*range(9))
+    story("trim")
+    assert story.schedule.counts["trimmed_ledgers"] == 0
+    story("persist")
+    story("trim")
+    assert story.schedule.counts["trimmed_ledgers"] == 2
+    story("crash")
+    story.end()

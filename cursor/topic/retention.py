@@ -21,8 +21,10 @@ from ackstate.position import Position
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message_log import MessageLog
 
+    Cursors = Mapping[str, ManagedCursor]
     MarkDeletes = Mapping[str, Position | None]
 
 _BYTES_END = 2**63
@@ -119,7 +121,7 @@ class BacklogReport(NamedTuple):
 
 
 def stored_mark_deletes(log: MessageLog) -> dict[str, Position | None]:
-    """Return the durable mark-delete position of each subscription of a topic, by name; None for an unreadable one.
+    """Return the durable mark-delete position of each stored subscription, by name; None for one that is unreadable.
 
     Raises:
         As `stored_subscriptions`; the cost is the same.
@@ -128,7 +130,9 @@ def stored_mark_deletes(log: MessageLog) -> dict[str, Position | None]:
     return {each.name: each.mark_delete for each in found}
 
 
-def trim_log(log: MessageLog, retention: Retention, *, now_ms: int, mark_deletes: MarkDeletes | None = None) -> int:
+def trim_log(
+    log: MessageLog, retention: Retention, cursors: Cursors, *, now_ms: int, stored: MarkDeletes | None = None
+) -> int:
     """Delete the ledgers of a log that no subscription and no retention needs, and return how many left the log.
 
     The last ledger is never deleted. No call of a subscription or a cursor of the topic may run at the same time, nor
@@ -136,11 +140,12 @@ def trim_log(log: MessageLog, retention: Retention, *, now_ms: int, mark_deletes
 
     Args:
         log: Opened by `MessageLog.open`.
-        retention: How much to keep beyond what the subscriptions need.
+        retention: How much to keep beyond the messages that the subscriptions need.
+        cursors: **Every** open cursor of the topic, by the name of its subscription. After a seek that failed, the
+            store may have a higher position than the one at which the cursor continues.
         now_ms: The present.
-        mark_deletes: The durable mark-delete position of **every** subscription that the store has for the topic, by
-            name, None for one that cannot be read. By default they are read from the store. A caller that has all of
-            them saves that: it takes `ManagedCursor.persisted_mark_delete_position` of the open ones.
+        stored: As `stored_mark_deletes` returns them, at least those of the subscriptions that are not open. By
+            default they are read from the store.
 
     Raises:
         As `MessageLog.trim`; and as `stored_subscriptions`, then nothing was deleted.
@@ -152,7 +157,7 @@ def trim_log(log: MessageLog, retention: Retention, *, now_ms: int, mark_deletes
     needed_from: int | None = None
     for ledger_id in _not_retained(log, retention, now_ms=integer("now_ms", now_ms)):
         if needed_from is None:
-            needed_from = _needed_from(log, stored_mark_deletes(log) if mark_deletes is None else mark_deletes)
+            needed_from = _needed_from(log, _mark_deletes(log, cursors, stored))
         following = log.ledgers.find_next_ledger(ledger_id)
         if ledger_id >= needed_from or following is None:
             break
@@ -160,23 +165,24 @@ def trim_log(log: MessageLog, retention: Retention, *, now_ms: int, mark_deletes
     return log.trim(keep_from)
 
 
-def backlog_report(log: MessageLog, retention: Retention, *, mark_deletes: MarkDeletes | None = None) -> BacklogReport:
+def backlog_report(
+    log: MessageLog, retention: Retention, cursors: Cursors, *, stored: MarkDeletes | None = None
+) -> BacklogReport:
     """Return how much of a log its subscriptions need, and which of them needs most.
 
     Args:
         log: The log.
         retention: Has the limit.
-        mark_deletes: As for `trim_log`.
+        cursors: As for `trim_log`.
+        stored: As for `trim_log`.
 
     Raises:
-        As `stored_subscriptions`, if `mark_deletes` is None.
+        As `stored_subscriptions`, if `stored` is None.
         StoreError: The storage failed.
 
     Complexity: O(ledgers and subscriptions) without reading a message, but for ledgers of unknown size (`LedgerSizes`).
     """
-    if mark_deletes is None:
-        mark_deletes = stored_mark_deletes(log)
-    ledgers = log.ledgers
+    mark_deletes, ledgers = _mark_deletes(log, cursors, stored), log.ledgers
     held_by, lowest = min(
         ((name, _lowest_unacked(log, mark_delete)) for name, mark_delete in mark_deletes.items()),
         key=lambda each: (each[1], each[0]),
@@ -198,6 +204,12 @@ def backlog_report(log: MessageLog, retention: Retention, *, mark_deletes: MarkD
         tuple(sorted(name for name, mark_delete in mark_deletes.items() if mark_delete is None)),
         retention.backlog_bytes_max,
     )
+
+
+def _mark_deletes(log: MessageLog, cursors: Cursors, stored: MarkDeletes | None) -> MarkDeletes:
+    """Return the durable mark-delete position of every subscription: that of an open cursor, else the stored one."""
+    of_open = {name: cursor.persisted_mark_delete_position for name, cursor in cursors.items()}
+    return {**(stored_mark_deletes(log) if stored is None else stored), **of_open}
 
 
 def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int) -> Iterator[int]:

@@ -13,6 +13,7 @@ from planted import assert_caught
 from replay_runs import PLAIN, assert_agreement_fails
 from tests.model.ackstate import test_deleted_ranges_model as ranges
 from tests.model.analysis.replay import test_replay as replay
+from tests.model.cursor import test_retention_model as retention
 from tests.model.cursor import test_store_model as stores
 from tests.model.cursor.test_store_model import zookeeper_machine
 from tests.model.delay import test_calendar_model as calendars
@@ -47,3 +48,9 @@ def test_a_replay(monkeypatch, caplog, planted):
     caplog.set_level(logging.ERROR)
     planted(monkeypatch.setattr)
     assert_agreement_fails(YOUNG if planted is replay.looks_at_young_acks_once else PLAIN)
+
+
+@pytest.mark.parametrize("planted", retention.PLANTED, ids=lambda each: each.__name__)
+def test_a_trim(monkeypatch, planted):
+    planted(monkeypatch.setattr)
+    assert_caught(retention.Trims, by=AssertionError)

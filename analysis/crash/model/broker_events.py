@@ -238,9 +238,10 @@ def reopen(simulation: BrokerSimulation, side: SimulatedSubscription, *, config:
 
 def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int | None = None) -> None:
     """Reset to some entry: earlier acks do not count after it."""
-    if not len(simulation.log):
+    kept = range(simulation.log.trimmed_count, len(simulation.log))
+    if not kept:
         return
-    number = simulation.random.randrange(len(simulation.log)) if number is None else number
+    number = simulation.random.choice(kept) if number is None else number
     simulation.note("seek", [number])
     side.is_writing, epoch = True, side.epoch
     try:
@@ -261,7 +262,7 @@ def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int 
 
 def seek_in_vain(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Reset to some entry while writes fail, before or after they take effect."""
-    if simulation.settings.fault_share and len(simulation.log):
+    if simulation.settings.fault_share and len(simulation.log) > simulation.log.trimmed_count:
         simulation.script_faults(side, simulation.random.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)), count=6)
         seek(simulation, side)
 

@@ -88,7 +88,9 @@ def open_log(simulation: BrokerSimulation, store: Store, *, rival: EarlierLog | 
         return MessageLog.open(store, topic="t", entries_per_ledger_max=limit)
     log = MessageLog.open(_RacedStore(store, rival.race), topic="t", entries_per_ledger_max=limit)
     rival.end_race()
-    missing = [number for number, position in enumerate(simulation.log.positions) if position not in log.ledgers]
+    numbered = simulation.log
+    kept = range(numbered.trimmed_count, len(numbered))
+    missing = [number for number in kept if numbered.positions[number] not in log.ledgers]
     hold(Promise.I12, not missing, f"published, and not in the log: {simulation.log.text(missing)}")
     return log
 

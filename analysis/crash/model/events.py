@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.analysis.crash.model import broker_events, client_events, deletion
+from ackstate.analysis.crash.model import broker_events, client_events, deletion, trims
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,7 @@ EVENTS = {
     "wait_for_gate": ModelEvent(2, broker_events.wait_for_gate),
     "open_damaged_copy": ModelEvent(1, broker_events.open_damaged_copy),
     "delete": ModelEvent(0.7, deletion.delete),
+    "trim": ModelEvent(2, trims.trim),
     "ack": ModelEvent(0, client_events.ack),
     "ack_up_to": ModelEvent(0, client_events.ack_up_to),
     "give_back": ModelEvent(0, client_events.give_back),

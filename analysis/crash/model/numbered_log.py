@@ -37,9 +37,14 @@ def range_bytes(ledger_id: int, first: int, last: int) -> int:
 
 
 class NumberedLog:
-    """The entries of a log, numbered in order from 0; the numbering may start at a later entry of the log."""
+    """The entries of a log, numbered in order from 0; the numbering may start at a later entry of the log.
+
+    The log may have been trimmed: then it no longer has the first `trimmed_count` of them, or only until a trim whose
+    outcome is unknown.
+    """
 
     def __init__(self) -> None:
+        self.trimmed_count = 0
         self.positions: list[Position] = []
         self.numbers: dict[Position, int] = {}
         self.messages: list[Message | None] = []

@@ -59,6 +59,7 @@ class BrokerSimulation:
         now_ms: The current time.
         random: The source of randomness of the current event.
         event_number: Number of the current event, during `run`.
+        log_store: The store of the message log.
         crash_count: Crashes so far, and recoveries that a fault ended.
         fault_count: Scripted faults of the store so far.
         step_count: Events so far.
@@ -107,11 +108,11 @@ class BrokerSimulation:
 
     def open_broker(self) -> None:
         """Restart with the log, and with the state that a crash leaves."""
-        self._store = MemoryStore(self._log_disk)
+        self.log_store = MemoryStore(self._log_disk)
         self.cursor_store.is_left = True
         self.cursor_store = WatchedStore(self.cursor_disk)
         self.earlier_log = EarlierLog(self, race_count_max=self.settings.race_count_max) if self.step_count else None
-        self.message_log: MessageLog = open_log(self, self._store, rival=self.earlier_log)
+        self.message_log: MessageLog = open_log(self, self.log_store, rival=self.earlier_log)
         self.broker: BrokerLimit | None = BrokerLimit(self.broker_max) if self.broker_max else None
         self._index = self._open_index() if self.settings.delay_share else None
 
@@ -134,7 +135,7 @@ class BrokerSimulation:
 
     def _recovered_buckets(self) -> BucketedDelayIndex:
         storage = SnapshotStorage(
-            self._store.ledgers, MetadataBucketRegistry(self._store.metadata, "/buckets"), "delayed"
+            self.log_store.ledgers, MetadataBucketRegistry(self.log_store.metadata, "/buckets"), "delayed"
         )
         # The index was ready a moment ago.
         return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=max(self.now_ms - 1, 0))[0]

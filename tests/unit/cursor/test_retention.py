@@ -74,7 +74,7 @@ def topic():
 
 def test_whole_ledgers_that_every_subscription_has_acked_durably_are_deleted(topic):
     store, log, cursor, positions = topic
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
     for position, expected in (
         (positions[8], [1, 3, 4, 5, 6]),
         (positions[9], [3, 4, 5, 6]),
@@ -83,7 +83,7 @@ def test_whole_ledgers_that_every_subscription_has_acked_durably_are_deleted(top
         (positions[49], [6]),  # the last one stays: it is appended to
     ):
         acked_up_to(cursor, position)
-        trim_log(log, NOTHING_KEPT, now_ms=0)
+        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
         assert list(log.ledgers) == ids_on_disk(store) == expected
         cursor._check()
     assert log.publish([Message(b"next")]) == [Position(max(ids_on_disk(store)), 0)]
@@ -92,9 +92,9 @@ def test_whole_ledgers_that_every_subscription_has_acked_durably_are_deleted(top
 def test_acks_that_are_not_durable_free_nothing(topic):
     _, log, cursor, positions = topic
     cursor.mark_delete(positions[-1], now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
     cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 4
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 4
 
 
 def test_a_subscription_that_is_not_open_holds_its_messages(topic):
@@ -103,8 +103,8 @@ def test_a_subscription_that_is_not_open_holds_its_messages(topic):
     acked_up_to(other, positions[12])
     other.close(now_ms=0)
     acked_up_to(cursor, positions[-1])
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 1
-    report = backlog_report(log, NOTHING_KEPT)
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 1
+    report = backlog_report(log, NOTHING_KEPT, {})
     assert (report.held_by, report.held_from, report.entry_count) == ("other", positions[13], 37)
 
 
@@ -118,17 +118,17 @@ def test_a_subscription_that_cannot_be_opened_holds_everything(topic, kind):
     elif kind == "lost record":
         del store.disk.values[path]
     marks = {"s": Position(99, 0)} if kind == "beyond the log" else None
-    assert trim_log(log, NOTHING_KEPT, now_ms=0, mark_deletes=marks) == 0
-    report = backlog_report(log, NOTHING_KEPT, mark_deletes=marks)
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0, stored=marks) == 0
+    report = backlog_report(log, NOTHING_KEPT, {}, stored=marks)
     assert (report.held_by, report.held_from, report.entry_count) == ("s", positions[0], 50)
     assert report.unreadable == (() if marks else ("s",))
 
 
 def test_without_a_subscription_the_retention_alone_decides(topic):
     _, log, *_ = topic
-    assert trim_log(log, Retention(age_ms=30), now_ms=50, mark_deletes={}) == 2  # published at 9 and 19
-    assert trim_log(log, NOTHING_KEPT, now_ms=50, mark_deletes={}) == 2
-    assert backlog_report(log, NOTHING_KEPT, mark_deletes={}) == BacklogReport(
+    assert trim_log(log, Retention(age_ms=30), {}, now_ms=50, stored={}) == 2  # published at 9 and 19
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=50, stored={}) == 2
+    assert backlog_report(log, NOTHING_KEPT, {}, stored={}) == BacklogReport(
         0, 0, 10, 10 * ENTRY_BYTES, None, None, (), None
     )
 
@@ -154,7 +154,7 @@ def test_a_minimum_of_size_and_of_age_is_kept(topic, retention, deleted, is_reop
     acked_up_to(cursor, positions[-1])
     if is_reopened:
         log = opened(store)
-    assert trim_log(log, retention, now_ms=100) == deleted
+    assert trim_log(log, retention, {}, now_ms=100) == deleted
     assert len(ids_on_disk(store)) == 5 - deleted
 
 
@@ -176,22 +176,22 @@ def test_a_message_that_cannot_be_read_keeps_its_ledger_as_long_as_the_next_one(
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[-1])
     store.disk.ledgers[1].entries[9] = b"damage"
-    assert trim_log(log, Retention(age_ms=85), now_ms=100) == 0
-    assert trim_log(log, Retention(age_ms=80), now_ms=100) == 2
+    assert trim_log(log, Retention(age_ms=85), {}, now_ms=100) == 0
+    assert trim_log(log, Retention(age_ms=80), {}, now_ms=100) == 2
 
 
 def test_only_the_owner_trims(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[-1])
     with pytest.raises(ValueError, match="opened to be read; open it to trim"):
-        trim_log(MessageLog.find(store, topic="t"), NOTHING_KEPT, now_ms=0)
+        trim_log(MessageLog.find(store, topic="t"), NOTHING_KEPT, {}, now_ms=0)
     newer = opened(store)
     with pytest.raises(LogFencedError):
-        trim_log(log, NOTHING_KEPT, now_ms=0)
+        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     assert ids_on_disk(store) == [1, 3, 4, 5, 6]
     with pytest.raises(TypeError):
         newer.trim("3")
-    assert trim_log(newer, NOTHING_KEPT, now_ms=0) == 4
+    assert trim_log(newer, NOTHING_KEPT, {}, now_ms=0) == 4
 
 
 def test_the_age_reads_one_message_and_a_known_size_none(topic, monkeypatch):
@@ -202,9 +202,9 @@ def test_the_age_reads_one_message_and_a_known_size_none(topic, monkeypatch):
     monkeypatch.setattr(ledgers, "read", lambda *where: read.append(where) or original(*where))
     marks = {"s": positions[-1]}
     # The owner before closed ledgers 1 to 5 and wrote their sizes; 6 was open.
-    assert backlog_report(log, NOTHING_KEPT, mark_deletes=marks).log_byte_count == 50 * ENTRY_BYTES
+    assert backlog_report(log, NOTHING_KEPT, {}, stored=marks).log_byte_count == 50 * ENTRY_BYTES
     assert read == [(6, 0, 10)]
-    assert trim_log(log, Retention(size_bytes=30 * ENTRY_BYTES, age_ms=81), now_ms=100, mark_deletes=marks) == 2
+    assert trim_log(log, Retention(size_bytes=30 * ENTRY_BYTES, age_ms=81), {}, now_ms=100, stored=marks) == 2
     assert read == [(6, 0, 10), (1, 9, 10), (3, 9, 10)]
 
 
@@ -212,14 +212,14 @@ def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[9])
     acked_up_to(cursor_of(store, log, "fast"), positions[30])
-    trim_log(log, NOTHING_KEPT, now_ms=0)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     limited = Retention(backlog_bytes_max=40 * ENTRY_BYTES)
-    report = backlog_report(log, limited)
+    report = backlog_report(log, limited, {})
     assert report == BacklogReport(40, 40 * ENTRY_BYTES, 40, 40 * ENTRY_BYTES, "s", positions[10], (), 40 * ENTRY_BYTES)
     assert not report.is_exceeded
     report.check("t")
     log.publish([Message(b"more")])
-    report = backlog_report(log, limited)
+    report = backlog_report(log, limited, {})
     assert report.is_exceeded
     message = (
         "backlog of topic 't' must have at most 800 bytes .backlog_bytes_max., got 820; subscription 's' .* 3:0 on"
@@ -228,8 +228,8 @@ def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
         report.check("t")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     acked_up_to(cursor, positions[14])  # half of a ledger, of which the average entry counts
-    assert backlog_report(log, limited)[:2] == (36, 36 * ENTRY_BYTES)
-    assert not backlog_report(log, limited).is_exceeded
+    assert backlog_report(log, limited, {})[:2] == (36, 36 * ENTRY_BYTES)
+    assert not backlog_report(log, limited, {}).is_exceeded
     assert BacklogPolicy("producer_exception") is BacklogPolicy.REFUSE_PUBLISH
 
 
@@ -241,7 +241,7 @@ def test_a_cursor_that_stood_in_a_deleted_ledger_continues_after_it(topic, form)
     acked_up_to(cursor, positions[39])  # the last message of its ledger
     cursor.ack(positions[45], now_ms=0)
     cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 4
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 4
     for each in (cursor, cursor_of(store, opened(store), config=config)):
         each._check()
         assert each.backlog == 9
@@ -253,25 +253,43 @@ def test_a_cursor_that_stood_in_a_deleted_ledger_continues_after_it(topic, form)
     assert reopened.backlog == 0
 
 
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+def test_after_a_seek_that_failed_the_messages_from_before_it_are_held(topic, kind):
+    """The store may have the seek, and the cursor continues without it."""
+    store, log, cursor, positions = topic
+    subscription = Subscription(log, cursor)
+    for ahead in range(9):
+        store.inject(Fault(store.mutation_count + ahead, kind))
+    with pytest.raises(StoreError):
+        subscription.seek(positions[45], now_ms=0)
+    store.forget_faults()
+    assert trim_log(log, NOTHING_KEPT, {"s": cursor}, now_ms=0) == 0
+    assert len(subscription.dispatch("c", 100, now_ms=0)) == 50
+    assert backlog_report(log, NOTHING_KEPT, {"s": cursor}).entry_count == 50
+    subscription.ack_cumulative(positions[30], now_ms=0)
+    cursor.persist(now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, {"s": cursor}, now_ms=0) == 3
+
+
 def test_a_seek_below_the_log_goes_to_its_first_message(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[25])
-    trim_log(log, NOTHING_KEPT, now_ms=0)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     subscription = Subscription(log, cursor)
     subscription.seek(positions[3], now_ms=0)
     assert [each.position for each in subscription.dispatch("c", 2, now_ms=0)] == positions[20:22]
     assert cursor.mark_delete_position == Position(4, -1)
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
     assert cursor_of(store, opened(store)).backlog == 30
 
 
 def test_a_new_subscription_begins_at_the_first_message_that_is_left(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[25])
-    trim_log(log, NOTHING_KEPT, now_ms=0)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     new = cursor_of(store, log, "new")
     assert new.reader.read(1) == [positions[20]]
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
 
 
 def test_delayed_messages_hold_their_ledger_and_those_that_were_skipped_do_not():
@@ -283,10 +301,10 @@ def test_delayed_messages_hold_their_ledger_and_those_that_were_skipped_do_not()
     for delivery in subscription.dispatch("c", 10, now_ms=0):
         subscription.ack(delivery.position, now_ms=0)
     cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
     subscription.ack_cumulative(positions[1], now_ms=0)  # skips the first one that is not due
     cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 2
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 2
     assert [each.position for each in subscription.dispatch("c", 10, now_ms=1_000)] == [positions[2]]
     # A new subscription of the same index does not get those that were trimmed, nor does one after a restart.
     other = cursor_of(store, log, "other")
@@ -297,7 +315,7 @@ def test_a_reader_in_another_process_finds_the_log_without_what_was_trimmed(topi
     store, log, cursor, positions = topic
     reader = MessageLog.find(MemoryStore(store.disk), topic="t")
     acked_up_to(cursor, positions[25])
-    trim_log(log, NOTHING_KEPT, now_ms=0)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     assert next(reader.read(positions[20:21])).payload == b"  20"
     with pytest.raises(StoreError, match="ledger"):
         list(reader.read(positions[:1]))
@@ -332,10 +350,10 @@ def test_a_trim_that_failed_is_completed_by_the_next_one(topic, kind, failing):
     acked_up_to(cursor, positions[20])
     store.inject(Fault(store.mutation_count + failing, kind))
     with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, now_ms=0)
+        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     assert list(log.ledgers) == [4, 5, 6]
     store.forget_faults()
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0  # they have left the log before
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0  # they have left the log before
     assert ids_on_disk(store) == [4, 5, 6]
     assert decode_log_record(store.metadata.get(log_path("t")).data).first_ledger_id == 4
     assert publish(log, 20)
@@ -348,7 +366,7 @@ def test_a_ledger_that_begins_after_a_trim_in_doubt_completes_it(topic, kind):
     acked_up_to(cursor, positions[20])
     store.inject(Fault(store.mutation_count, kind))
     with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, now_ms=0)
+        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     store.forget_faults()
     publish(log, 1)
     assert decode_log_record(store.metadata.get(log_path("t")).data).first_ledger_id == 4
@@ -362,7 +380,7 @@ def test_after_a_crash_within_a_trim_the_log_is_as_before_or_as_after(topic, fai
     acked_up_to(cursor, positions[20])
     store.inject(Fault(store.mutation_count + failing, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, now_ms=0)
+        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     survivor = MemoryStore(store.disk)
     assert [found.status for found in inspect_store(survivor)] == [Status.OK]
     expected = [1, 3, 4, 5, 6] if failing == 0 else [4, 5, 6]
@@ -371,7 +389,7 @@ def test_after_a_crash_within_a_trim_the_log_is_as_before_or_as_after(topic, fai
     assert list(log.ledgers) == ids_on_disk(survivor) == expected
     reopened = cursor_of(survivor, log)
     assert reopened.reader.read(1) == [positions[21]]
-    trim_log(log, NOTHING_KEPT, now_ms=0)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     assert ids_on_disk(survivor) == [4, 5, 6]
 
 
@@ -380,11 +398,11 @@ def test_an_open_that_cannot_delete_what_was_trimmed_leaves_it_to_the_next_trim(
     acked_up_to(cursor, positions[20])
     store.inject(Fault(store.mutation_count + 1, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, now_ms=0)
+        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))  # It writes the record and fences a ledger.
     log = opened(store)
     assert (list(log.ledgers), ids_on_disk(store)) == ([4, 5, 6], [1, 3, 4, 5, 6])
-    assert trim_log(log, NOTHING_KEPT, now_ms=0) == 0
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
     assert ids_on_disk(store) == [4, 5, 6]
 
 
@@ -410,7 +428,7 @@ def test_a_ledger_of_unknown_size_that_is_damaged_counts_as_empty(topic, monkeyp
         raise CorruptStateError("ledger 6", offset=0, expected="an entry", found="damage")
 
     monkeypatch.setattr(store.ledgers, "read", damaged)
-    assert backlog_report(log, NOTHING_KEPT, mark_deletes={}).log_byte_count == 40 * ENTRY_BYTES
+    assert backlog_report(log, NOTHING_KEPT, {}, stored={}).log_byte_count == 40 * ENTRY_BYTES
 
 
 STORES = {"memory": lambda path: MemoryStore(), "sqlite": SqliteStore, "file": FileStore}
@@ -426,7 +444,7 @@ def test_a_topic_that_is_published_to_acked_and_trimmed_for_ever_needs_bounded_s
         for _ in range(100):
             positions = log.publish([Message(b"x" * 40_960)] * 4)
             acked_up_to(cursor, positions[-1])
-            trim_log(log, NOTHING_KEPT, now_ms=0)
+            trim_log(log, NOTHING_KEPT, {}, now_ms=0)
             size_max = max(size_max, bytes_of(store, tmp_path))
         assert len(ids_on_disk(store)) == 1
     assert size_max < {"memory": 200_000, "file": 1_500_000, "sqlite": 5_500_000}[kind]

@@ -59,6 +59,7 @@ from schedule_stories import (
     seeks_in_vain,
     ticks_after_the_interval,
     ticks_more_often_than_the_rate_limit_lets_through,
+    trims,
 )
 
 PLAIN = {exhibit.name: exhibit for exhibit in EXHIBITS}
@@ -90,6 +91,7 @@ STORIES = {
         acks_up_to_old_acks_while_no_write_succeeds,
         persists_after_the_ledger_became_old,
         compacts,
+        trims,
         crashes_while_it_recovers_from_a_persist_of_unknown_outcome,
     ],
     ids=lambda each: each.__name__,
@@ -234,13 +236,23 @@ def counts_the_log_before_it_fences(patch):
         return take_over(store, topic)
 
     patch(LogOwnership, "take_over", take_over)
-    counts = ackstate.cursor.topic.message_log._counts
-    patch(
-        ackstate.cursor.topic.message_log,
-        "_counts",
-        lambda *where: seen.pop().ledgers.counts() if any(seen) else counts(*where),
-    )
+    begin = MessageLog.__init__
+
+    def begin_with(self, store, topic, counts, *others):
+        begin(self, store, topic, seen.pop().ledgers.counts() if others[-1] and any(seen) else counts, *others)
+
+    patch(MessageLog, "__init__", begin_with)
     publishes_as_an_earlier_owner()
+
+
+def trims_what_is_not_durable(patch):
+    patch(ManagedCursor, "persisted_mark_delete_position", ManagedCursor.mark_delete_position)
+    trims()
+
+
+def trims_nothing(patch):
+    patch(MessageLog, "trim", lambda *_: 0)
+    trims()
 
 
 def reads_before_it_fences(patch):
@@ -426,6 +438,8 @@ PLANTED = {
     lets_an_earlier_owner_publish: Promise.I14,
     lets_an_earlier_owner_begin_a_ledger: Promise.I14,
     counts_the_log_before_it_fences: Promise.I12,
+    trims_what_is_not_durable: Promise.I12,
+    trims_nothing: Promise.I11,
     reads_before_it_fences: Promise.I2,
     leaves_ledgers_over: Promise.I11,
     calls_a_group_that_failed_durable: Promise.I9,
