@@ -43,7 +43,7 @@ class LedgerSizes:
         self._known[ledger_id] = 0
 
     def appended(self, ledger_id: int, byte_count: int) -> None:
-        """Count what was appended to a ledger."""
+        """Count entries that were appended to a ledger."""
         if ledger_id in self._known:
             self._known[ledger_id] += byte_count
 

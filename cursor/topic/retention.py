@@ -2,7 +2,7 @@
 
 A ledger is needed until every subscription that the store has for the topic has acked all of it durably, whether the
 subscription is open or not. One that cannot be read may have acked nothing: it needs every ledger. Without any
-subscription, no ledger is needed, as in Pulsar. Beyond what is needed, `Retention` keeps a minimum of size and of age.
+subscription, no ledger is needed, as in Pulsar. In addition, `Retention` keeps a minimum of size and of age.
 
 Source: ``ManagedLedgerImpl.internalTrimLedgers`` and ``BacklogQuotaManager`` of Apache Pulsar.
 """
@@ -35,7 +35,7 @@ class BacklogQuotaExceededError(AckStateError):
 
 
 class BacklogPolicy(Enum):
-    """What happens when the backlog of a topic exceeds its limit; the values are Pulsar's where it has one."""
+    """The consequence of a backlog above its limit; the values are Pulsar's where it has one."""
 
     REPORT = "report"
     """Nothing: the report and the metrics have it."""
@@ -57,7 +57,7 @@ class Retention:
             ``retentionTimeInMinutes``.
         backlog_bytes_max: The limit of the backlog of the slowest subscription, included; None for no limit. Pulsar's
             backlog quota.
-        backlog_policy: What happens above that limit.
+        backlog_policy: The consequence of a backlog above that limit.
 
     Raises:
         ValueError: A number is negative, or 2**63 or more.

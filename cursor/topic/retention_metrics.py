@@ -50,7 +50,7 @@ class BacklogCollector(Collector):
 
     Safe for any number of threads. A topic whose report cannot be read is left out.
 
-    Complexity: O(topics) for a scrape, and what the reports cost.
+    Complexity: O(topics) for a scrape, and the cost of the reports.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ def backlog_families(reports: Iterable[tuple[str, BacklogReport]]) -> list[Gauge
     """Return the metrics of topics, by name; also for a collector that has its own list of topics.
 
     ``ackstate_topic_backlog_entries`` has the subscription that holds the messages as a label, and no value for a topic
-    without a backlog. A name or label that Pulsar has means here what it means there.
+    without a backlog. Names and labels of Pulsar mean the same here.
     """
     families = [GaugeMetricFamily(name, meaning, labels=_TOPIC) for name, meaning, _ in _NUMBERS]
     held = GaugeMetricFamily(

@@ -169,7 +169,7 @@ class Trims(RuleBasedStateMachine):
         assert set(self.log.ledgers) & set(before[0]) <= set(after[0])
 
     @invariant()
-    def what_someone_needs_can_be_read(self):
+    def a_message_that_someone_needs_can_be_read(self):
         if self.log is not None:
             needed = sorted(self.needed())
             assert set(needed) <= set(self.in_log())
@@ -177,7 +177,7 @@ class Trims(RuleBasedStateMachine):
             assert len(list(found.read(needed))) == len(needed)
 
     @invariant()
-    def every_cursor_knows_what_is_left(self):
+    def every_cursor_agrees_with_the_log(self):
         for name, cursor in getattr(self, "cursors", {}).items():
             cursor._check()
             assert cursor.backlog == len(self.published.keys() - self.acked[name])
@@ -222,7 +222,7 @@ PLANTED = [
 
 
 class At(NamedTuple):
-    """What a draw returns."""
+    """Draws this position."""
 
     position: Position
 
@@ -237,8 +237,8 @@ def story():
 
     def then(step, *args, **named):
         step(*args, **named)
-        machine.what_someone_needs_can_be_read()
-        machine.every_cursor_knows_what_is_left()
+        machine.a_message_that_someone_needs_can_be_read()
+        machine.every_cursor_agrees_with_the_log()
 
     def trim():
         then(machine.trim, Retention())

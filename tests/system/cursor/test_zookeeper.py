@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
 from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, running_server
-from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, RecoverySource
+from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, RecoverySource, Retention, trim_log
 from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.store import (
     ABSENT,
@@ -572,6 +572,24 @@ def test_metadata_leaves_no_directory_behind(open_store, client, root):
     for path, version in versions.items():
         store.metadata.delete(path, expected_version=version)
     assert tree(client, root) == empty
+
+
+def test_a_trimmed_log_leaves_no_node_behind(open_store, client, root):
+    """Forty ledgers come and go; as many nodes and bytes stay as after the first ten."""
+    store, sizes = open_store(), []
+    log = MessageLog.open(store, topic="t", entries_per_ledger_max=4)
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    for _ in range(4):
+        for _ in range(10):
+            positions = log.publish([Message(b"x" * 5_000)] * 4)
+        cursor.mark_delete(positions[-1], now_ms=0)
+        cursor.persist(now_ms=0)
+        assert trim_log(log, Retention(), {"s": cursor}, now_ms=0) in {9, 10}
+        cursor.reset(positions[-1], now_ms=0)  # It writes a new journal, so that only the log can grow.
+        nodes_left = snapshot(client, root)
+        sizes.append((len(nodes_left), sum(len(data) for data, _ in nodes_left.values()) // 1_000))
+    assert len(set(sizes)) == 1
+    assert sizes[0][1] < 30
 
 
 # Others at work
