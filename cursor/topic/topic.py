@@ -77,7 +77,7 @@ class Topic:
         self._cursors: list[tuple[tuple[str, str], ManagedCursor]] = []  # theirs: every tick goes through them
         self._latest_ms = now_ms
         self._trim_attempt: tuple[int, ...] | None = None
-        # Of stored subscriptions, open or not; None before the first report. Those of open ones may be outdated.
+        # Of stored subscriptions; None before the first report. Those of open ones may be outdated or missing.
         self._mark_deletes: dict[str, Position | None] | None = None
 
     @classmethod
@@ -252,7 +252,7 @@ class Topic:
         """
         now_ms = self._at(now_ms)
         self._trim_attempt = self._trim_state(now_ms=now_ms)
-        return trim_log(self.log, self.settings.retention, now_ms=now_ms)
+        return trim_log(self.log, self.settings.retention, self._open_cursors(), now_ms=now_ms)
 
     def may_trim(self, *, now_ms: int) -> bool:
         """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
@@ -272,9 +272,11 @@ class Topic:
         """
         if self._mark_deletes is None:
             self._mark_deletes = stored_mark_deletes(self.log)
-        durable = {name: each.cursor.persisted_mark_delete_position for name, each in self.subscriptions.items()}
-        self._mark_deletes |= durable
-        return backlog_report(self.log, self.settings.retention, mark_deletes=self._mark_deletes)
+        cursors = self._open_cursors()
+        return backlog_report(self.log, self.settings.retention, cursors, stored=self._mark_deletes)
+
+    def _open_cursors(self) -> dict[str, ManagedCursor]:
+        return {name: each.cursor for name, each in self.subscriptions.items()}
 
     def _trim_state(self, *, now_ms: int) -> tuple[int, ...] | None:
         """Return numbers of which one changes when more can be trimmed; None if nothing can."""

@@ -13,9 +13,11 @@ from ackstate.cursor import (
     Message,
     Retention,
     Start,
+    StoreError,
     Topics,
     TopicSettings,
 )
+from ackstate.cursor.stores.memory import Fault, FaultKind
 
 SETTINGS = {"entries_per_ledger_max": 10, "cursor": CursorConfig(flush_interval_ms=0)}
 LIMITED = Retention(backlog_bytes_max=1_000, backlog_policy=BacklogPolicy.REFUSE_PUBLISH)
@@ -79,6 +81,21 @@ def test_a_cursor_that_was_opened_without_the_topic_holds_the_log_too():
         publish(topic)
     ack_all(topic, "s")
     assert topics.trim(now_ms=0) == 0
+
+
+def test_after_a_seek_that_failed_the_messages_from_before_it_stay():
+    """The store has the seek, and the subscription continues without it."""
+    topics = opened()
+    topic = topics.open("t", now_ms=0)
+    subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
+    positions = [position for _ in range(4) for position in publish(topic)]
+    for ahead in range(9):
+        topics.store.inject(Fault(topics.store.mutation_count + ahead, FaultKind.FAIL_AFTER))
+    with pytest.raises(StoreError):
+        subscription.seek(positions[-1], now_ms=0)
+    topics.store.forget_faults()
+    assert topic.trim(now_ms=0) == 0
+    assert len(subscription.dispatch("c", 100, now_ms=0)) == 40
 
 
 def test_the_retention_of_the_settings_counts():
