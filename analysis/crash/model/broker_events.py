@@ -238,10 +238,9 @@ def reopen(simulation: BrokerSimulation, side: SimulatedSubscription, *, config:
 
 def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int | None = None) -> None:
     """Reset to some entry: earlier acks do not count after it."""
-    kept = range(simulation.log.trimmed_count, len(simulation.log))
-    if not kept:
+    if not simulation.log.kept:
         return
-    number = simulation.random.choice(kept) if number is None else number
+    number = simulation.random.choice(simulation.log.kept) if number is None else number
     simulation.note("seek", [number])
     side.is_writing, epoch = True, side.epoch
     try:
@@ -262,7 +261,7 @@ def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int 
 
 def seek_in_vain(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Reset to some entry while writes fail, before or after they take effect."""
-    if simulation.settings.fault_share and len(simulation.log) > simulation.log.trimmed_count:
+    if simulation.settings.fault_share and simulation.log.kept:
         simulation.script_faults(side, simulation.random.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)), count=6)
         seek(simulation, side)
 

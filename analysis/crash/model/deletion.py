@@ -25,9 +25,9 @@ def delete(simulation: BrokerSimulation, side: SimulatedSubscription, number: in
 
     A deletion that fails has happened or not, and the next open finds out; its owner writes meanwhile.
     """
-    if not len(simulation.log):
+    if not simulation.log.kept:
         return
-    number = simulation.random.randrange(len(simulation.log)) if number is None else number
+    number = simulation.random.choice(simulation.log.kept) if number is None else number
     simulation.note("delete, and create at", [number])
     _close_parts(side)
     is_deleted = False

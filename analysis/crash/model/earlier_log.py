@@ -89,8 +89,7 @@ def open_log(simulation: BrokerSimulation, store: Store, *, rival: EarlierLog | 
     log = MessageLog.open(_RacedStore(store, rival.race), topic="t", entries_per_ledger_max=limit)
     rival.end_race()
     numbered = simulation.log
-    kept = range(numbered.trimmed_count, len(numbered))
-    missing = [number for number in kept if numbered.positions[number] not in log.ledgers]
+    missing = [number for number in numbered.kept if numbered.positions[number] not in log.ledgers]
     hold(Promise.I12, not missing, f"published, and not in the log: {simulation.log.text(missing)}")
     return log
 

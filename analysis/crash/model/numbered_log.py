@@ -53,6 +53,11 @@ class NumberedLog:
     def __len__(self) -> int:
         return len(self.positions)
 
+    @property
+    def kept(self) -> range:
+        """The numbers of the entries that were not trimmed."""
+        return range(self.trimmed_count, len(self.positions))
+
     def append(self, positions: Sequence[Position], messages: Iterable[Message | None]) -> None:
         """Number the next entries; an unknown message counts as plain and undelayed."""
         for position in positions:
