@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 ABOUT = (
-    "Topics with ten Shared subscriptions each in one store, FileStore and SQLite, in a temporary directory, by one "
-    "thread. Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before the "
-    "ticks with acks, every subscription acked one message out of order. Memory is that of the process, with everything open."
+    "Topics with ten Shared subscriptions each in a store in a temporary directory, FileStore and SQLite; one thread. "
+    "Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before a tick with "
+    "acks, every subscription acked one message out of order. Memory is that of the process, with everything open."
 )
 TOPICS = 1_000
 SUBSCRIPTIONS = 10
 MESSAGES = 20
-RUNS = 5
+RUNS = 3
 STORES: dict[str, Callable[[Path], Store]] = {"FileStore": FileStore, "SqliteStore": SqliteStore}
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
