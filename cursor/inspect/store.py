@@ -23,6 +23,7 @@ from ackstate.cursor.inspect.findings import (
     RepairOutcome,
     StoredRecord,
 )
+from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
 from ackstate.cursor.journal.format import CursorState, Format, Repair
 from ackstate.cursor.journal.journal import ROOT, cursor_owner
 from ackstate.cursor.journal.native import parts_of
@@ -152,8 +153,13 @@ class _CursorReader:
             None if self._log is None else self._log.last_confirmed,
             leftovers,
             tuple(problems),
-            tuple(_notes(found, records, leftovers, is_sound=not problems)),
+            (*self._deletion(), *_notes(found, records, leftovers, is_sound=not problems)),
         )
+
+    def _deletion(self) -> Iterator[Note]:
+        """Yield a note if the subscription is being deleted, or a crash has interrupted that."""
+        if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
+            yield Note("the subscription was deleted; the next open or deletion removes what is left of it")
 
     def _found(self) -> tuple[StoredCursor | None, list[Problem]]:
         try:

@@ -35,7 +35,7 @@ _ATTEMPTS = 10
 
 
 class _Found(NamedTuple):
-    """What there is of a subscription at a record's version."""
+    """The record of a subscription: its term, its version, and whether it marks a deletion."""
 
     term: int
     version: int
@@ -43,14 +43,14 @@ class _Found(NamedTuple):
 
 
 class _Leftovers(NamedTuple):
-    """What is to be deleted beside the record."""
+    """Ledgers and pins to be deleted beside the record."""
 
     ledger_ids: list[int]
     pins: dict[str, int]
 
     @classmethod
     def find(cls, store: Store, path: str) -> _Leftovers:
-        """Return what is there now."""
+        """Return the present leftovers."""
         return cls(store.ledgers.owned_by(cursor_owner(path)), find_pins(store.metadata, path))
 
     def delete(self, store: Store) -> None:
@@ -63,7 +63,7 @@ class _Leftovers(NamedTuple):
 
 
 def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
-    """Delete a subscription, also one that cannot be read, and what a crash has left of one.
+    """Delete a subscription, also one that cannot be read, or the leftovers of one after a crash.
 
     If it is open, its owner is fenced: every later persist of it raises `CursorFencedError`. A subscription that is
     opened under this name afterwards is new.
@@ -87,7 +87,7 @@ def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
     path = cursor_path(topic, subscription)
     is_marked = False
     for _ in range(_ATTEMPTS):
-        # Listed before the record is put. If another owner creates the cursor anew and these include a ledger of it,
+        # Listed before the record is put. If another owner creates the cursor again and these include a ledger of it,
         # then its record cannot be put after this one, or this one fails.
         leftovers = _Leftovers.find(store, path)
         found = _find(store.metadata, path)
@@ -108,7 +108,7 @@ def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
 
 
 def _find(metadata: MetadataStore, path: str) -> _Found | None:
-    """Return what the record says; None without one. A record that cannot be read is replaced like any other.
+    """Return the content of the record; None without one. A record that cannot be read is replaced like any other.
 
     Raises:
         UnsupportedVersionError: A newer release wrote it.

@@ -108,7 +108,7 @@ class CursorRecord:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the subscription is being deleted: there is no cursor, only what is left of one."""
+        """Whether the subscription is being deleted: there is no cursor, only leftovers of one."""
         return DELETED_PROPERTY in self.cursor_properties
 
 

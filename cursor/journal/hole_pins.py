@@ -152,7 +152,7 @@ class HolePins:
 
 
 def find_pins(metadata: MetadataStore, path: str) -> dict[str, int]:
-    """Return the pins of a cursor, whoever put them: their paths, and the version of each.
+    """Return the pins of a cursor, of all its owners: the version of each by its path.
 
     Raises:
         StoreError: The storage failed.

@@ -155,7 +155,7 @@ class Recovery:
         return self._find_with_record(value, orphans)
 
     def vacant_version(self) -> int | None:
-        """Return the version at which a new cursor's record replaces what is there: nothing, or what a deletion left.
+        """Return the expected version for the record of a new cursor: of no value, or of the mark of a deletion.
 
         None if another owner has created the cursor meanwhile.
 

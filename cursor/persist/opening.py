@@ -1,4 +1,4 @@
-"""Begins a cursor with what is durable of it, or creates it."""
+"""Begins a cursor with its durable state, or creates it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Beginning:
 def recover_or_create(
     persister: Persister, found: StoredCursor | None, beginning: Beginning, *, now_ms: int
 ) -> RecoveryReport:
-    """Begin with the stored cursor, and make durable what had to be changed in it; create it if there is none."""
+    """Begin with the stored cursor, and make necessary changes of it durable; create it if there is none."""
     state, form = persister.state, persister.journal.form
     if found is None:
         _create(persister, beginning, now_ms=now_ms)

@@ -37,7 +37,7 @@ class TopicSettings:
             those on ack records when a subscription is opened. They apply to topics that are named as in Pulsar, like
             ``persistent://public/default/orders``.
         delayed_delivery: The policies of the broker, for fields that neither topic nor namespace sets.
-        counters: Counts what the policies do; shared by all topics with these settings.
+        counters: Counts the effects of the policies; shared by all topics with these settings.
 
     Raises:
         TypeError: A field is of another type.

@@ -83,7 +83,7 @@ def _check_nothing_left(side: SimulatedSubscription) -> None:
 
 @final
 class _Owner:
-    """The owner of the subscription that is being deleted: it writes what it can, also a new ledger."""
+    """The owner of the subscription that is being deleted: it writes if it can, also a new ledger."""
 
     def __init__(self, side: SimulatedSubscription) -> None:
         self._is_over = False

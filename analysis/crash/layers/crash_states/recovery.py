@@ -204,7 +204,7 @@ def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> Broken | 
 
 
 def left_of(store: Store, subscription: str) -> str | None:
-    """Return what a store has of a subscription, in words; None for nothing."""
+    """Return the parts of a subscription that a store has, in words; None for nothing."""
     path, owner = _names_of(subscription)
     if store.metadata.get(path) is not None:
         return "its record"
