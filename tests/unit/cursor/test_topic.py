@@ -21,7 +21,10 @@ from ackstate.cursor import (
     Topic,
     Topics,
     TopicSettings,
+    delete_topic,
 )
+from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
 
 ORDERS = PolicyOwner("public", "default", "orders")
@@ -340,6 +343,41 @@ def test_deleting_a_topic_leaves_nothing():
     assert fresh.subscribe("s", start=Start.EARLIEST, now_ms=4_000).dispatch("ann", 9, now_ms=4_000) == []
     with pytest.raises(Exception, match="has been opened by another owner"):
         old.log.publish(messages(1))
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+def test_a_crash_while_a_topic_is_deleted_leaves_one_that_opens_or_none(kind):
+    for mutation in range(30):
+        store = MemoryStore()
+        topic = Topic.open(store, "t", settings=TopicSettings(entries_per_ledger_max=2), now_ms=0)
+        positions = [position for _ in range(3) for position in topic.publish(messages(2), now_ms=1)]
+        for name in ("a", "b"):
+            topic.subscribe(name, start=Start.EARLIEST, now_ms=1).ack(positions[1], now_ms=1)
+        topic.tick(now_ms=2_000)
+        try:
+            delete_topic(MemoryStore(store.disk, faults=[Fault(mutation, kind)]), "t")
+        except StoreError:
+            pass
+        else:
+            return
+        crashed = MemoryStore(store.disk)
+        assert not [each for each in inspect_store(crashed) if each.problems]
+        again = Topic.open(crashed, "t", now_ms=3_000)
+        left = [each.name for each in again.stored_subscriptions()]
+        assert left in (["a", "b"], ["b"], [])
+        for name in left:
+            assert again.subscribe(name, now_ms=3_000).cursor.is_acked(positions[1])
+        kept = [
+            message.payload for message in again.log.read([each for each in positions if each in again.log.ledgers])
+        ]
+        assert kept == [b"0", b"1"] * (len(kept) // 2)
+        assert len(kept) == 6 or not left
+        assert delete_topic(crashed, "t") or not kept
+        assert (set(crashed.disk.values), crashed.ledgers.owners()) == (
+            {"/cursor-terms"} & set(crashed.disk.values),
+            [],
+        )
+    pytest.fail("the deletion never ended")
 
 
 def test_wrong_settings_are_refused():
