@@ -14,7 +14,7 @@ from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.store import ABSENT
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from ackstate.cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
-from ackstate.cursor.topic.log_ownership import LogOwnership
+from ackstate.cursor.topic.log_ownership import LogOwnership, LogRecord
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,8 @@ def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeyp
 def test_a_log_whose_earlier_owner_publishes_on_is_caught(server, only, monkeypatch, name):
     """The opening of the log stops nobody: a stale owner appends to the ledger that it has."""
     only(name)
-    monkeypatch.setattr(LogOwnership, "take_over", classmethod(lambda cls, *where: cls(*where, term=1, version=ABSENT)))
+    none = {"record": LogRecord(1, None), "version": ABSENT}
+    monkeypatch.setattr(LogOwnership, "take_over", classmethod(lambda cls, *where: cls(*where, **none)))
     monkeypatch.setattr(LogOwnership, "_put", lambda *_: ABSENT)
     broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(211, 213))
     assert broken & {Promise.I14, Promise.I12}
