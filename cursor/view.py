@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.persist.counters import PersistCounters
 from ackstate.cursor.results import CursorStats
 from ackstate.cursor.state.view import AckView
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
     from ackstate.position import Position
+
+_COUNTERS = tuple(field.name for field in fields(PersistCounters))  # `asdict` would copy each number
 
 
 @final
@@ -40,7 +43,7 @@ class CursorView(AckView):
                 batches_cut=self.batch_cut_count,
                 young_age_ms=persister.young_age.age_ms,
                 young_age_reason=persister.young_age.reason,
-                **asdict(persister.counters),
+                **{name: getattr(persister.counters, name) for name in _COUNTERS},
             )
 
     @property
