@@ -13,7 +13,7 @@ from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ackstate.cursor.dispatch.admission import Admission
     from ackstate.cursor.dispatch.consumers import Consumers
@@ -73,7 +73,8 @@ class Dispatcher:
         Raises:
             StoreError: The log could not be read; the batch holds what was sent before.
         """
-        self.queue_due([batch], room=batch.room, now_ms=batch.now_ms)
+        self.begin(now_ms=batch.now_ms)
+        self.queue_due(self.missing(batch.consumer, batch.room), now_ms=batch.now_ms)
         if self.admits_new(batch.consumer, now_ms=batch.now_ms):
             if self.send_waiting(batch) and batch.room and not self.holds_order():
                 self._send_unread(batch)
@@ -107,21 +108,19 @@ class Dispatcher:
         times += [time for time in self._delayed.next_due_ms if not is_refused or time > now_ms]
         return min((time for time in times if time is not None), default=None)
 
-    def queue_due(self, batches: Iterable[Batch], *, room: int, now_ms: int) -> int:
-        """Queue messages that are due now, about as many as are missing; return how many.
-
-        Args:
-            batches: The requests of the consumers.
-            room: How many entries they take together.
-            now_ms: The present.
-        """
+    def begin(self, *, now_ms: int) -> None:
+        """Update the queue: some of its messages may be acked, and the time of others may have come."""
         self._messages.notice_acks_elsewhere()
         self._waiting.release(now_ms=now_ms)
-        if not self.binds:  # Else the queued messages may have to wait, and a due message may fill a hole.
-            if self._consumers.needs_keys:
-                room = sum(max(0, each.room - len(self._waiting.ready_for(each.consumer))) for each in batches)
-            else:
-                room -= len(self._waiting.ready_for(ANYONE))
+
+    def missing(self, consumer: str, room: int) -> int:
+        """Return how many of `room` messages for a consumer are not queued."""
+        if self.binds:  # The queued messages may have to wait, and a due message may fill a hole.
+            return room
+        return max(0, room - len(self._waiting.ready_for(self._owner(consumer))))
+
+    def queue_due(self, room: int, *, now_ms: int) -> int:
+        """Queue messages that are due now, about `room` of them, and return how many."""
         due = self._delayed.take_due(room, now_ms=now_ms)
         keys: list[tuple[Position, bytes | None]] = [(position, None) for position in due]
         if self._consumers.needs_keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.dispatch.consumers import ANYONE
 from ackstate.cursor.dispatch.delivery import Batch
 from ackstate.cursor.dispatch.limit_usage import ACK_STATE_RULES
 from ackstate.limits.rules import Rule
@@ -145,13 +146,12 @@ class Rounds:
         gate = self._gate
         if gate is None:
             return
-        is_closed_for_all = gate.is_closed_for("")
-        if self._is_refused and not is_closed_for_all and not counts_room:
-            self._waiter.wake()  # It opened since: another thread acked messages of another subscription.
-            return
-        for name in ("",) if is_closed_for_all else self._refused:
+        names = [""] if gate.is_closed_for("") else [name for name in self._refused if gate.is_closed_for(name)]
+        for name in names:
             self._is_at_gate = True
             gate.when_open(self._gate_waiter, name)
+        if not names and not counts_room:
+            self._waiter.wake()  # It opened since: another thread acked messages of another subscription.
 
     def _has_permits(self) -> bool:
         if self._kind.is_single_active:
@@ -174,7 +174,8 @@ class Rounds:
         if self._needs_keys:
             for name in self._permits.in_turn():
                 self._batch(name, now_ms).want(self._left)
-        due_count = dispatcher.queue_due(self._batches.values(), room=self._room(), now_ms=now_ms)
+        dispatcher.begin(now_ms=now_ms)
+        due_count = dispatcher.queue_due(self._missing(), now_ms=now_ms)
         if not dispatcher.admits_new(now_ms=now_ms):
             self._fill_holes(now_ms)
         else:
@@ -185,6 +186,14 @@ class Rounds:
                 self._fill_holes(now_ms)
         if due_count or (dispatcher.binds and not did_bind):
             self._may_send_more |= min(delayed.next_due_ms, default=now_ms + 1) <= now_ms
+
+    def _missing(self) -> int:
+        """Return how many due messages to queue."""
+        if self._needs_keys:
+            missing = sum(self._dispatcher.missing(name, batch.room) for name, batch in self._batches.items())
+        else:
+            missing = self._dispatcher.missing(ANYONE, self._room())
+        return max(missing, _READ_COUNT_MIN) if missing else 0  # Some may be for others, or find no room.
 
     def _room(self) -> int:
         """Return how many entries the consumers take together at most, without those that are at their own limits."""
