@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "Topics with ten Shared subscriptions each in one store, FileStore and SQLite, in a temporary directory, by one "
     "thread. Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before the "
-    "ticks with acks, every subscription acked one message out of order. Memory is that of the process, with everything open."
+    "ticks with acks, every subscription acked one message out of order. Memory is that of the process, with "
+    "everything open."
 )
 TOPICS = 1_000
 SUBSCRIPTIONS = 10
