@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, final
 from ackstate.cursor.dispatch.admission import AckRefusedError
 from ackstate.cursor.dispatch.block_reason import BlockReason
 from ackstate.cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, SubscriptionType
-from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
-from ackstate.cursor.dispatch.dispatcher import Dispatcher
+from ackstate.cursor.dispatch.delivery import DeadLetterPolicy, Delivery, DispatchRound
 from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts, check_same_log
-from ackstate.cursor.dispatch.reports import SubscriptionReports
+from ackstate.cursor.dispatch.subscription_dispatch import SubscriptionDispatch
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistTarget
@@ -21,7 +20,7 @@ from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position, check_position, checked_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult, Receipt
@@ -35,6 +34,7 @@ __all__ = [
     "ConsumerClosedError",
     "DeadLetterPolicy",
     "Delivery",
+    "DispatchRound",
     "Subscription",
     "SubscriptionOptions",
     "SubscriptionType",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 @final
-class Subscription(SubscriptionReports, CursorListener):
+class Subscription(SubscriptionDispatch, CursorListener):
     """Dispatches a topic's messages to the consumers of one subscription, and receives their acks.
 
     Each delivery reserves, in the gate, the most that its ack could add to the ack state. The reservation is returned
@@ -88,9 +88,6 @@ class Subscription(SubscriptionReports, CursorListener):
         check_parts(kind, gate, delays, options)
         gate = gate if gate is not None or kind.is_single_active else DispatchGate(GateLimits())
         super().__init__(log, cursor, gate=gate, delays=delays, kind=kind, options=options)
-        self._dispatcher = Dispatcher(
-            cursor, self._messages, admission=self._admission, consumers=self._consumers, options=options
-        )
         cursor.add_listener(self)
         try:
             if self._gate is not None:
@@ -100,46 +97,7 @@ class Subscription(SubscriptionReports, CursorListener):
             raise
         self._messages.delayed.mark_delete_persisted(cursor.persisted_mark_delete_position)
         self._admission.observe(now_ms=0)
-
-    def dispatch(self, consumer: str, max_messages: int, *, now_ms: int) -> list[Delivery]:
-        """Send messages to a consumer: redeliveries and due messages first, then unread ones.
-
-        Args:
-            consumer: Receives the messages, until it acks them or gives them back. With Failover, only the active
-                consumer receives any.
-            max_messages: How many entries it wants at most; a batch is one entry.
-            now_ms: The present.
-
-        Raises:
-            TypeError: A number is not an integer, or the name is not text.
-            CursorClosedError: The cursor is closed.
-            ConsumerBusyError: The subscription is exclusive and another consumer has it.
-            ConsumerClosedError: The consumer was closed: no one would return its messages. `consumer_opened` opens it
-                again. The last 1,000 closed consumers are known.
-            ValueError: `max_messages` is negative, or the name is empty or not UTF-8.
-            StoreError: The log could not be read; nothing was sent, and the messages will be dispatched later.
-        """
-        check_count("max_messages", max_messages, least=0)
-        now_ms = integer("now_ms", now_ms)
-        with self._lock:
-            self.cursor.check_open()
-            if not isinstance(consumer, str) or consumer not in self._consumers:
-                self._consumers.check_not_closed(consumer)
-                self.consumer_opened(consumer)
-            self._latest_ms = now_ms
-            if self.kind.is_single_active and self._consumers.active != consumer:
-                return []
-            batch = Batch(consumer, max_messages, now_ms, [])
-            try:
-                self._dispatcher.dispatch(batch)
-                if batch.deliveries:
-                    positions = [delivery.position for delivery in batch.deliveries]
-                    self.cursor.delivered(max(positions), consumer=consumer, positions=positions, now_ms=now_ms)
-            except BaseException:
-                self._messages.withdraw(batch)
-                raise
-            self._messages.sent(batch)
-            return batch.deliveries
+        log.add_listener(self._waiter)
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
         """Ack one entry.
@@ -247,6 +205,27 @@ class Subscription(SubscriptionReports, CursorListener):
             self._admission.usage_decreased(now_ms=now_ms)
             return returned_count
 
+    def redeliver_all(self, consumer: str, *, now_ms: int) -> int:
+        """Give back all unacked messages of a consumer, to be delivered again at once.
+
+        With Exclusive and Failover they are sent in order, before all others. The consumer stays open, and its permits
+        are as before. One that is not open has no messages.
+
+        Returns:
+            How many were in flight, the messages of a batch one by one.
+
+        Raises:
+            TypeError: The time is not an integer.
+
+        Source: ``Consumer.redeliverUnacknowledgedMessages`` of Apache Pulsar.
+        """
+        with self._lock:
+            now_ms = self._at(now_ms)
+            self._messages.waiting.follow_clock(now_ms=now_ms)
+            returned_count = self._messages.give_back(self._admission.deliveries.of(consumer), HoleReason.NACKED)
+            self._admission.usage_decreased(now_ms=now_ms)
+            return returned_count
+
     def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
         """Ack the next `count` entries after the mark-delete position, in flight or not.
 
@@ -281,10 +260,11 @@ class Subscription(SubscriptionReports, CursorListener):
             result = self.cursor.reset(start_position(self.log, position), now_ms=now_ms)
             self._messages.clear()
             self._admission.persisted(None, now_ms=now_ms)
+            self._waiter.wake()
             return result
 
     def close(self, *, now_ms: int) -> PersistResult | None:
-        """Persist everything, close the cursor and the delay tracker; closing twice does nothing.
+        """Persist everything, close the cursor and the delay tracker, and call all waiters; closing twice does nothing.
 
         Raises:
             As `ManagedCursor.close`; the subscription stays open then.
@@ -296,68 +276,8 @@ class Subscription(SubscriptionReports, CursorListener):
             if self._gate is not None:
                 self._gate.close()
             self._messages.delayed.close()
+            self._waiter.wake()
             return result
-
-    def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:
-        """Open a consumer; `dispatch` does so for an unknown one, unless it was closed.
-
-        A consumer that becomes the active one of a Failover subscription receives the unacked messages of the one
-        before.
-
-        Args:
-            consumer: Its name, unique among the open ones; not empty.
-            priority: The Failover consumer of the lowest number is active; ties go to the first by name.
-
-        Raises:
-            ConsumerBusyError: It is open already, by this method or by `dispatch`; or the subscription is exclusive and
-                another consumer has it.
-            ValueError: The name is empty or not UTF-8.
-            TypeError: The name is not text, or the priority is not an integer.
-        """
-        with self._lock:
-            before = self._consumers.active
-            self._consumers.open(consumer, priority=priority)
-            if before is not None and self._consumers.active != before:
-                self._messages.give_back(self._admission.deliveries.of(before), HoleReason.OWNER_GONE)
-            self._messages.waiting.owners_changed()
-
-    def consumer_closed(self, consumer: str, *, now_ms: int | None = None) -> int:
-        """Close a consumer, take back its unacked messages, and return how many those are.
-
-        The messages of a batch count one by one. A consumer that is not open has none.
-        """
-        with self._lock:
-            now_ms = self._at(self._present(now_ms))
-            self._messages.holes.forget(consumer)
-            self._consumers.close(consumer)
-            orphaned = self._messages.give_back(self._admission.deliveries.of(consumer), HoleReason.OWNER_GONE)
-            self._messages.waiting.owners_changed()
-            if self._gate is not None:
-                self._gate.consumer_closed(consumer)
-            self._admission.usage_decreased(now_ms=now_ms)
-            return orphaned
-
-    @property
-    def next_wake_ms(self) -> int | None:
-        """When to dispatch again because a message's time will have come; None if none waits for a time."""
-        with self._lock:
-            return self._dispatcher.next_wake_ms(now_ms=self._latest_ms)
-
-    def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
-        """Call a waiter once, as soon as no rule keeps new messages from a consumer: at once if none does now.
-
-        The call that opens the gate calls the waiter, in its thread and while the subscription is busy. Let it signal
-        another thread or task to dispatch; it must not dispatch itself.
-        """
-        if self._gate is None:
-            waiter()
-        else:
-            self._gate.when_open(waiter, consumer)
-
-    def forget_waiter(self, waiter: Callable[[], None]) -> None:
-        """Do not call a waiter any more; no-op if it does not wait."""
-        if self._gate is not None:
-            self._gate.forget_waiter(waiter)
 
     def change_limits(self, limits: GateLimits, *, now_ms: int | None = None) -> None:
         """Put other limits in force at once; below the present usage they block, and no message is lost.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
+from ackstate.cursor.dispatch.deliveries import Deliveries, Sent, first_deliveries
 from ackstate.cursor.dispatch.limit_usage import LimitUsage
+from ackstate.cursor.dispatch.round_waiter import RoundWaiter
 from ackstate.cursor.store import StoreError
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
@@ -59,6 +60,12 @@ class Admission:
         self.deliveries = Deliveries()
         self.refused_by: Rule | None = None
         """The rule that refused the last refused message."""
+        self.refusals: set[Rule] = set()
+        """The rules that have refused a message in this round."""
+        self.has_refused_again = False
+        """Whether in this round a message was refused that a closed rule lets pass."""
+        self.round_waiter = RoundWaiter()
+        """Called when the usage decreases."""
         self.store_error: AckStateError | None = None
         """Why the last persist failed; None if it did not."""
         self._cursor = cursor
@@ -67,6 +74,11 @@ class Admission:
         self._promote_again_ms = 0
         self._sent: Reservations = self.deliveries if sent is None else sent
         self.usage = LimitUsage(cursor, gate, self._sent)
+
+    def begin_round(self) -> None:
+        """Forget the refusals of the last round of dispatches."""
+        self.refusals.clear()
+        self.has_refused_again = False
 
     def record_bytes_max(self) -> int | None:
         """Return how much may be un-persisted beside the reservations; None if there is no limit."""
@@ -94,38 +106,49 @@ class Admission:
             )
             return self._concluded(verdict, position, sent._replace(record_bytes=cost, range_count=1, is_covered=True))
 
-    def send_all_new(self, positions: Sequence[Position], sent: Sequence[Sent], *, now_ms: int) -> int:
+    def send_all_new(
+        self,
+        consumer: str,
+        positions: Sequence[Position],
+        message_counts: Sequence[int],
+        *,
+        keys: Sequence[bytes | None] | bytes | None,
+        now_ms: int,
+    ) -> int:
         """Note messages as sent for the first time: as many of the first ones as the rules have room for now.
 
         Young acks are persisted early for the first message only, and only that one closes a rule. So another call for
         the rest of them has the result that a call for each message would have.
 
         Args:
+            consumer: Receives them.
             positions: The messages, at least one.
-            sent: How each is sent, all to one consumer.
+            message_counts: How many messages of each entry are not acked.
+            keys: The key of each that assigns it to the consumer, or the one of all of them.
             now_ms: The present.
 
         Returns:
             Their number; 0 if a rule holds new messages back.
         """
-        consumer, gate = sent[0].consumer, self.gate
+        gate = self.gate
         if gate is None:
-            self._sent.add_all(consumer, positions, sent)
+            self._sent.add_all(consumer, positions, first_deliveries(consumer, keys, message_counts, None))
             return len(positions)
         costs = isolated_ranges_bytes(positions)
         self._promote_for(costs[0], now_ms=now_ms)
-        counts = [each.message_count for each in sent]
-        weights = None if counts.count(1) == len(counts) else counts
+        weights = None if message_counts.count(1) == len(message_counts) else message_counts
         with self._cursor.lock:
             verdict = gate.request(
                 costs, usage=self.usage.of(consumer), consumer=consumer, weights=weights, now_ms=now_ms
             )
             granted = verdict.granted
             if not granted:
-                self.refused_by = verdict.rule
+                self._refuse(verdict)
                 return 0
-            self._sent.add_all(consumer, positions[:granted], _reserved(sent[:granted], costs))
-            gate.count_unacked(granted if weights is None else sum(weights[:granted]))
+            if granted < len(positions):
+                positions, message_counts = positions[:granted], message_counts[:granted]
+            self._sent.add_all(consumer, positions, first_deliveries(consumer, keys, message_counts, costs))
+            gate.count_unacked(granted if weights is None else sum(message_counts))
             return granted
 
     def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
@@ -151,6 +174,7 @@ class Admission:
                 added, _ = self.usage.added_by(position)
                 reserved = reserved._replace(record_bytes=max(0, min(reserved.record_bytes, added)))
                 verdict = self._ask_again(reserved)
+            self.has_refused_again |= not verdict.granted
             return self._concluded(verdict, position, reserved._replace(is_covered=reserved == full))
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
@@ -254,6 +278,7 @@ class Admission:
             self.refresh(of=of)
             if self.gate.is_closed and self._could_promote(now_ms=now_ms):
                 self.gate.wake()
+        self.round_waiter.room_made()
 
     def persisted(self, error: AckStateError | None, *, now_ms: int) -> None:
         """Note the outcome of a persist: an error or None."""
@@ -274,10 +299,15 @@ class Admission:
             range_costs=(sent.range_count,),
         )
 
+    def _refuse(self, verdict: Verdict) -> None:
+        self.refused_by = verdict.rule
+        if verdict.rule is not None:
+            self.refusals.add(verdict.rule)
+
     def _concluded(self, verdict: Verdict, position: Position, sent: Sent) -> bool:
         assert self.gate is not None
         if not verdict.granted:
-            self.refused_by = verdict.rule
+            self._refuse(verdict)
             return False
         self._sent.add(position, sent)
         self.gate.count_unacked(sent.message_count)
@@ -365,17 +395,3 @@ class Admission:
         if self._cursor.is_acked(position):
             return None
         return self.usage.refusal(added=self.usage.added_by(position), reserved=own)
-
-
-def _reserved(sent: Sequence[Sent], costs: Iterable[int]) -> list[Sent]:
-    """Return how messages are sent, with the worst cases of their acks reserved; equal neighbours share an object."""
-    found: list[Sent] = []
-    before, before_cost, full = None, -1, None
-    for each, cost in zip(sent, costs, strict=False):
-        if each is not before or cost != before_cost:
-            before, before_cost = each, cost
-            # As `_replace(record_bytes=cost, range_count=1, is_covered=True)`, in a quarter of the time.
-            full = tuple.__new__(Sent, (*each[:4], cost, 1, True))
-        assert full is not None
-        found.append(full)
-    return found

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, final
 
 import google_crc32c
 
+from ackstate.cursor.dispatch.permits import Permits
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ackstate.position import Position
 
 ANYONE = ""
@@ -18,6 +21,7 @@ ANYONE = ""
 
 _SLOT_COUNT = 65_536
 _EVERYTHING = b""
+_NO_HOLDER = ("", 0)
 _CLOSED_MAX = 1_000
 
 
@@ -51,12 +55,15 @@ class Consumers:
         kind: The type of the subscription.
 
     Attributes:
+        kind: The type of the subscription.
         needs_keys: Whether the key of a message decides which consumer receives it.
+        permits: How many messages each may still receive.
     """
 
     def __init__(self, kind: SubscriptionType) -> None:
-        self._kind = kind
+        self.kind = kind
         self.needs_keys = kind is SubscriptionType.KEY_SHARED
+        self.permits = Permits()
         # The consumer that has unacked messages of a key, and how many: it receives the next ones as well.
         self._holders: dict[bytes, tuple[str, int]] = {}
         self._names: dict[str, int] = {}  # to its priority
@@ -74,7 +81,7 @@ class Consumers:
     @property
     def active(self) -> str | None:
         """The consumer that receives everything, with Exclusive and Failover: of the lowest priority, then by name."""
-        if not self._kind.is_single_active:
+        if not self.kind.is_single_active:
             return None
         return min(self._names, key=lambda name: (self._names[name], name), default=None)
 
@@ -89,9 +96,11 @@ class Consumers:
         _check_consumer(name, priority)
         if name in self._names:
             raise ConsumerBusyError(f"consumer {name!r} is open: close it first, or choose another name")
-        if self._names and self._kind is SubscriptionType.EXCLUSIVE:
+        if self._names and self.kind is SubscriptionType.EXCLUSIVE:
             raise ConsumerBusyError(f"consumer {name!r}: {self.active!r} has this exclusive subscription")
         self._names[name] = priority
+        # With Key_Shared no priority counts, as in Pulsar.
+        self.permits.open(name, priority=0 if self.needs_keys else priority)
         self._closed.pop(name, None)
         self._slot_owners.clear()
 
@@ -115,6 +124,7 @@ class Consumers:
     def close(self, name: str) -> None:
         """Close a consumer; no-op if it is not open."""
         if self._names.pop(name, None) is not None:
+            self.permits.close(name)
             self._closed[name] = None
             if len(self._closed) > _CLOSED_MAX:
                 del self._closed[next(iter(self._closed))]
@@ -126,14 +136,17 @@ class Consumers:
         That is its own key, or its position if it has none. If one consumer receives everything, all have one key.
         """
         if not self.needs_keys:
-            return _EVERYTHING if self._kind.is_single_active else None
+            return _EVERYTHING if self.kind.is_single_active else None
         # No key begins with this many zeros by accident; if one did, it would only share a consumer.
         return bytes(8) + b"%d:%d" % position if key is None else key
 
-    def hold_key(self, key: bytes, consumer: str) -> None:
-        """Note that a message of a key was sent to a consumer."""
-        _, count = self._holders.get(key, ("", 0))
-        self._holders[key] = consumer, count + 1
+    def hold_keys(self, consumer: str, keys: Iterable[bytes | None]) -> None:
+        """Note that a message of each key was sent to a consumer; None is no key."""
+        holders = self._holders
+        for key in keys:
+            if key is not None:
+                _, count = holders.get(key, _NO_HOLDER)
+                holders[key] = consumer, count + 1
 
     def release_key(self, key: bytes) -> bool:
         """Note that a message of a key is acked or returned; return whether it was the last one of its consumer."""

@@ -76,7 +76,11 @@ class DelayedMessages:
         if self._tracker is None or not read:
             return read
         # Of those without a delay, one is offered: a tracker must know how far the reader is, and that there is one.
-        plain = next((each for each in reversed(read) if each[1].deliver_at_ms <= 0), None)
+        plain = None
+        for each in reversed(read):
+            if each[1].deliver_at_ms <= 0:
+                plain = each
+                break
         offered = [each for each in read if each[1].deliver_at_ms > 0 or each is plain]
         early = {each[0] for each in offered if self.must_wait(*each, now_ms=now_ms)}
         return [each for each in read if each[0] not in early] if early else read

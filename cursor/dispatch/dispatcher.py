@@ -1,16 +1,14 @@
-"""Chooses the messages that a consumer receives next, and sends them."""
+"""Chooses the messages that a consumer receives next."""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.dispatch.admission import AckRefusedError
 from ackstate.cursor.dispatch.consumers import ANYONE
-from ackstate.cursor.dispatch.deliveries import Sent
-from ackstate.cursor.dispatch.delivery import Batch, DeadLetterPolicy, Delivery
 from ackstate.cursor.dispatch.limit_usage import ACK_STATE_RULES
 from ackstate.cursor.dispatch.replay_queue import Waiting
+from ackstate.cursor.dispatch.sender import Sender
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.limits.rules import Rule
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.dispatch.admission import Admission
     from ackstate.cursor.dispatch.consumers import Consumers
+    from ackstate.cursor.dispatch.delivery import Batch
     from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
     from ackstate.cursor.managed import ManagedCursor
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 _READ_AHEAD_COUNT = 1_000
-_HAND_OVER_RETRY_MS = 1_000
 
 
 @final
@@ -42,6 +40,10 @@ class Dispatcher:
         admission: Decides which messages may be sent.
         consumers: The open consumers.
         options: How far to read ahead, and where dead letters go.
+
+    Attributes:
+        sender: Sends the chosen messages.
+        binds: Whether a limit of the ack state kept new messages back the last time.
     """
 
     def __init__(
@@ -57,10 +59,13 @@ class Dispatcher:
         self._messages = messages
         self._admission = admission
         self._consumers = consumers
-        self._options = options
+        self._look_ahead_max = options.look_ahead_max
+        self.sender = Sender(
+            cursor, messages, admission=admission, consumers=consumers, dead_letters=options.dead_letters
+        )
         self._waiting, self._delayed = messages.waiting, messages.delayed
         self._reader, self._holes = messages.reader, messages.holes
-        self._binds = False  # whether a limit of the ack state kept new messages back the last time
+        self.binds = False
 
     def dispatch(self, batch: Batch) -> None:
         """Send messages to a consumer, as many as it wants and the limits allow.
@@ -68,22 +73,32 @@ class Dispatcher:
         Raises:
             StoreError: The log could not be read; the batch holds what was sent before.
         """
-        self._messages.notice_acks_elsewhere()
-        self._queue_due(batch)
-        if self._cursor.reader.has_unread:
-            self._admission.promote_young(now_ms=batch.now_ms)
-        if not self._admission.usage.binding(batch.consumer):
-            self._binds = False
-            self._admission.refused_by = None
-            if self._send_waiting(batch) and batch.room and not self._holds_order():
+        self.begin(now_ms=batch.now_ms)
+        self.queue_due(self.missing(batch.consumer, batch.room), now_ms=batch.now_ms)
+        if self.admits_new(batch.consumer, now_ms=batch.now_ms):
+            if self.send_waiting(batch) and batch.room and not self.holds_order():
                 self._send_unread(batch)
             if self._admission.refused_by not in ACK_STATE_RULES:
                 return
-        elif self._cursor.reader.has_unread:
-            # The gate learns that it keeps a message back: it reports so, and wakes its waiters when that is over.
-            self._admission.ask_for_new(batch.consumer, now_ms=batch.now_ms)
         if batch.room:
-            self._fill_holes(batch)
+            self.fill_holes(batch)
+
+    def admits_new(self, consumer: str = "", *, now_ms: int) -> bool:
+        """Return whether no limit of the ack state keeps new messages back, after a persist of young acks if one does.
+
+        If one does, the gate learns that it keeps a message back: it reports so, and wakes its waiters when that is
+        over.
+        """
+        has_unread = self._cursor.reader.has_unread
+        if has_unread:
+            self._admission.promote_young(now_ms=now_ms)
+        if not self._admission.usage.binding(consumer):
+            self.binds = False
+            self._admission.refused_by = None
+            return True
+        if has_unread:
+            self._admission.ask_for_new(consumer, now_ms=now_ms)
+        return False
 
     def next_wake_ms(self, *, now_ms: int) -> int | None:
         """Return when to dispatch again because some time will have come; None if no message waits for a time."""
@@ -93,38 +108,47 @@ class Dispatcher:
         times += [time for time in self._delayed.next_due_ms if not is_refused or time > now_ms]
         return min((time for time in times if time is not None), default=None)
 
-    def _queue_due(self, batch: Batch) -> None:
-        """Queue the messages that are due now."""
-        self._waiting.release(now_ms=batch.now_ms)
-        missing = batch.room
-        if not self._binds:  # Else the queued messages may have to wait, and a due message may fill a hole.
-            missing -= len(self._waiting.ready_for(self._owner(batch.consumer)))
-        due = self._delayed.take_due(missing, now_ms=batch.now_ms)
+    def begin(self, *, now_ms: int) -> None:
+        """Update the queue: some of its messages may be acked, and the time of others may have come."""
+        self._messages.notice_acks_elsewhere()
+        self._waiting.release(now_ms=now_ms)
+
+    def missing(self, consumer: str, room: int) -> int:
+        """Return how many of `room` messages for a consumer are not queued."""
+        if self.binds:  # The queued messages may have to wait, and a due message may fill a hole.
+            return room
+        return max(0, room - len(self._waiting.ready_for(self._owner(consumer))))
+
+    def queue_due(self, room: int, *, now_ms: int) -> int:
+        """Queue messages that are due now, about `room` of them, and return how many."""
+        due = self._delayed.take_due(room, now_ms=now_ms)
         keys: list[tuple[Position, bytes | None]] = [(position, None) for position in due]
         if self._consumers.needs_keys:
-            read = self._reader.read(due, now_ms=batch.now_ms)
+            read = self._reader.read(due, now_ms=now_ms)
             self._reader.keep(read)
             keys = [(position, self._consumers.sticky_key(position, message.key)) for position, message in read]
         for position, key in keys:
             self._messages.put(position, Waiting(HoleReason.DELAYED, key=key))
         self._delayed.queued()
+        return len(due)
 
-    def _send_waiting(self, batch: Batch) -> bool:
+    def send_waiting(self, batch: Batch) -> bool:
         """Send queued messages, the lowest first; return whether none of them was refused."""
         while batch.room:
             positions = self._lowest_waiting(batch)
             if not positions:
                 return True
             read, at = self._reader.read(positions, now_ms=batch.now_ms), 0
-            while at < len(read):
+            while at < len(read) and batch.room:
                 count = self._send_unsent(read, batch, at=at)
                 # The receiver of dead letters may have acked others.
-                if not count and (read[at][0] not in self._waiting or self._send(*read[at], batch)):
+                if not count and (read[at][0] not in self._waiting or self.sender.send_queued(*read[at], batch)):
                     count = 1
                 if not count:
                     self._reader.keep(read[at:])
                     return False
                 at += count
+            self._reader.keep(read[at:])  # Batches took the permits that were meant for these.
         return True
 
     def _send_unsent(self, read: Sequence[tuple[Position, Message]], batch: Batch, *, at: int) -> int:
@@ -136,7 +160,7 @@ class Dispatcher:
             if state is None or state.reason is not HoleReason.NEVER_DELIVERED or message.deliver_at_ms > now_ms:
                 break
             end += 1
-        sent_count = self._send_new(read[at:end], batch) if end - at > 1 else 0
+        sent_count = self.sender.send_new(read[at:end], batch) if end - at > 1 else 0
         waiting.take_all(self._owner(batch.consumer), [position for position, _ in read[at : at + sent_count]])
         return sent_count
 
@@ -155,11 +179,11 @@ class Dispatcher:
             return
         while batch.room:
             before = self._cursor.read_position
-            read = self._read_unread(batch.room, now_ms=batch.now_ms)
+            read = self.read_unread(batch.room, now_ms=batch.now_ms)
             if not self._send_read(read, batch) or self._cursor.read_position == before:
                 return
 
-    def _read_unread(self, count: int, *, now_ms: int, last: Position | None = None) -> list[tuple[Position, Message]]:
+    def read_unread(self, count: int, *, now_ms: int, last: Position | None = None) -> list[tuple[Position, Message]]:
         """Move the reader by up to `count` entries, not past `last`, and return those of them that need not wait.
 
         What fails leaves the reader where it was.
@@ -185,52 +209,30 @@ class Dispatcher:
         """Send messages that were just read; return False if one was refused: the reader comes to it again."""
         at = 0
         try:
-            at = self._send_new(read, batch)
+            at = self.sender.send_new(read, batch)
         finally:
-            if at < len(read):
-                self._cursor.reader.rewind(read[at][0])
-                self._reader.keep(read[at:])
+            self.put_back(read[at:])
         return at == len(read)
 
-    def _send_new(self, read: Sequence[tuple[Position, Message]], batch: Batch) -> int:
-        """Send messages for the first time until one is refused; return how many were sent."""
-        if not read:
-            return 0
-        positions, messages = zip(*read, strict=True)
-        sent = self._first_time(batch.consumer, positions, messages)
-        at = 0
-        while at < len(read):
-            count = self._admission.send_all_new(positions[at:], sent[at:], now_ms=batch.now_ms)
-            if not count:
-                break
-            batch.deliveries.extend(map(self._delivery, positions[at : at + count], messages[at:]))
-            at += count
-        return at
-
-    def _first_time(self, consumer: str, positions: Sequence[Position], messages: Sequence[Message]) -> list[Sent]:
-        """Return how messages are sent for the first time."""
-        counts = [message.message_count for message in messages]
-        if not self._consumers.needs_keys and counts.count(1) == len(counts):
-            return [Sent(consumer, self._consumers.sticky_key(positions[0], None))] * len(messages)
-        key_of, unacked_in = self._consumers.sticky_key, self._messages.unacked_in
-        return [
-            Sent(consumer, key_of(each, message.key), 1, unacked_in(each, message))
-            for each, message in zip(positions, messages, strict=True)
-        ]
+    def put_back(self, unsent: Sequence[tuple[Position, Message]]) -> None:
+        """Let the reader come again to messages that were just read, and to all above them."""
+        if unsent:
+            self._cursor.reader.rewind(unsent[0][0])
+            self._reader.keep(unsent)
 
     def _look_ahead(self, batch: Batch) -> None:
         """Read on for all consumers: the messages of a slow one are queued, and hold up no other."""
-        look_ahead_max = self._options.look_ahead_max
+        look_ahead_max = self._look_ahead_max
         while batch.room and len(self._waiting) < look_ahead_max:
             before = self._cursor.read_position
             room = look_ahead_max - len(self._waiting)
-            read = self._read_unread(min(max(batch.room, 100), room), now_ms=batch.now_ms)
+            read = self.read_unread(min(max(batch.room, 100), room), now_ms=batch.now_ms)
             mine, others = self._divided(read, batch)
             sent_count = 0
             try:
-                sent_count = self._send_new(mine, batch)
+                sent_count = self.sender.send_new(mine, batch)
             finally:
-                self._queue((*mine[sent_count:], *others))
+                self.queue((*mine[sent_count:], *others))
             if sent_count < len(mine) or self._cursor.read_position == before:
                 return
 
@@ -248,16 +250,16 @@ class Dispatcher:
             (mine if is_mine else others).append(each)
         return mine, others
 
-    def _queue(self, read: Sequence[tuple[Position, Message]]) -> None:
+    def queue(self, read: Sequence[tuple[Position, Message]]) -> None:
         """Queue messages that were just read."""
         self._reader.keep(read)
         new, reason, key_of = tuple.__new__, HoleReason.NEVER_DELIVERED, self._consumers.sticky_key
         waiting = [new(Waiting, (reason, 0, key_of(position, message.key), "", 0)) for position, message in read]
         self._waiting.put_all([position for position, _ in read], waiting)
 
-    def _fill_holes(self, batch: Batch) -> None:
+    def fill_holes(self, batch: Batch) -> None:
         """Send messages that fill holes, those first that free most."""
-        self._binds = True
+        self.binds = True
         owner = self._owner(batch.consumer)
         binding = self._admission.usage.binding(batch.consumer) | {self._admission.refused_by}
         counts_unpersisted = Rule.UNPERSISTED_ACK_RECORD_BYTES in binding
@@ -282,7 +284,7 @@ class Dispatcher:
     def _send_into_hole(self, position: Position, batch: Batch) -> None:
         fills_hole = self._cursor.view.hole_at(position) is not None
         for read in self._reader.read([position], now_ms=batch.now_ms):
-            if not self._send(*read, batch, fills_hole=fills_hole):
+            if not self.sender.send_queued(*read, batch, fills_hole=fills_hole):
                 self._reader.keep([read])
 
     def _read_ahead(self, now_ms: int, *, count: int, last: Position | None = None) -> bool:
@@ -290,63 +292,10 @@ class Dispatcher:
         before = self._cursor.read_position
         if last is not None and before > last:
             return False
-        self._queue(self._read_unread(count, now_ms=now_ms, last=last))
+        self.queue(self.read_unread(count, now_ms=now_ms, last=last))
         return self._cursor.read_position != before
 
-    def _send(self, position: Position, message: Message, batch: Batch, *, fills_hole: bool = False) -> bool:
-        """Send a queued message; return whether it is queued no longer."""
-        waiting = self._waiting.get(position)
-        assert waiting is not None
-        # The tracker may round, be wrong, or go by another clock: the message's own time decides.
-        is_early = waiting.delivery_count == 0 and message.deliver_at_ms > batch.now_ms
-        if is_early and self._delayed.must_wait(position, message, now_ms=batch.now_ms):
-            self._waiting.take(position)
-            self._reader.keep([(position, message)])
-            return True
-        dead_letters = self._options.dead_letters
-        if dead_letters is not None and waiting.delivery_count > dead_letters.max_redelivery_count:
-            delivery = self._delivery(position, message, waiting.delivery_count)
-            return self._hand_over(delivery, dead_letters, now_ms=batch.now_ms)
-        key = self._consumers.sticky_key(position, message.key)
-        sent = Sent(batch.consumer, key, waiting.delivery_count + 1, self._messages.unacked_in(position, message))
-        is_new = waiting.reason is HoleReason.NEVER_DELIVERED and not fills_hole
-        send = self._admission.send_new if is_new else self._admission.send_again
-        if not send(position, sent, now_ms=batch.now_ms):
-            return False
-        self._waiting.take(position)
-        batch.deliveries.append(self._delivery(position, message, waiting.delivery_count))
-        return True
-
-    def _delivery(self, position: Position, message: Message, redelivery_count: int = 0) -> Delivery:
-        if message[4] == 1:  # `message_count`, and no constructor: in half the time
-            return tuple.__new__(Delivery, (position, message, redelivery_count, ()))
-        words = self._cursor.view.batch.get(position)
-        return Delivery(position, message, redelivery_count, tuple(words or ()))
-
-    def _hand_over(self, delivery: Delivery, dead_letters: DeadLetterPolicy, *, now_ms: int) -> bool:
-        """Hand a dead letter over and ack it; if a limit has no room for the ack, or either fails, it stays queued."""
-        position = delivery.position
-        message_count = self._messages.unacked_in(position, delivery.message)
-        try:
-            self._admission.make_room(position, now_ms=now_ms)
-        except AckRefusedError:
-            return False
-        try:
-            dead_letters.hand_over(delivery)
-            receipt = self._admission.ack(position, now_ms=now_ms)
-        except BaseException as error:
-            # For a while: the receiver of dead letters may be out of order, and no other message is to wait for it.
-            if position in self._waiting:
-                waiting = self._waiting.take(position)
-                self._messages.put(position, waiting._replace(until_ms=now_ms + _HAND_OVER_RETRY_MS))
-            if isinstance(error, AckRefusedError):
-                return True
-            raise
-        self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
-        self._messages.dead_lettered_messages += message_count
-        return True
-
-    def _holds_order(self) -> bool:
+    def holds_order(self) -> bool:
         """Return whether queued messages must go before unread ones, though their time has not come."""
         return self._consumers.active is not None and len(self._waiting) > 0
 

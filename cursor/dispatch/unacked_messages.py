@@ -59,12 +59,13 @@ class UnackedMessages:
         hole_tries_max: int,
     ) -> None:
         self.holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
-        self.waiting = ReplayQueue(consumers.owner, became_ready=self.holes.note_all)
+        self.waiting = ReplayQueue(consumers.owner, became_ready=self._became_ready)
         self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
         self.reader = MessageReader(log, postpone=self._postpone)
         self._cursor = cursor
         self._admission = admission
         self._gate = admission.gate
+        self._round_waiter = admission.round_waiter
         self._consumers = consumers
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
         self._queued = self.waiting.positions  # follows the queue
@@ -72,12 +73,9 @@ class UnackedMessages:
 
     def sent(self, batch: Batch) -> None:
         """Note that a batch was sent: its consumer receives the next messages of the same keys as well."""
-        if not self._consumers.needs_keys:
-            return
-        for delivery in batch.deliveries:
-            sent = self._admission.deliveries.get(delivery.position)
-            if sent is not None and sent.key is not None:
-                self._consumers.hold_key(sent.key, batch.consumer)
+        if self._consumers.needs_keys:
+            sent = map(self._admission.deliveries.get, [position for position, *_ in batch.deliveries])
+            self._consumers.hold_keys(batch.consumer, [each.key for each in sent if each is not None])
 
     def withdraw(self, batch: Batch) -> None:
         """Queue the messages of a batch that never reached its consumer."""
@@ -115,7 +113,7 @@ class UnackedMessages:
             self.reader.forget((position,))
         if self.holes.queues:
             self.holes.note(position)
-        if self._gate is not None and self._gate.is_closed:
+        if self._gate is not None and (self._gate.is_closed or self._round_waiter.wants_room):
             self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
 
     def acked_all(self, positions: Sequence[Position], newly_acked: int, *, now_ms: int) -> None:
@@ -202,6 +200,11 @@ class UnackedMessages:
     def _release(self, key: bytes) -> None:
         if self._consumers.release_key(key):
             self.waiting.key_moved(key)
+
+    def _became_ready(self, positions: Sequence[Position]) -> None:
+        if self.holes.queues:
+            self.holes.note_all(positions)
+        self._round_waiter.messages_came()
 
     def notice_acks_elsewhere(self) -> None:
         """Remove queued messages that were acked with the cursor itself, past the subscription; rebuild the holes.

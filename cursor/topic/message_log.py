@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import suppress
 from operator import index as operator_index
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from weakref import WeakSet
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
 
 _COUNT_END = 2**32
+
+
+class LogListener(Protocol):
+    """An object that a log reports publishes to."""
+
+    def messages_came(self) -> object:
+        """Called after each publish, inside that call: be quick, and raise nothing."""
+        ...
 
 
 class Publication(NamedTuple):
@@ -97,8 +105,9 @@ class MessageLog:
         self._trimmed: list[int] = []  # ledgers that are to be deleted once the record names a later one, lowest first
         self._entries_per_ledger_max = 0
         self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
-        # Weak, since an index lives as long as its views.
+        # Weak, since an index lives as long as its views, and a listener as long as its subscription.
         self._fed: WeakSet[SharedDelayIndex] = WeakSet()
+        self._listeners: WeakSet[LogListener] = WeakSet()
 
     @classmethod
     def open(cls, store: Store, *, topic: str, entries_per_ledger_max: int = 50_000) -> MessageLog:
@@ -162,6 +171,10 @@ class MessageLog:
         if index not in self._fed:
             self._fed.add(index)
             index.complete_from = _following(self.ledgers.last_confirmed)
+
+    def add_listener(self, listener: LogListener) -> None:
+        """Report each later publish to a listener; no-op if it is registered. The log holds no reference to it."""
+        self._listeners.add(listener)
 
     def publish(self, messages: Sequence[Message]) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
@@ -258,6 +271,8 @@ class MessageLog:
         positions = list(positions_of(ledger_id, entry_ids))
         if self._fed:
             self._feed_all(positions, publication.messages)
+        for listener in self._listeners:
+            listener.messages_came()
         return positions
 
     def _fenced(self, cause: AckStateError) -> AckStateError:

@@ -394,7 +394,7 @@ def machine_of(kind=KeyOrderMachine, **settings):
 
 
 def test_the_model_sees_a_key_that_moves_while_it_is_in_flight(monkeypatch):
-    monkeypatch.setattr(Consumers, "hold_key", lambda self, key, consumer: None)
+    monkeypatch.setattr(Consumers, "hold_keys", lambda self, consumer, keys: None)
     machine = machine_of()
     machine.consumer_opened("a")
     machine.publish(KEYS * 2)

@@ -1,0 +1,192 @@
+"""One topic, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, final
+
+from ackstate.cursor.aio.subscription import AsyncSubscription
+from ackstate.cursor.aio.workers import finished
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.topic.start import Start
+from ackstate.errors import AckStateError, TopicClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ackstate.cursor.aio.workers import Workers
+    from ackstate.cursor.dispatch.consumers import SubscriptionType
+    from ackstate.cursor.dispatch.options import SubscriptionOptions
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.topic.message import Message
+    from ackstate.cursor.topic.message_log import Publication
+    from ackstate.cursor.topic.start import StartTime
+    from ackstate.cursor.topic.topic import Topic
+    from ackstate.limits.gate import GateLimits
+    from ackstate.position import Position
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Request(NamedTuple):
+    """Messages that wait to be published, and the one who waits for their positions."""
+
+    messages: Sequence[Message]
+    positions: asyncio.Future[list[Position]]
+
+
+@final
+class AsyncTopic:
+    """A topic whose calls are awaited. Opened by `AsyncTopics.open`; to be used in one event loop.
+
+    The calls of a topic and its subscriptions come one after the other; a sync holds up none of them but publishes of
+    this topic, which share the next one.
+
+    Attributes:
+        topic: The topic. Its parts may be read; a call that changes one goes through `alone`.
+        alone: Held while a call is made: no other one of this topic overlaps with it.
+    """
+
+    def __init__(self, topic: Topic, workers: Workers, clock: Callable[[], int]) -> None:
+        self.topic = topic
+        self.alone = asyncio.Lock()
+        self.clock = clock
+        self.workers = workers
+        self._requests: list[_Request] = []
+        self._publishing: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        self._subscriptions: dict[str, AsyncSubscription] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the topic."""
+        return self.topic.name
+
+    async def publish(self, messages: Sequence[Message]) -> list[Position]:
+        """Append messages, all or none, and return their positions in order once they are synced.
+
+        Publishes that come while another one is being synced are appended together, each of them all or none.
+
+        Raises:
+            As `Topic.publish`.
+            CancelledError: The caller was cancelled; the messages may be stored nevertheless.
+        """
+        if self._is_stopped:
+            raise TopicClosedError(f"topic {self.name!r} is closed")
+        loop = asyncio.get_running_loop()
+        request = _Request(self.topic.stamped(messages, now_ms=self.clock()), loop.create_future())
+        self._requests.append(request)
+        if self._publishing is None:
+            self._publishing = loop.create_task(self._publish_requests())
+        return await finished(request.positions)
+
+    async def subscribe(  # noqa: PLR0913 - as `Topic.subscribe`
+        self,
+        name: str,
+        *,
+        start: Start | StartTime | Position = Start.LATEST,
+        kind: SubscriptionType | None = None,
+        limits: GateLimits | None = None,
+        options: SubscriptionOptions | None = None,
+        properties: Mapping[str, str] | None = None,
+        repair: Repair = Repair.NONE,
+    ) -> AsyncSubscription:
+        """Open a subscription, or create it; return the same object if it is open. See `Topic.subscribe`."""
+        subscription = await self.call(
+            self.topic.subscribe, name, start=start, kind=kind, limits=limits, options=options, properties=properties,
+            repair=repair, now_ms=self.clock(),
+        )  # fmt: skip
+        known = self._subscriptions.get(name)
+        if known is None or known.subscription is not subscription:
+            known = self._subscriptions[name] = AsyncSubscription(subscription, self)
+        return known
+
+    async def unsubscribe(self, name: str) -> bool:
+        """Delete a subscription, and return whether there was one; see `Topic.unsubscribe`."""
+        is_found = await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
+        known = self._subscriptions.pop(name, None)
+        if known is not None:
+            known.closed()
+        return is_found
+
+    async def trim(self) -> int:
+        """Delete ledgers that no one needs, and return how many; see `Topic.trim`. It also happens by itself."""
+        async with self.workers.persisting:
+            return await self.call(self.topic.trim, now_ms=self.clock())
+
+    async def call(self, function: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
+        """Call a function in a worker thread, while nothing else of this topic is called.
+
+        Raises:
+            CancelledError: The caller was cancelled. The call is over when this is raised; its outcome is lost.
+        """
+        async with self.alone:
+            return await self.workers.run(function, *args, **named)
+
+    def cursors(self) -> Iterator[tuple[tuple[str, str], ManagedCursor]]:
+        """Yield the cursors of the open subscriptions, each with the names of the topic and the subscription."""
+        for name, each in self._subscriptions.items():
+            yield (self.name, name), each.subscription.cursor
+
+    async def stop_publishing(self) -> None:
+        """Refuse every later publish, and wait for those under way."""
+        self._is_stopped = True
+        if self._publishing is not None:
+            await finished(self._publishing)
+
+    def closed(self) -> None:
+        """Wake all that wait for something: the topic was closed or deleted."""
+        self._is_stopped = True
+        for subscription in self._subscriptions.values():
+            subscription.closed()
+
+    async def _publish_requests(self) -> None:
+        try:
+            while self._requests:
+                taken, self._requests = self._requests, []
+                await self._publish(taken)
+        finally:
+            self._publishing = None
+
+    async def _publish(self, requests: Sequence[_Request]) -> None:
+        """Publish requests together; one by one if one of them is refused."""
+        try:
+            messages = [message for each in requests for message in each.messages]
+            async with self.alone:
+                publication = await self._prepare(messages)
+            appended = await self.workers.append(publication)
+            async with self.alone:
+                outcome = publication.finish(appended)
+        except AckStateError as error:
+            if len(requests) == 1:
+                requests[0].positions.set_exception(error)
+            else:
+                for each in requests:
+                    await self._publish([each])
+        except Exception as error:
+            for each in requests:
+                each.positions.set_exception(error)
+        except BaseException:
+            for each in requests:
+                each.positions.cancel()
+            raise
+        else:
+            _answer(requests, outcome)
+
+    async def _prepare(self, messages: Sequence[Message]) -> Publication:
+        if self.topic.log.has_room_for(len(messages)):
+            return self.topic.publisher.prepare(messages)
+        return await self.workers.run(self.topic.publisher.prepare, messages)  # It begins a ledger.
+
+
+def _answer(requests: Sequence[_Request], outcome: Sequence[Position] | AckStateError) -> None:
+    at = 0
+    for request in requests:
+        if isinstance(outcome, AckStateError):
+            request.positions.set_exception(copy(outcome))
+        else:
+            end = at + len(request.messages)
+            request.positions.set_result(list(outcome[at:end]))
+            at = end

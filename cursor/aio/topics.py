@@ -1,0 +1,143 @@
+"""The topics of one store, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Self, final
+
+from ackstate.cursor.aio.topic import AsyncTopic
+from ackstate.cursor.aio.workers import Workers, finished
+from ackstate.cursor.persist.persist_all import tick_all
+from ackstate.cursor.topic.topics import Topics
+from ackstate.errors import AckStateError, TopicClosedError
+from ackstate.integers import check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.topic.settings import TopicSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+@final
+class AsyncTopics:
+    """The topics of a store, persisted in the background from ``async with`` on.
+
+    To be used in one event loop. At the end of ``async with``, also if the task is cancelled as by Ctrl-C, no publish
+    is accepted any more, those under way are finished, and everything is persisted: nothing that was acked is
+    redelivered.
+
+    Args:
+        store: Where they are stored; stays open. It must be safe for concurrent use, as all stores of this package are.
+        settings: Of every topic; None for the defaults.
+        clock: Returns the present, in milliseconds: for example `lambda: time.time_ns() // 1_000_000`.
+        tick_ms: How often to look which subscriptions are due to be persisted, in milliseconds.
+
+    Attributes:
+        topics: The topics, to be read: by `analysis.admin`, for example.
+    """
+
+    def __init__(
+        self, store: Store, *, settings: TopicSettings | None = None, clock: Callable[[], int], tick_ms: int = 100
+    ) -> None:
+        self.topics = Topics(store, settings=settings)
+        check_count("tick_ms", tick_ms, least=1)
+        self._clock = clock
+        self._tick_s = tick_ms / 1_000
+        self._workers = Workers()
+        self._opened: dict[str, AsyncTopic] = {}
+        self._alone = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        self._ticking = asyncio.get_running_loop().create_task(self._tick_for_ever())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, name: str) -> AsyncTopic:
+        """Open a topic, or create it; return the same object if it is open. See `Topics.open`."""
+        async with self._alone:
+            if self._is_closed:
+                raise TopicClosedError(f"topic {name!r} cannot be opened: the topics are closed")
+            topic = await self._workers.run(self.topics.open, name, now_ms=self._clock())
+            known = self._opened.get(name)
+            if known is None or known.topic is not topic:
+                known = self._opened[name] = AsyncTopic(topic, self._workers, self._clock)
+            return known
+
+    async def delete(self, name: str) -> bool:
+        """Delete a topic with its subscriptions, and return whether there was one. See `Topics.delete`."""
+        async with self._alone:
+            topic = self._opened.get(name)
+            if topic is None:
+                return await self._workers.run(self.topics.delete, name, now_ms=self._clock())
+            is_found = await topic.call(self.topics.delete, name, now_ms=self._clock())
+            del self._opened[name]
+            topic.closed()
+            return is_found
+
+    async def tick(self) -> None:
+        """Persist what is due, and trim the logs; to be called only by those who do not want to wait for it.
+
+        What fails is logged, and tried again by a later tick.
+        """
+        async with self._workers.persisting:
+            cursors = [each for topic in self._opened.values() for each in topic.cursors()]
+            outcomes = await self._workers.run(tick_all, cursors, now_ms=self._clock())
+        for (topic_name, name), outcome in outcomes.items():
+            if isinstance(outcome, AckStateError):
+                _LOG.warning("subscription %r of topic %r could not be persisted: %s", name, topic_name, outcome)
+        for topic in list(self._opened.values()):
+            if topic.topic.may_trim(now_ms=self._clock()):
+                try:
+                    await topic.trim()
+                except AckStateError as error:
+                    _LOG.warning("the log of topic %r could not be trimmed: %s", topic.name, error)
+
+    async def close(self) -> None:
+        """Finish all publishes, persist everything, and close all topics; closing twice does nothing.
+
+        Raises:
+            As `Topics.close`.
+            CancelledError: The caller was cancelled; everything is closed nevertheless.
+        """
+        await finished(self._close())
+
+    async def _close(self) -> None:
+        async with self._alone:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._ticking is not None:
+                self._ticking.cancel()
+                await asyncio.wait({self._ticking})
+            topics = list(self._opened.values())
+            for topic in topics:
+                await topic.stop_publishing()
+            try:
+                async with AsyncExitStack() as held:
+                    for topic in topics:
+                        await held.enter_async_context(topic.alone)
+                    await self._workers.run(self.topics.close, now_ms=self._clock())
+            finally:
+                for topic in topics:
+                    topic.closed()
+                await self._workers.close()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            try:
+                await self.tick()
+            except Exception:
+                _LOG.exception("a tick failed")

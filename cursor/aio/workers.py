@@ -1,0 +1,104 @@
+"""The threads that wait for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, final
+
+from ackstate.cursor.topic.publish_all import append_publications
+from ackstate.errors import TopicClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ackstate.cursor.topic.message_log import Publication
+    from ackstate.errors import AckStateError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_THREADS_MAX = 16
+
+
+@final
+class Workers:
+    """The threads of one store: one that appends what is published, and some for everything else that may block.
+
+    To be used in one event loop.
+
+    Attributes:
+        persisting: Held while cursors are persisted, or a log is trimmed, which must not happen at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.persisting = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="ackstate")
+        self._waiting: list[tuple[Publication, asyncio.Future[list[int] | AckStateError]]] = []
+        self._appending: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def run(self, call: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
+        """Call a function in a thread, and return what it returns. A cancelled caller still waits for its end.
+
+        Raises:
+            TopicClosedError: These were closed; nothing was called.
+            CancelledError: The caller was cancelled; the call is over nevertheless, and its outcome is lost.
+        """
+        if self._is_closed:
+            raise TopicClosedError("the topics of this store are closed")
+        loop = asyncio.get_running_loop()
+        return await finished(loop.run_in_executor(self._pool, partial(call, *args, **named)))
+
+    async def append(self, publication: Publication) -> list[int] | AckStateError:
+        """Append a publication; all that come while others are being synced share the next sync.
+
+        Returns:
+            As `append_publications` for each.
+        """
+        loop = asyncio.get_running_loop()
+        appended: asyncio.Future[list[int] | AckStateError] = loop.create_future()
+        self._waiting.append((publication, appended))
+        if self._appending is None:
+            self._appending = loop.create_task(self._append_waiting())
+        return await finished(appended)
+
+    async def close(self) -> None:
+        """Wait for all calls, and end the threads."""
+        if self._appending is not None:
+            await self._appending
+        self._is_closed = True
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def _append_waiting(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            try:
+                outcomes = await self.run(append_publications, [publication for publication, _ in taken])
+            except Exception as error:
+                for _, appended in taken:
+                    appended.set_exception(error)
+            except BaseException:
+                for _, appended in taken:
+                    appended.cancel()
+                raise
+            else:
+                for (_, appended), outcome in zip(taken, outcomes, strict=True):
+                    appended.set_result(outcome)
+        self._appending = None
+
+
+async def finished(awaited: Awaitable[_T]) -> _T:
+    """Wait for something to end even if this is cancelled meanwhile, and only then raise `CancelledError`."""
+    task = asyncio.ensure_future(awaited)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # It is known: asyncio need not warn of it.
+        raise cancelled
+    return task.result()

@@ -1,0 +1,289 @@
+"""Rounds of dispatches: who receives what, and no wake-up is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ackstate.cursor import CursorConfig, SubscriptionOptions, SubscriptionType
+from ackstate.cursor.topic.message_log import NO_DELAY, Message
+from ackstate.limits import GateLimits
+from topics import Topic
+
+NAMES = "abc"
+KEYS = "klmn"
+PICKS = st.integers(0, 1_000)
+DELAYED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+
+
+class Waiter:
+    """Counts its calls, and remembers when it may be forgotten."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+
+
+class RoundsMachine(RuleBasedStateMachine):
+    """A broker that dispatches in rounds; the model keeps permits, and who has what.
+
+    At the begin of each round it is known whether the waiter was called, or its time has come. If neither, the round
+    must send nothing.
+    """
+
+    @initialize(
+        kind=st.sampled_from(SubscriptionType),
+        turn=st.sampled_from([1, 2, 20]),
+        round_max=st.sampled_from([3, 1_000]),
+        look_ahead=st.sampled_from([3, 20_000]),
+        limits=st.sampled_from(
+            [
+                {},
+                {"max_unacked_messages": 4},
+                {"max_unacked_messages_per_consumer": 3},
+                {"max_unacked_messages": 6, "max_unacked_messages_per_consumer": 4},
+                {"max_unacked_ranges": 2},
+                {"max_unacked_ranges": 3, "max_unacked_messages_per_consumer": 3},
+                {"max_unpersisted_ack_record_bytes": 1_024},
+            ]
+        ),
+        old_s=st.sampled_from([0, 0, 1]),
+    )
+    def open(self, kind=SubscriptionType.SHARED, turn=20, round_max=1_000, look_ahead=20_000, limits=None, old_s=0):  # noqa: PLR0917
+        self.kind, self.limits = kind, {} if kind.is_single_active else limits or {}
+        self.topic = Topic(
+            kind,
+            tick_time_ms=1 if kind in DELAYED else None,
+            options=SubscriptionOptions(turn_entries_max=turn, round_entries_max=round_max, look_ahead_max=look_ahead),
+            config=CursorConfig(become_old_ack_record_seconds=old_s),
+            **self.limits,
+        )
+        self.subscription = self.topic.subscription
+        self.messages: list[Message] = []
+        self.permits: dict[str, int] = {}
+        self.priority: dict[str, int] = {}
+        self.has: dict[int, str] = {}
+        self.now_ms = 0
+        self.waiter: Waiter | None = None
+        self.wake_ms: int | None = None
+
+    @rule(
+        keys=st.text(KEYS, min_size=1, max_size=6),
+        delay_ms=st.sampled_from([None, None, None, 5, 50]),
+        message_count=st.sampled_from([1, 1, 1, 3]),
+        times=st.sampled_from([1, 1, 1, 20]),
+    )
+    def publish(self, keys="k", delay_ms=None, message_count=1, times=1):
+        deliver_at_ms = NO_DELAY if delay_ms is None else self.now_ms + delay_ms
+        messages = [
+            Message(b"", key=key.encode(), deliver_at_ms=deliver_at_ms, message_count=message_count)
+            for key in keys * times
+        ]
+        self.messages += messages
+        self.topic.positions += self.topic.log.publish(messages)
+
+    @rule(name=st.sampled_from(NAMES), priority=st.sampled_from([0, 0, 1]), permits=st.sampled_from([0, 0, 4]))
+    def consumer_opened(self, name="a", priority=0, permits=0):
+        if name in self.permits or (self.permits and self.kind is SubscriptionType.EXCLUSIVE):
+            return
+        active = self.active
+        self.subscription.consumer_opened(name, priority=priority, permits=permits)
+        self.permits[name], self.priority[name] = permits, priority
+        if active is not None and self.active != active:
+            self.has = {number: each for number, each in self.has.items() if each != active}
+
+    @property
+    def active(self):
+        if not self.kind.is_single_active:
+            return None
+        return min(self.permits, key=lambda name: (self.priority[name], name), default=None)
+
+    @rule(name=st.sampled_from(NAMES))
+    def consumer_closed(self, name="a"):
+        self.subscription.consumer_closed(name, now_ms=self.now_ms)
+        self.permits.pop(name, None)
+        self.has = {number: each for number, each in self.has.items() if each != name}
+
+    @precondition(lambda self: self.permits)
+    @rule(pick=PICKS, count=st.sampled_from([1, 3, 10, 200]))
+    def add_permits(self, pick=0, count=10):
+        name = sorted(self.permits)[pick % len(self.permits)]
+        self.subscription.add_permits(name, count)
+        self.permits[name] += count
+
+    @precondition(lambda self: self.has)
+    @rule(pick=PICKS, count=st.sampled_from([1, 1, 3, 100]), at_once=st.booleans())
+    def ack(self, pick=0, count=1, at_once=False):
+        numbers = sorted(self.has)
+        chosen = [numbers[(pick + 7 * each) % len(numbers)] for each in range(min(count, len(numbers)))]
+        chosen = list(dict.fromkeys(chosen))
+        positions = [self.topic.positions[number] for number in chosen]
+        if at_once:
+            self.try_ack(self.subscription.ack_many, positions, chosen)
+        else:
+            for position, number in zip(positions, chosen, strict=True):
+                self.try_ack(self.subscription.ack, position, [number])
+
+    def try_ack(self, ack, what, numbers):
+        from ackstate.cursor import AckRefusedError
+
+        try:
+            ack(what, now_ms=self.now_ms)
+        except AckRefusedError:
+            return
+        for number in numbers:
+            self.has.pop(number, None)
+
+    @precondition(lambda self: self.messages)
+    @rule(pick=PICKS)
+    def ack_late(self, pick=0):
+        number = pick % len(self.messages)
+        self.try_ack(self.subscription.ack, self.topic.positions[number], [number])
+
+    @precondition(lambda self: self.messages)
+    @rule(pick=PICKS)
+    def ack_up_to(self, pick=0):
+        unacked = self.topic.unacked()
+        if not unacked:
+            return
+        number = unacked[pick % len(unacked)]
+        self.subscription.ack_cumulative(self.topic.positions[number], now_ms=self.now_ms)
+        self.has = {each: name for each, name in self.has.items() if each > number}
+
+    @precondition(lambda self: self.has)
+    @rule(pick=PICKS, delay_ms=st.sampled_from([0, 0, 5, 50]))
+    def nack(self, pick=0, delay_ms=0):
+        number = sorted(self.has)[pick % len(self.has)]
+        self.subscription.nack(self.topic.positions[number], delay_ms=delay_ms, now_ms=self.now_ms)
+        gone = [each for each in self.has if each >= number] if self.kind.is_single_active else [number]
+        for each in gone:
+            del self.has[each]
+
+    @rule(name=st.sampled_from(NAMES))
+    def redeliver_all(self, name="a"):
+        mine = [number for number, each in self.has.items() if each == name]
+        count = self.subscription.redeliver_all(name, now_ms=self.now_ms)
+        assert count == sum(self.messages[number].message_count for number in mine)
+        for number in mine:
+            del self.has[number]
+
+    @rule(elapsed_ms=st.sampled_from([1, 5, 50, 2_000]))
+    def wait(self, elapsed_ms=50):
+        self.now_ms += elapsed_ms
+
+    @rule()
+    def persist(self):
+        self.topic.cursor.persist(now_ms=self.now_ms)
+
+    @precondition(lambda self: self.limits)
+    @rule(factor=st.sampled_from([1, 2, 100]))
+    def change_limits(self, factor=2):
+        limits = {
+            name: limit * factor if "bytes" not in name or factor < 100 else 0 for name, limit in self.limits.items()
+        }
+        self.subscription.change_limits(GateLimits(**limits), now_ms=self.now_ms)
+
+    @precondition(lambda self: self.messages)
+    @rule(pick=PICKS)
+    def seek(self, pick=0):
+        self.subscription.seek(self.topic.positions[pick % len(self.messages)], now_ms=self.now_ms)
+        self.has.clear()
+
+    @precondition(lambda self: self.permits)
+    @rule(pick=PICKS, count=st.integers(1, 5))
+    def dispatch_to_one(self, pick=0, count=1):
+        name = sorted(self.permits)[pick % len(self.permits)]
+        for delivery in self.subscription.dispatch(name, count, now_ms=self.now_ms):
+            self.sent(name, delivery)
+
+    @rule(is_awaited=st.sampled_from([True, True, True, False]))
+    def round(self, is_awaited=True):
+        self.sent_in_round(is_awaited)
+
+    def sent_in_round(self, is_awaited=True):
+        """Dispatch in a round, and return how many entries that sent."""
+        earlier, earlier_wake_ms = self.waiter, self.wake_ms
+        may_send = (
+            earlier is None or earlier.calls > 0 or (earlier_wake_ms is not None and earlier_wake_ms <= self.now_ms)
+        )
+        waiter = Waiter() if is_awaited else None
+        before = dict(self.permits)
+        deliveries, self.wake_ms = self.subscription.dispatch_all(now_ms=self.now_ms, waiter=waiter)
+        assert may_send or not deliveries, "a wake-up was lost"
+        assert len({name for name, _ in deliveries}) == len(deliveries)
+        for name, mine in deliveries:
+            for delivery in mine:
+                assert self.permits[name] > 0, "more than the permits"
+                self.permits[name] -= delivery.message.message_count
+                self.sent(name, delivery)
+        if waiter is not None:
+            self.waiter = waiter
+        for name in self.permits:
+            assert self.subscription.permits(name) == self.permits[name]
+        self.check_priorities(deliveries, before)
+        return sum(len(mine) for _, mine in deliveries)
+
+    def check_priorities(self, deliveries, before):
+        if self.kind is not SubscriptionType.SHARED or not deliveries:
+            return
+        last = max(self.priority[name] for name, _ in deliveries)
+        for name in self.permits:
+            if self.priority[name] < last and before[name] > 0:
+                room = self.limits.get("max_unacked_messages_per_consumer") or self.limits.get("max_unacked_messages")
+                assert room or self.permits[name] <= 0, "passed over a consumer of a lower priority number"
+
+    def sent(self, name, delivery):
+        number = self.topic.positions.index(delivery.position)
+        message = self.messages[number]
+        assert not self.topic.cursor.is_acked(delivery.position)
+        assert number not in self.has, "with two consumers at once"
+        if self.kind is SubscriptionType.KEY_SHARED:
+            holders = {self.has[other] for other in self.has if self.messages[other].key == message.key}
+            assert holders <= {name}, "a key with two consumers at once"
+        if self.kind.is_single_active:
+            assert name == self.active
+            assert not self.has or max(self.has) < number, "out of order"
+        else:
+            assert message.deliver_at_ms <= self.now_ms, "too early"
+        self.has[number] = name
+
+    @invariant()
+    def holds_together(self):
+        if hasattr(self, "topic"):
+            self.topic.check()
+            self.subscription._consumers.permits._check()
+            assert len(self.subscription.deliveries) == len(self.has)
+            assert self.waiter is None or self.waiter.calls <= 1
+
+    def teardown(self):
+        if hasattr(self, "topic"):
+            self.deliver_the_rest()
+
+    def deliver_the_rest(self):
+        """A loop that dispatches only when it is woken delivers everything."""
+        if not self.permits:
+            self.consumer_opened("a")
+        idle_count = 0
+        self.round()
+        while self.topic.unacked():
+            assert idle_count < 12, "never delivered"
+            idle_count += 1
+            for name, permits in list(self.permits.items()):
+                if permits <= 0:
+                    self.subscription.add_permits(name, 3 - permits)
+                    self.permits[name] = 3
+            rounds = 0
+            while self.waiter.calls or (self.wake_ms is not None and self.wake_ms <= self.now_ms):
+                rounds = 0 if self.sent_in_round() else rounds + 1
+                assert rounds < 8, "woken again and again for nothing"
+            if self.has:
+                self.ack(0, 100)
+                idle_count = 0
+            self.persist()
+            self.wait(2_000)
+
+
+TestRounds = pytest.mark.slow(RoundsMachine.TestCase)
