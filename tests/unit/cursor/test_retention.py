@@ -28,6 +28,7 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.inspect.findings import Status
 from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.inspect.stored_holes import explain_holes
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.store import Versioned
 from ackstate.cursor.stores.memory import Fault, FaultKind
@@ -269,6 +270,17 @@ def test_after_a_seek_that_failed_the_messages_from_before_it_are_held(topic, ki
     subscription.ack_cumulative(positions[30], now_ms=0)
     cursor.persist(now_ms=0)
     assert trim_log(log, NOTHING_KEPT, {"s": cursor}, now_ms=0) == 3
+
+
+def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[19])
+    cursor.ack(positions[22], now_ms=0)
+    cursor.persist(now_ms=0)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
+    (found,) = inspect_store(store)
+    holes = explain_holes(found.content, MessageLog.find(store, topic="t"), top=9, now_ms=0)
+    assert (holes.backlog, [(each.first, each.entry_count) for each in holes.holes]) == (29, [(positions[20], 2)])
 
 
 def test_a_seek_below_the_log_goes_to_its_first_message(topic):
