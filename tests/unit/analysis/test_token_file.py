@@ -8,7 +8,8 @@ import pytest
 
 from ackstate.analysis.admin.tokens import TokenFile
 from ackstate.analysis.admin_client import _token as token_of_parameters
-from ackstate.analysis.cli import main, pulsar_snapshot
+from ackstate.analysis.cli import main
+from ackstate.analysis.cli.admin_access import read_token
 from ackstate.analysis.token_file import open_token_file
 
 
@@ -19,7 +20,7 @@ def token_of_server(path):
 
 READERS = {
     "serve": token_of_server,
-    "pulsar snapshot": lambda path: pulsar_snapshot._token(path).encode(),
+    "pulsar snapshot": lambda path: read_token(path).encode(),
     "policies": lambda path: token_of_parameters(path.as_uri()).encode(),
 }
 
