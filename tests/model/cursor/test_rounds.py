@@ -6,7 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate.cursor import CursorConfig, SubscriptionOptions, SubscriptionType
+from ackstate.cursor import AckRefusedError, CursorConfig, SubscriptionOptions, SubscriptionType
+from ackstate.cursor.dispatch.round_waiter import RoundWaiter
+from ackstate.cursor.dispatch.rounds import Rounds
 from ackstate.cursor.topic.message_log import NO_DELAY, Message
 from ackstate.limits import GateLimits
 from topics import Topic
@@ -18,7 +20,7 @@ DELAYED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
 
 class Waiter:
-    """Counts its calls, and remembers when it may be forgotten."""
+    """Counts its calls."""
 
     def __init__(self):
         self.calls = 0
@@ -51,8 +53,13 @@ class RoundsMachine(RuleBasedStateMachine):
             ]
         ),
         old_s=st.sampled_from([0, 0, 1]),
+        names=st.sampled_from(["", "ab", "abc"]),
+        is_eager=st.sampled_from([False, True, True]),
     )
-    def open(self, kind=SubscriptionType.SHARED, turn=20, round_max=1_000, look_ahead=20_000, limits=None, old_s=0):  # noqa: PLR0917
+    def open(
+        self, *, kind=SubscriptionType.SHARED, turn=20, round_max=1_000, look_ahead=20_000, limits=None, old_s=0,
+        names="", is_eager=False,
+    ):  # fmt: skip
         self.kind, self.limits = kind, {} if kind.is_single_active else limits or {}
         self.topic = Topic(
             kind,
@@ -69,6 +76,9 @@ class RoundsMachine(RuleBasedStateMachine):
         self.now_ms = 0
         self.waiter: Waiter | None = None
         self.wake_ms: int | None = None
+        self.is_eager = is_eager
+        for number, name in enumerate(names):
+            self.consumer_opened(name, priority=number // 2, permits=10)
 
     @rule(
         keys=st.text(KEYS, min_size=1, max_size=6),
@@ -128,8 +138,6 @@ class RoundsMachine(RuleBasedStateMachine):
                 self.try_ack(self.subscription.ack, position, [number])
 
     def try_ack(self, ack, what, numbers):
-        from ackstate.cursor import AckRefusedError
-
         try:
             ack(what, now_ms=self.now_ms)
         except AckRefusedError:
@@ -253,6 +261,9 @@ class RoundsMachine(RuleBasedStateMachine):
     @invariant()
     def holds_together(self):
         if hasattr(self, "topic"):
+            if self.is_eager:
+                self.sent_in_round()
+                self.settle()
             self.topic.check()
             self.subscription._consumers.permits._check()
             assert len(self.subscription.deliveries) == len(self.has)
@@ -275,15 +286,96 @@ class RoundsMachine(RuleBasedStateMachine):
                 if permits <= 0:
                     self.subscription.add_permits(name, 3 - permits)
                     self.permits[name] = 3
-            rounds = 0
-            while self.waiter.calls or (self.wake_ms is not None and self.wake_ms <= self.now_ms):
-                rounds = 0 if self.sent_in_round() else rounds + 1
-                assert rounds < 8, "woken again and again for nothing"
+            self.settle()
             if self.has:
                 self.ack(0, 100)
                 idle_count = 0
             self.persist()
             self.wait(2_000)
 
+    def settle(self):
+        """Dispatch as often as the waiter is called."""
+        rounds = 0
+        while self.waiter.calls or (self.wake_ms is not None and self.wake_ms <= self.now_ms):
+            rounds = 0 if self.sent_in_round() else rounds + 1
+            assert rounds < 8, "woken again and again for nothing"
+
 
 TestRounds = pytest.mark.slow(RoundsMachine.TestCase)
+
+
+def machine_of(names="a", **settings):
+    machine = RoundsMachine()
+    machine.open(names=names, **settings)
+    machine.sent_in_round()
+    return machine
+
+
+def test_the_model_sees_a_publish_that_wakes_no_one(monkeypatch):
+    monkeypatch.setattr(RoundWaiter, "messages_came", lambda self, *_: None)
+    machine = machine_of()
+    machine.publish("k")
+    with pytest.raises(AssertionError, match="a wake-up was lost"):
+        machine.sent_in_round()
+
+
+def test_the_model_sees_an_ack_that_wakes_no_one(monkeypatch):
+    monkeypatch.setattr(RoundWaiter, "room_made", lambda self: None)
+    machine = machine_of(limits={"max_unacked_messages": 3})
+    machine.publish("k", message_count=2)
+    machine.publish("k")
+    machine.settle()
+    machine.nack(delay_ms=5)
+    machine.publish("k")
+    machine.settle()
+    machine.wait(5)
+    machine.settle()
+    machine.ack()
+    with pytest.raises(AssertionError, match="a wake-up was lost"):
+        machine.sent_in_round()
+
+
+def test_the_model_sees_a_rule_that_opens_and_wakes_no_one(monkeypatch):
+    monkeypatch.setattr(Rounds, "_wait_at_gate", lambda self, *, counts_room: None)
+    machine = machine_of(limits={"max_unacked_messages": 1})
+    machine.publish("kk")
+    machine.settle()
+    machine.ack()
+    with pytest.raises(AssertionError, match="a wake-up was lost"):
+        machine.sent_in_round()
+
+
+def test_the_model_sees_a_round_that_ends_early_and_wakes_no_one(monkeypatch):
+    arm = Rounds.arm
+
+    def arm_without_more(self, waiter, *, now_ms):
+        self._may_send_more = False
+        return arm(self, waiter, now_ms=now_ms)
+
+    monkeypatch.setattr(Rounds, "arm", arm_without_more)
+    machine = machine_of(round_max=3)
+    machine.publish("kkkk")
+    machine.sent_in_round()
+    with pytest.raises(AssertionError, match="a wake-up was lost"):
+        machine.sent_in_round()
+
+
+def test_the_model_sees_permits_that_are_not_taken(monkeypatch):
+    monkeypatch.setattr(Rounds, "_end_turn", lambda self, batch: None)
+    machine = machine_of(turn=4)
+    machine.publish("k" * 4)
+    with pytest.raises(AssertionError):
+        machine.sent_in_round()
+
+
+def test_the_model_sees_a_waiter_that_is_called_for_nothing(monkeypatch):
+    monkeypatch.setattr(Rounds, "_counts_room", lambda self: False)
+    machine = machine_of(limits={"max_unacked_messages": 3})
+    machine.publish("k", message_count=3)
+    machine.settle()
+    machine.nack(delay_ms=5)
+    machine.publish("k")
+    machine.settle()
+    machine.wait(5)
+    with pytest.raises(AssertionError, match="woken again and again"):
+        machine.settle()

@@ -1,0 +1,555 @@
+"""`dispatch_all`: who receives what, and which events wake the waiter."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from weakref import ref
+
+import pytest
+
+from ackstate import CursorClosedError, Position
+from ackstate.cursor import (
+    ConsumerClosedError,
+    DeadLetterPolicy,
+    Message,
+    StoreError,
+    SubscriptionOptions,
+    SubscriptionType,
+)
+from ackstate.cursor.dispatch.round_waiter import RoundWaiter
+from ackstate.limits import GateLimits
+from topics import Topic
+
+SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
+EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
+# Of the consumers a and b the first key is of a, the other of b.
+A, B = "eb"
+
+
+class Broker(Topic):
+    """A topic whose consumers have permits, and the calls of its waiter."""
+
+    def __init__(self, kind=SHARED, *, permits=None, priorities=None, turn=20, tick_time_ms=None, **settings):
+        options = {name: settings.pop(name) for name in ("look_ahead_max", "round_entries_max", "dead_letters")
+                   if name in settings}  # fmt: skip
+        super().__init__(
+            kind, tick_time_ms=tick_time_ms, options=SubscriptionOptions(turn_entries_max=turn, **options), **settings
+        )
+        self.calls = 0
+        for name, count in (permits or {}).items():
+            self.subscription.consumer_opened(name, priority=(priorities or {}).get(name, 0), permits=count)
+
+    def wake(self):
+        self.calls += 1
+
+    def round(self, *, now_ms=0):
+        """Return the numbers that each consumer receives."""
+        deliveries, self.wake_ms = self.subscription.dispatch_all(now_ms=now_ms, waiter=self.wake)
+        self.check()
+        return {name: [self.positions.index(each.position) for each in mine] for name, mine in deliveries}
+
+    def settle(self, *, now_ms=0):
+        """Dispatch until nothing is sent any more; return everything."""
+        sent = {}
+        while got := self.round(now_ms=now_ms):
+            for name, mine in got.items():
+                sent.setdefault(name, []).extend(mine)
+        assert self.calls == 0 or not self.round(now_ms=now_ms)
+        self.calls = 0
+        self.round(now_ms=now_ms)
+        assert self.calls == 0
+        return sent
+
+
+def test_consumers_take_turns_that_continue_in_the_next_round():
+    broker = Broker(permits=dict.fromkeys("abc", 100), turn=2)
+    broker.publish(5)
+    assert broker.round() == {"a": [0, 1], "b": [2, 3], "c": [4]}
+    broker.publish(1)
+    assert broker.round() == {"a": [5]}
+    broker.publish(1)
+    assert broker.round() == {"b": [6]}
+
+
+def test_no_consumer_starves_however_few_messages_a_round_has():
+    broker = Broker(permits=dict.fromkeys("abc", 100))
+    received = dict.fromkeys("abc", 0)
+    for _ in range(9):
+        broker.publish(1)
+        for name, mine in broker.round().items():
+            received[name] += len(mine)
+    assert received == {"a": 3, "b": 3, "c": 3}
+
+
+def test_messages_given_back_are_shared_out_as_well():
+    broker = Broker(permits={"a": 4}, turn=1)
+    broker.publish(4)
+    broker.round()
+    broker.nack(0, 1, 2, 3)
+    broker.subscription.add_permits("a", 4)
+    broker.subscription.add_permits("b", 4)
+    assert broker.round() == {"a": [0, 2], "b": [1, 3]}
+
+
+def test_a_consumer_receives_as_many_messages_as_it_has_permits():
+    broker = Broker(permits={"a": 3, "b": 0})
+    broker.publish(5)
+    assert broker.round() == {"a": [0, 1, 2]}
+    assert broker.subscription.permits("a") == 0
+    broker.subscription.add_permits("b", 1)
+    assert broker.round() == {"b": [3]}
+
+
+def test_a_batch_takes_a_permit_for_each_message_and_may_overdraw():
+    broker = Broker(permits={"a": 5})
+    broker.publish(3, message_count=3)
+    assert broker.round() == {"a": [0, 1]}
+    assert broker.subscription.permits("a") == -1
+    broker.subscription.add_permits("a", 1)
+    assert broker.calls == 0
+    broker.subscription.add_permits("a", 1)
+    assert broker.calls == 1
+    assert broker.round() == {"a": [2]}
+
+
+def test_a_batch_that_is_partly_acked_takes_permits_for_the_rest():
+    broker = Broker(permits={"a": 3})
+    broker.publish(1, message_count=3)
+    broker.round()
+    broker.subscription.ack_batch(broker.positions[0], [0b100], now_ms=0)
+    broker.nack(0)
+    broker.subscription.add_permits("a", 3)
+    assert broker.round() == {"a": [0]}
+    assert broker.subscription.permits("a") == 2
+
+
+def test_permits_are_lost_when_the_consumer_closes():
+    broker = Broker(permits={"a": 3})
+    broker.subscription.consumer_closed("a")
+    assert broker.subscription.permits("a") == 0
+    with pytest.raises(ConsumerClosedError):
+        broker.subscription.add_permits("a", 1)
+    broker.subscription.consumer_opened("a")
+    broker.publish(1)
+    assert broker.round() == {}
+
+
+def test_consumers_of_a_higher_priority_number_receive_what_the_others_do_not_take():
+    broker = Broker(permits={"c": 9, "a": 2, "b": 1}, priorities={"c": 1}, turn=1)
+    broker.publish(5)
+    assert broker.round() == {"a": [0, 2], "b": [1], "c": [3, 4]}
+
+
+def test_a_consumer_at_its_own_limit_is_passed_over():
+    broker = Broker(permits={"a": 9, "b": 9}, priorities={"b": 1}, max_unacked_messages_per_consumer=2)
+    broker.publish(6)
+    assert broker.round() == {"a": [0, 1], "b": [2, 3]}
+    assert broker.calls == 0
+    broker.ack(0)
+    broker.ack(1)
+    assert broker.calls == 1
+    assert broker.round() == {"a": [4, 5]}
+
+
+def test_key_shared_sends_each_key_to_its_owner_and_queues_only_for_those_without_permits():
+    broker = Broker(KEY_SHARED, permits={"a": 9, "b": 0})
+    broker.publish_keys((A + B) * 3)
+    assert broker.round() == {"a": [0, 2, 4]}
+    assert len(broker.subscription._messages.waiting) == 3
+    broker.subscription.add_permits("b", 2)
+    assert broker.round() == {"b": [1, 3]}
+
+
+def test_key_shared_queues_nothing_if_all_have_permits():
+    broker = Broker(KEY_SHARED, permits={"a": 100, "b": 100})
+    broker.publish_keys((A + B) * 50)
+    assert {name: len(mine) for name, mine in broker.round().items()} == {"a": 50, "b": 50}
+    assert len(broker.subscription._messages.waiting) == 0
+
+
+def test_failover_sends_to_the_active_consumer_only():
+    broker = Broker(FAILOVER, permits={"a": 2, "b": 9}, priorities={"a": 0, "b": 1})
+    broker.publish(4)
+    assert broker.round() == {"a": [0, 1]}
+    broker.subscription.consumer_closed("a")
+    assert broker.calls == 1
+    assert broker.round() == {"b": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
+def test_redeliver_all_rewinds_in_order(kind):
+    broker = Broker(kind, permits={"a": 9})
+    broker.publish(4)
+    broker.round()
+    broker.ack(1)
+    assert broker.subscription.redeliver_all("a", now_ms=0) == 3
+    assert broker.subscription.redeliver_all("a", now_ms=0) == 0
+    broker.publish(1)
+    assert broker.round() == {"a": [0, 2, 3, 4]}
+
+
+def test_redeliver_all_gives_back_the_messages_of_one_consumer():
+    broker = Broker(permits={"a": 2, "b": 2}, turn=2)
+    broker.publish(4)
+    broker.round()
+    assert broker.subscription.redeliver_all("a", now_ms=0) == 2
+    assert broker.subscription.redeliver_all("nobody", now_ms=0) == 0
+    assert broker.subscription.permits("a") == 0
+    assert broker.deliveries("c") == [(0, 1), (1, 1)]
+
+
+def test_a_round_is_bounded_and_wakes_at_once():
+    broker = Broker(permits={"a": 100}, round_entries_max=3)
+    broker.publish(5)
+    assert broker.round() == {"a": [0, 1, 2]}
+    assert broker.calls == 1
+    assert broker.round() == {"a": [3, 4]}
+    assert broker.calls == 1
+
+
+def test_a_failed_round_sends_nothing_and_takes_no_permits(monkeypatch):
+    broker = Broker(permits={"a": 3, "b": 3}, turn=1)
+    broker.publish(4)
+    broker.round()
+    assert broker.calls == 0
+
+    def fail(*_):
+        raise StoreError("no")
+
+    broker.publish(1)
+    broker.calls = 0
+    broker.round()
+    broker.nack(0, 1, 2, 3)
+    calls = broker.calls
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.log, "read", fail)
+        with pytest.raises(StoreError):
+            broker.subscription.dispatch_all(now_ms=0, waiter=lambda: None)
+    assert broker.subscription.permits("a") + broker.subscription.permits("b") == 1
+    assert broker.subscription.unacked_messages == 1
+    assert broker.calls == calls
+    assert sum(map(len, broker.round().values())) == 1
+
+
+# Each of these settles, and returns an event and the numbers that are sent after it.
+
+
+def publish():
+    broker = Broker(permits={"a": 9})
+    return broker, lambda: broker.publish(1), {"a": [0]}
+
+
+def publish_for_later():
+    broker = Broker(permits={"a": 9}, tick_time_ms=1)
+    return broker, lambda: broker.publish(1, deliver_at_ms=50), {}
+
+
+def nack():
+    broker = Broker(permits={"a": 9})
+    broker.publish(2)
+    broker.settle()
+    return broker, lambda: broker.nack(1), {"a": [1]}
+
+
+def redeliver():
+    broker = Broker(permits={"a": 9})
+    broker.publish(2)
+    broker.settle()
+    return broker, lambda: broker.subscription.redeliver_all("a", now_ms=0), {"a": [0, 1]}
+
+
+def permits_come():
+    broker = Broker(permits={"a": 1})
+    broker.publish(2)
+    return broker, lambda: broker.subscription.add_permits("a", 1), {"a": [1]}
+
+
+def consumer_opens():
+    broker = Broker()
+    broker.publish(1)
+    return broker, lambda: broker.subscription.consumer_opened("a", permits=1), {"a": [0]}
+
+
+def consumer_closes():
+    broker = Broker(permits={"a": 1, "b": 9})
+    broker.publish(1)
+    return broker, lambda: broker.subscription.consumer_closed("a"), {"b": [0]}
+
+
+def active_consumer_without_messages_closes():
+    broker = Broker(FAILOVER, permits={"a": 0, "b": 9})
+    broker.publish(1)
+    return broker, lambda: broker.subscription.consumer_closed("a"), {"b": [0]}
+
+
+def rule_opens():
+    broker = Broker(permits={"a": 9}, max_unacked_messages=1)
+    broker.publish(2)
+    broker.settle()
+    return broker, lambda: broker.ack(0), {"a": [1]}
+
+
+def room_for_a_redelivery():
+    """No rule is closed: there is nothing new to send."""
+    broker = Broker(permits={"a": 9}, max_unacked_messages=3)
+    broker.publish(1, message_count=2)
+    broker.publish(1)
+    broker.settle()
+    broker.nack(0, delay_ms=10)
+    broker.publish(1)
+    broker.settle()
+    broker.settle(now_ms=20)
+    assert not broker.gate.is_closed
+    return broker, lambda: broker.ack(1, now_ms=20), {"a": [0]}
+
+
+def limits_are_raised():
+    broker = Broker(permits={"a": 9}, max_unacked_messages=1)
+    broker.publish(2)
+    broker.settle()
+    return broker, lambda: broker.subscription.change_limits(GateLimits()), {"a": [1]}
+
+
+def ack_makes_a_hole_that_an_unread_message_fills():
+    broker = Broker(permits={"a": 9}, max_unacked_ranges=1)
+    broker.publish(4)
+    broker.settle()
+    return broker, lambda: broker.ack(0), {"a": [1]}
+
+
+def persist_makes_room():
+    broker = Broker(permits={"a": 200}, max_unpersisted_ack_record_bytes=1_024)
+    broker.publish(200)
+    broker.settle()
+    broker.ack(*range(1, 72, 2))
+    broker.settle()
+    return broker, lambda: broker.cursor.persist(now_ms=0), {"a": list(range(72, 108))}
+
+
+def key_is_released():
+    broker = Broker(KEY_SHARED, permits={"a": 9})
+    broker.publish_keys(B)
+    broker.settle()
+    broker.subscription.consumer_opened("b", permits=9)
+    broker.subscription.consumer_closed("a")
+    return broker, lambda: broker.publish_keys(B), {"b": [1]}
+
+
+def reader_may_look_further_ahead():
+    broker = Broker(KEY_SHARED, permits={"b": 9, "a": 0}, look_ahead_max=2)
+    broker.publish_keys(A * 3 + B)
+    broker.settle()
+    return broker, lambda: broker.dispatch("a", 2), {"b": [3]}
+
+
+def waiting_message_is_acked():
+    broker = Broker(KEY_SHARED, permits={"b": 9, "a": 0}, look_ahead_max=2)
+    broker.publish_keys(A * 2 + B)
+    broker.settle()
+    return broker, lambda: broker.ack(0), {"b": [2]}
+
+
+def earlier_message_of_a_key_is_acked():
+    broker = Broker(KEY_SHARED, permits={"a": 9})
+    broker.publish_keys(A * 2)
+    broker.settle()
+    broker.nack(0, delay_ms=1_000)
+    broker.nack(1)
+    return broker, lambda: broker.ack(0), {"a": [1]}
+
+
+def seek():
+    broker = Broker(permits={"a": 9})
+    broker.publish(2)
+    broker.settle()
+    broker.ack(0, 1)
+    return broker, lambda: broker.subscription.seek(Position(1, 1), now_ms=0), {"a": [1]}
+
+
+EVENTS = [
+    publish, publish_for_later, nack, redeliver, permits_come, consumer_opens, consumer_closes,
+    active_consumer_without_messages_closes, rule_opens, room_for_a_redelivery, limits_are_raised,
+    ack_makes_a_hole_that_an_unread_message_fills, persist_makes_room, key_is_released, reader_may_look_further_ahead,
+    waiting_message_is_acked, earlier_message_of_a_key_is_acked, seek,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_an_event_that_lets_a_round_send_more_wakes_the_waiter_once(event):
+    broker, happen, sent = event()
+    broker.settle(now_ms=broker.subscription._latest_ms)
+    happen()
+    assert broker.calls == 1
+    assert broker.round(now_ms=broker.subscription._latest_ms) == sent
+
+
+def test_events_that_change_nothing_do_not_wake():
+    broker = Broker(permits={"a": 2})
+    broker.publish(2)
+    broker.settle()
+    broker.publish(1)  # no one has permits
+    broker.ack(0)
+    broker.cursor.persist(now_ms=0)
+    assert broker.calls == 0
+    broker.subscription.add_permits("a", 9)
+    broker.settle()
+    broker.subscription.add_permits("a", 9)  # it had some
+    broker.ack(1)
+    broker.cursor.persist(now_ms=0)
+    assert broker.calls == 0
+
+
+def test_while_a_rule_on_messages_is_closed_an_ack_below_its_mark_does_not_wake():
+    broker = Broker(permits={"a": 99}, max_unacked_messages=10)
+    broker.publish(20)
+    broker.settle()
+    broker.ack(*range(5))
+    assert broker.calls == 0
+    broker.ack(5)
+    assert broker.calls == 1
+
+
+def test_time_is_reported_and_not_waited_for():
+    broker = Broker(permits={"a": 9}, tick_time_ms=1)
+    broker.publish(1, deliver_at_ms=50)
+    broker.settle()
+    assert broker.wake_ms == 50
+    assert broker.round(now_ms=49) == {}
+    assert broker.round(now_ms=50) == {"a": [0]}
+    broker.nack(0, delay_ms=100, now_ms=50)
+    broker.round(now_ms=50)
+    assert broker.wake_ms == 150
+
+
+def test_no_time_is_reported_while_no_one_has_permits():
+    broker = Broker(permits={"a": 0}, tick_time_ms=1)
+    broker.publish(1, deliver_at_ms=50)
+    broker.round()
+    assert broker.wake_ms is None
+    broker.subscription.add_permits("a", 1)
+    broker.round()
+    assert broker.wake_ms == 50
+
+
+def test_more_due_messages_than_a_round_queues_wake_at_once():
+    """Only the last one fills a hole; the others find no room."""
+    broker = Broker(permits={"a": 9}, tick_time_ms=1, max_unacked_ranges=1)
+    broker.positions = broker.log.publish([Message(b"", deliver_at_ms=50)] * 250 + [Message(b"")])
+    assert broker.settle() == {"a": [250]}
+    broker.ack(250)
+    broker.calls, received = 1, []
+    while broker.calls:
+        broker.calls = 0
+        received += broker.round(now_ms=50).get("a", [])
+    assert 249 in received
+
+
+def test_a_new_waiter_replaces_the_old_one_and_none_keeps_it():
+    broker = Broker(permits={"a": 9})
+    calls = []
+    broker.subscription.dispatch_all(now_ms=0, waiter=lambda: calls.append("old"))
+    broker.subscription.dispatch_all(now_ms=0, waiter=lambda: calls.append("new"))
+    broker.subscription.dispatch_all(now_ms=0)
+    broker.publish(2)
+    broker.publish(2)
+    assert calls == ["new"]
+
+
+def test_a_waiter_that_raises_is_logged_and_affects_no_one(caplog):
+    broker = Broker(permits={"a": 9})
+
+    def fail():
+        raise RuntimeError("too late")
+
+    broker.subscription.dispatch_all(now_ms=0, waiter=fail)
+    with caplog.at_level(logging.ERROR, logger="ackstate.limits.waiters"):
+        broker.publish(1)
+    assert "too late" in caplog.text
+    assert broker.round() == {"a": [0]}
+
+
+def test_close_calls_the_waiter_and_a_later_round_is_refused():
+    broker = Broker(permits={"a": 9})
+    broker.round()
+    broker.subscription.close(now_ms=0)
+    assert broker.calls == 1
+    with pytest.raises(CursorClosedError):
+        broker.round()
+
+
+def test_the_log_does_not_keep_a_subscription_alive():
+    broker = Broker(permits={"a": 9})
+    broker.round()
+    log, subscription = broker.log, ref(broker.subscription)
+    del broker
+    gc.collect()
+    assert subscription() is None
+    log.publish([])
+
+
+def test_a_dead_letter_lets_another_round_send_the_rest_of_its_key():
+    dead = []
+    broker = Broker(KEY_SHARED, permits={"a": 2}, dead_letters=DeadLetterPolicy(0, dead.append))
+    broker.publish_keys(A * 2)
+    broker.settle()
+    broker.nack(0)
+    broker.subscription.add_permits("a", 1)
+    broker.round()
+    assert len(dead) == 1
+    assert broker.calls > 0
+
+
+def test_dispatch_takes_no_permits():
+    broker = Broker(permits={"a": 1})
+    broker.publish(3)
+    assert broker.dispatch("a", 2) == [0, 1]
+    assert broker.round() == {"a": [2]}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda each: each.add_permits("a", 0), ValueError, "count"),
+        (lambda each: each.add_permits("a", "1"), TypeError, "count"),
+        (lambda each: each.add_permits("", 1), ValueError, "name of a consumer"),
+        (lambda each: each.consumer_opened("a", permits=-1), ValueError, "permits"),
+        (lambda each: each.dispatch_all(now_ms="1"), TypeError, "now_ms"),
+        (lambda each: each.dispatch_all(now_ms=0, waiter=1), TypeError, "waiter must be callable, got 1"),
+        (lambda each: each.redeliver_all("a", now_ms=None), TypeError, "now_ms"),
+    ],
+)
+def test_mistakes_are_refused(call, error, message):
+    broker = Broker()
+    with pytest.raises(error, match=message):
+        call(broker.subscription)
+    assert broker.subscription.consumers == ()
+
+
+def test_the_sizes_of_turns_and_rounds_are_checked():
+    for name in ("turn_entries_max", "round_entries_max"):
+        with pytest.raises(ValueError, match=name):
+            SubscriptionOptions(**{name: 0})
+
+
+@pytest.mark.parametrize("event", [RoundWaiter.room_made, RoundWaiter.wake])
+def test_an_event_during_a_round_wakes_when_it_ends(event):
+    waiter, calls = RoundWaiter(), []
+    assert waiter.begin_round() is None
+    event(waiter)
+    waiter.messages_came()  # by the round itself
+    waiter.arm(lambda: calls.append("called"), messages=True, room=True)
+    assert calls == ["called"]
+    waiter.wake()
+    assert calls == ["called"]
+
+
+def test_messages_that_a_round_queues_are_no_event():
+    waiter, calls = RoundWaiter(), []
+    waiter.begin_round()
+    waiter.messages_came()
+    waiter.arm(lambda: calls.append("called"), messages=True, room=False)
+    waiter.room_made()
+    assert calls == []
+    waiter.messages_came()
+    assert calls == ["called"]
