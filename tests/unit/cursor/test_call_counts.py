@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections import Counter
@@ -42,11 +43,13 @@ class CallCounter:
     def __call__(self, step, function, *arguments, **named):
         self._step = step
         before = sys.getprofile()
+        gc.disable()  # The objects of other tests may call functions when they are collected.
         sys.setprofile(self._note)
         try:
             return function(*arguments, **named)
         finally:
             sys.setprofile(before)
+            gc.enable()
 
     def per_message(self):
         return {step: count / MESSAGES for step, count in self.counts.items()}
