@@ -71,6 +71,7 @@ class SubscriptionDispatch(SubscriptionReports):
         Raises:
             TypeError: The time is not an integer, or the waiter cannot be called.
             CursorClosedError: The cursor is closed.
+            RuntimeError: Another thread changes the log at this moment, by a publish or a trim.
             StoreError: The log could not be read. Nothing was sent, no permits were taken, and an earlier waiter is
                 waiting as before; this one is not.
 
@@ -81,6 +82,7 @@ class SubscriptionDispatch(SubscriptionReports):
             raise TypeError(f"waiter must be callable, got {waiter!r}")
         with self._lock:
             self.cursor.check_open()
+            self.log.sole_use.check()
             self._latest_ms = now_ms
             before = self._waiter.begin_round()
             try:
@@ -141,6 +143,7 @@ class SubscriptionDispatch(SubscriptionReports):
         Raises:
             TypeError: A number is not an integer, or the name is not text.
             CursorClosedError: The cursor is closed.
+            RuntimeError: Another thread changes the log at this moment, by a publish or a trim.
             ConsumerBusyError: The subscription is exclusive and another consumer has it.
             ConsumerClosedError: The consumer was closed: no one would return its messages. `consumer_opened` opens it
                 again. The last 1,000 closed consumers are known.
@@ -151,6 +154,7 @@ class SubscriptionDispatch(SubscriptionReports):
         now_ms = integer("now_ms", now_ms)
         with self._lock:
             self.cursor.check_open()
+            self.log.sole_use.check()
             self._open_unknown(consumer)
             self._latest_ms = now_ms
             if self.kind.is_single_active and self._consumers.active != consumer:

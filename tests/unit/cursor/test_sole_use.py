@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
-from ackstate.cursor import MemoryStore, Message, MessageLog
+from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
 from ackstate.cursor.topic.sole_use import SoleUse
 
 
@@ -79,3 +80,22 @@ def test_a_publish_while_the_log_is_trimmed(monkeypatch):
         log.publish([Message(b"x")])
     elsewhere.ends()
     assert len(log.publish([Message(b"x")])) == 1
+
+
+def test_a_dispatch_while_the_log_is_trimmed(monkeypatch):
+    store, log = opened()
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    subscription = Subscription(log, cursor)
+    for _ in range(3):
+        log.publish([Message(b"x")])
+    subscription.ack_cumulative(log.ledgers.last_confirmed, now_ms=0)
+    log.publish([Message(b"y")])
+    elsewhere = Elsewhere(monkeypatch, store.ledgers, "delete")
+    elsewhere.starts(log.trim, 3)
+    subscription.add_permits("ann", 1)
+    for dispatch in (subscription.dispatch_all, partial(subscription.dispatch, "ann", 1)):
+        with pytest.raises(RuntimeError, match="the message log of topic 't' is used by two threads at once"):
+            dispatch(now_ms=0)
+    elsewhere.ends()
+    ((_, (delivery,)),) = subscription.dispatch_all(now_ms=0).deliveries
+    assert delivery.message.payload == b"y"
