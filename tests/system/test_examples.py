@@ -63,7 +63,7 @@ class Client:
 @contextmanager
 def broker(store, *, idle_s=30):
     """Run the broker until the block ends, then kill it; yield its process and its address."""
-    command = [sys.executable, "-P", EXAMPLES / "broker.py", store, "0", str(idle_s)]
+    command = [sys.executable, "-P", EXAMPLES / "shell_broker.py", store, "0", str(idle_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             listening = re.fullmatch(r"listening on (127\.0\.0\.1) (\d+)\n", process.stdout.readline())
@@ -157,7 +157,7 @@ def test_killed_and_started_again_the_broker_has_lost_nothing(tmp_path):
 
 
 def load_broker():
-    spec = importlib.util.spec_from_file_location("broker_example", EXAMPLES / "broker.py")
+    spec = importlib.util.spec_from_file_location("broker_example", EXAMPLES / "shell_broker.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,6 +1,6 @@
 """A broker: an asyncio server for one topic that any shell can talk to, and that survives kill -9.
 
-    $ python examples/broker.py /tmp/orders      in one terminal, and in another:
+    $ python examples/shell_broker.py /tmp/orders      in one terminal, and in another:
     $ nc 127.0.0.1 6650
     sub billing             receive, and share the messages with the other subscribers; the answer is your name
     pub two apples          publish; the answer is the position

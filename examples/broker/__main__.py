@@ -1,0 +1,64 @@
+"""Run the broker: python -m examples.broker DIRECTORY [--port 6650] [--flush-ms 1000] [--recording DIRECTORY]."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from ackstate import AckStateError
+from ackstate.analysis.trace.recording import Recording
+from ackstate.cursor import CursorConfig, FileStore, Subscription, TopicSettings
+from ackstate.cursor.aio import AsyncTopics
+from examples.broker.broker import Broker
+
+_TICK_MS = 20
+
+
+def now_ms() -> int:
+    """Return the present, because the library has no clock of its own."""
+    return time.time_ns() // 1_000_000
+
+
+async def serve(directory: Path, *, port: int, flush_ms: int, recording: Path | None) -> None:
+    """Serve clients until SIGINT or SIGTERM."""
+    settings = TopicSettings(delay_tick_ms=_TICK_MS, cursor=CursorConfig(flush_interval_ms=flush_ms))
+    with ExitStack() as held:
+        store = held.enter_context(closing(FileStore(directory)))
+        topics = AsyncTopics(store, settings=settings, clock=now_ms, tick_ms=_TICK_MS)
+        recorded = None if recording is None else held.enter_context(Recording(recording))
+
+        def follow(subscription: Subscription, topic: str, name: str) -> None:
+            if recorded is not None:
+                recorded.follow(subscription.cursor, topic=topic, subscription=name, now_ms=now_ms())
+
+        broker = Broker(topics, follow=follow)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, broker.stop)
+        await broker.run(port)
+
+
+def main() -> int:
+    """Run the broker; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m examples.broker", description="A broker for clients of Pulsar.")
+    parser.add_argument("directory", type=Path, help="where messages and acks are stored; created if missing")
+    parser.add_argument("--port", type=int, default=6650, help="on 127.0.0.1; 0 chooses a free one (%(default)s)")
+    parser.add_argument("--flush-ms", type=int, default=1_000, help="an ack is durable after this time (%(default)s)")
+    parser.add_argument(
+        "--recording", type=Path, help="record all acks and persists in this directory, for `ackstate trace`"
+    )
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(serve(**vars(arguments)))
+    except AckStateError as error:
+        print(f"broker: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The example broker is killed or stopped under real Pulsar clients, which reconnect by themselves."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pulsar
+import pytest
+from pulsar import ConsumerType
+
+from ackstate.analysis.crash.subject import Operation, OperationKind
+from example_broker import (
+    ROOT,
+    BrokerProcess,
+    client_of,
+    environment,
+    id_of,
+    publish,
+    publish_batch,
+    receive,
+    rest,
+    subscribe,
+    texts,
+)
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "orders"
+KINDS = {
+    "individual": {"kind": ConsumerType.Shared, "batch_index_ack_enabled": True},
+    "cumulative": {"batch_index_ack_enabled": True},
+    "by-key": {"kind": ConsumerType.KeyShared, "batch_index_ack_enabled": True},
+}
+
+
+@pytest.fixture
+def broker(tmp_path):
+    broker = BrokerProcess(tmp_path / "store")
+    yield broker
+    broker.kill()
+
+
+def ack(name, consumer, messages, *, share):
+    """Ack a share of messages, which is a prefix if the acks are cumulative."""
+    acked = messages[: round(len(messages) * share)]
+    if name == "cumulative":
+        consumer.acknowledge_cumulative(acked[-1])
+    else:
+        acked = messages[:: round(1 / share)]
+        for message in acked:
+            consumer.acknowledge(message)
+    return {id_of(message) for message in acked}
+
+
+def test_a_crash_redelivers_what_is_not_durable_and_nothing_else(broker, tmp_path):
+    """Acks of a first life are durable after a while, those of a second life never are; the clients are the same."""
+    with client_of(broker) as client:
+        consumers = {name: subscribe(client, TOPIC, name, **options) for name, options in KINDS.items()}
+        for number in range(5):
+            publish(client, TOPIC, f"{number}", partition_key=f"{number % 2}")
+            publish_batch(client, TOPIC, *[f"{number}.{index}" for index in range(7)], partition_key=f"{number % 3}")
+        messages = {name: receive(consumer, 40) for name, consumer in consumers.items()}
+        published = {id_of(message) for message in messages["individual"]}
+        durable = {name: ack(name, consumers[name], messages[name], share=0.5) for name in KINDS}
+        time.sleep(0.4)  # The client sends the acks in 0.1 s, and the broker persists them in 0.05 s.
+        broker.kill()
+        broker.flush_ms = 3_600_000
+        for life in range(2):
+            for name in KINDS:
+                assert broker.durable_acks(TOPIC, name, tmp_path / f"{life} {name}") == durable[name], name
+            broker.start()
+            for name, consumer in consumers.items():
+                again = receive(consumer, len(published - durable[name]))
+                assert {id_of(message) for message in again} == published - durable[name], name
+                if name != "cumulative":  # Its client drops a message that it has acked once, even if it comes again.
+                    ack(name, consumer, again, share=0.5)
+            time.sleep(0.2)
+            broker.kill()
+
+
+def test_after_ctrl_c_it_redelivers_nothing_that_was_acked(broker):
+    broker.stop()
+    broker.flush_ms = 3_600_000
+    broker.start()
+    with client_of(broker) as client:
+        consumers = {name: subscribe(client, TOPIC, name, **options) for name, options in KINDS.items()}
+        publish(client, TOPIC, *map(str, range(10)))
+        acked = {name: ack(name, consumer, receive(consumer, 10), share=0.5) for name, consumer in consumers.items()}
+        broker.stop(signal.SIGINT)  # before the client has sent the acks
+        broker.start()
+        for name, consumer in consumers.items():
+            assert not {id_of(message) for message in receive(consumer, 5)} & acked[name], name
+        assert not any(rest(consumer, silence_ms=150) for consumer in consumers.values())
+
+
+def test_clients_continue_when_the_broker_is_back(broker):
+    with client_of(broker) as client:
+        consumer = subscribe(client, TOPIC, kind=ConsumerType.Shared)
+        producer = client.create_producer(TOPIC)
+        producer.send(b"before")
+        consumer.acknowledge(receive(consumer, 1)[0])
+        broker.stop()
+        sent = []
+        producer.send_async(b"meanwhile", lambda result, _: sent.append(result))
+        broker.start()
+        producer.send(b"after")
+        assert sent == [pulsar.Result.Ok]
+        assert texts(receive(consumer, 2)) == ["meanwhile", "after"]
+
+
+def test_every_message_that_was_confirmed_survives(broker):
+    """Killed amid publishes of two producers: none that was confirmed is missing, and none is out of order."""
+    confirmed = []
+    with client_of(broker) as client:
+        producers = [client.create_producer(TOPIC) for _ in range(2)]
+        for number in range(300):
+            for name, producer in zip("ab", producers, strict=True):
+                text = f"{name}{number}"
+                producer.send_async(
+                    text.encode(), lambda result, _, text=text: result == pulsar.Result.Ok and confirmed.append(text)
+                )
+        while len(confirmed) < 50:
+            time.sleep(0.001)
+        broker.kill()
+        before_crash = list(confirmed)
+        broker.start()
+        for producer in producers:
+            producer.flush()
+        received = texts(rest(subscribe(client, TOPIC)))
+        assert len(confirmed) == 600
+        assert set(before_crash) <= set(received)
+        for name in "ab":
+            once = list(dict.fromkeys(text for text in received if text[0] == name))
+            assert once == [f"{name}{number}" for number in range(300)]
+
+
+def test_what_clients_receive_again_after_a_kill_was_predicted(tmp_path):
+    command = [sys.executable, "-m", "examples.kill_and_compare", tmp_path / "kill", "--seconds", "1.5"]
+    done = subprocess.run(
+        [*command, "--engine", "local"], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    rows = re.findall(r"^(\S+) +acked +(\d+) +predicted .* observed +(\d+) +equal$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [name for name, *_ in rows] == ["in-order", "one-percent-stuck", "by-key"]
+    assert all(int(acked) > 100 for _, acked, _ in rows)
+
+
+def test_the_subject_of_the_crash_harness_reports_what_is_acked_and_durable(tmp_path, monkeypatch):
+    from examples.broker_subject import BrokerSubject
+
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+
+    ledgers, killed, recovered = {1: 3, 4: 20}, BrokerSubject(), BrokerSubject()
+    killed.start(tmp_path, ledgers)
+    try:
+        for number, (kind, *entry) in enumerate((
+            (OperationKind.ACK, 1, 2), (OperationKind.MARK_DELETE, 4, 1), (OperationKind.ACK, 4, 9)
+        )):  # fmt: skip
+            killed.apply(Operation(number, kind, *entry))
+        assert killed.receipts() == []
+        killed.apply(Operation(3, OperationKind.PERSIST))
+        assert sorted(killed.receipts()) == [0, 1, 2]
+    finally:
+        killed.end()
+    try:
+        acked = {(run.ledger_id, run.first) for run in recovered.recover(tmp_path, ledgers).acked}
+        assert acked == {(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (4, 9)}
+    finally:
+        recovered.end()
+
+
+@pytest.mark.soak
+def test_no_kill_of_broker_and_client_breaks_a_promise():
+    subject = ["--subject", "examples.broker_subject:BrokerSubject"]
+    command = [sys.executable, "-m", "ackstate.analysis.cli", "crash", "--layer", "L3", *subject, "--budget", "5m"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
