@@ -96,7 +96,7 @@ class Consumer:
         """Return the id of the last message of the topic: if the entry is a batch, that of the batch's last one."""
         topic, batch_index = self.dispatcher.topic, -1
         last = topic.topic.log.ledgers.last_confirmed
-        if last.entry_id >= 0:
+        if last in topic.topic.log.ledgers:  # Else there is none, or it was deleted.
             (message,) = await topic.call(lambda: list(topic.topic.log.read([last])))
             metadata = decode_metadata(message.payload)
             batch_index = metadata.num_messages_in_batch - 1 if metadata.HasField("num_messages_in_batch") else -1
