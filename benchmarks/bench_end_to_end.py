@@ -33,7 +33,9 @@ GOALS = {"file": 100_000, "sqlite": 70_000, "file, Key_Shared": 60_000}
 ABOUT = (
     "One process: batches of 100 messages of 100 bytes, four consumers that take 100 at a time, acks shuffled over "
     "4,000 outstanding messages, a persist each second; Key_Shared: 1,000 keys. CPU seconds of the process, storage "
-    f"included. `{BEFORE}` acks one by one, as its subscription has no lists; it runs in turn with the others."
+    "included. Dispatch is one call for all consumers, each with 1,100 permits that its acks renew. "
+    f"`{BEFORE}` dispatches to each consumer and acks one by one, as its subscription has neither rounds "
+    "nor lists; it runs in turn with the others."
 )
 
 

@@ -53,6 +53,8 @@ def run(root, store_kind, subscription_type, ack_by, total):
             kind=subscription_module.SubscriptionType(subscription_type),
         )  # fmt: skip
         held = {consumer: [] for consumer in CONSUMERS}
+        for consumer in CONSUMERS:
+            add_permits(subscription, consumer, OUTSTANDING_OF_EACH + BATCH)
         published = acked = 0
         begun = time.monotonic()
         while acked < total:
@@ -68,7 +70,7 @@ def run(root, store_kind, subscription_type, ack_by, total):
             took["dispatch"] += clock() - start
             for consumer, deliveries in sent:
                 held[consumer] += [delivery.position for delivery in deliveries]
-            for mine in held.values():
+            for consumer, mine in held.items():
                 chosen = []
                 while mine and (len(mine) > OUTSTANDING_OF_EACH or published >= total):
                     at = draw.randrange(len(mine))
@@ -81,6 +83,9 @@ def run(root, store_kind, subscription_type, ack_by, total):
                     for position in chosen:
                         subscription.ack(position, now_ms=now_ms)
                 took["ack"] += clock() - start
+                start = clock()
+                add_permits(subscription, consumer, len(chosen))
+                took["dispatch"] += clock() - start
                 acked += len(chosen)
             start = clock()
             cursor.tick(now_ms=now_ms)
@@ -91,14 +96,16 @@ def run(root, store_kind, subscription_type, ack_by, total):
 
 
 def dispatch_all(subscription, now_ms):
-    """Send up to a batch to each consumer, by one call where the release has that; return consumers and deliveries."""
-    if not hasattr(subscription, "dispatch_all"):
-        return [(consumer, subscription.dispatch(consumer, BATCH, now_ms=now_ms)) for consumer in CONSUMERS]
-    for consumer in CONSUMERS:
-        missing = BATCH - subscription.permits(consumer)
-        if missing > 0:
-            subscription.add_permits(consumer, missing)
-    return subscription.dispatch_all(now_ms=now_ms).deliveries
+    """Send to all consumers, by one call where the release has that; return consumers and deliveries."""
+    if hasattr(subscription, "dispatch_all"):
+        return subscription.dispatch_all(now_ms=now_ms).deliveries
+    return [(consumer, subscription.dispatch(consumer, BATCH, now_ms=now_ms)) for consumer in CONSUMERS]
+
+
+def add_permits(subscription, consumer, count):
+    """Let a consumer receive more messages, where the release has permits, as clients do for what they have acked."""
+    if count and hasattr(subscription, "add_permits"):
+        subscription.add_permits(consumer, count)
 
 
 def main():

@@ -12,8 +12,9 @@ from ackstate.cursor.dispatch.permits import Permits
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from ackstate.cursor.topic.message import Message
     from ackstate.position import Position
 
 ANYONE = ""
@@ -140,6 +141,13 @@ class Consumers:
         # No key begins with this many zeros by accident; if one did, it would only share a consumer.
         return bytes(8) + b"%d:%d" % position if key is None else key
 
+    def sticky_keys(self, messages: Sequence[tuple[Position, Message]]) -> list[bytes | None]:
+        """Return `sticky_key` of each message, if keys decide which consumer receives a message."""
+        keys = [message.key for _, message in messages]
+        if None in keys:
+            return [self.sticky_key(position, key) for (position, _), key in zip(messages, keys, strict=True)]
+        return keys
+
     def hold_keys(self, consumer: str, keys: Iterable[bytes | None]) -> None:
         """Note that a message of each key was sent to a consumer; None is no key."""
         holders = self._holders
@@ -148,20 +156,35 @@ class Consumers:
                 _, count = holders.get(key, _NO_HOLDER)
                 holders[key] = consumer, count + 1
 
-    def release_key(self, key: bytes) -> bool:
-        """Note that a message of a key is acked or returned; return whether it was the last one of its consumer."""
-        holder = self._holders.get(key)
-        if holder is None:
-            return False
-        if holder[1] > 1:
-            self._holders[key] = holder[0], holder[1] - 1
-            return False
-        del self._holders[key]
-        return True
+    def release(self, keys: Iterable[bytes | None]) -> list[bytes]:
+        """Note that messages of keys are acked or returned; None is no key.
+
+        Returns:
+            The keys of which it was the last message that a consumer had.
+        """
+        holders, released = self._holders, []
+        for key in keys:
+            holder = None if key is None else holders.get(key)
+            if holder is None:
+                continue
+            assert key is not None
+            if holder[1] > 1:
+                holders[key] = holder[0], holder[1] - 1
+            else:
+                del holders[key]
+                released.append(key)
+        return released
 
     def release_keys(self) -> None:
         """Note that no consumer has any message."""
         self._holders.clear()
+
+    def owners(self, keys: Iterable[bytes | None]) -> list[str]:
+        """Return the owner of each key."""
+        holder_of, owner_of = self._holders.get, self.owner
+        return [
+            holder[0] if key is not None and (holder := holder_of(key)) is not None else owner_of(key) for key in keys
+        ]
 
     def owner(self, key: bytes | None) -> str:
         """Return the owner of a key: the consumer that has messages of it, else the winner of its slot; else `ANYONE`.

@@ -242,11 +242,11 @@ class Dispatcher:
         """Return the messages that the consumer of a batch receives now, and those that are queued."""
         mine: list[tuple[Position, Message]] = []
         others: list[tuple[Position, Message]] = []
-        consumers, has_key, consumer, room = self._consumers, self._waiting.has_key, batch.consumer, batch.room
+        consumers, waiting_keys, consumer, room = self._consumers, self._waiting.keys, batch.consumer, batch.room
         for each in read:
             key = consumers.sticky_key(each[0], each[1].key)
             # The messages of a key are sent in order.
-            is_mine = len(mine) < room and consumers.owner(key) == consumer and not has_key(key)
+            is_mine = len(mine) < room and consumers.owner(key) == consumer and key not in waiting_keys
             (mine if is_mine else others).append(each)
         return mine, others
 

@@ -27,8 +27,8 @@ class SubscriptionOptions:
         hole_tries_max: How often, while a limit of the ack state binds, a message is sent to fill its hole before
             others that were sent less often.
         look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
-        turn_entries_max: With Shared, how many entries a round sends to one consumer before it is the turn of the next
-            one; Pulsar's ``dispatcherMaxRoundRobinBatchSize``.
+        turn_entries: With Shared, how many entries a round sends to one consumer before it is the turn of the next one;
+            more if all of them can have equal shares of more. Pulsar's ``dispatcherMaxRoundRobinBatchSize``.
         round_entries_max: About how many entries one round sends to all consumers together.
 
     Raises:
@@ -40,11 +40,11 @@ class SubscriptionOptions:
     promotes_young: bool = True
     hole_tries_max: int = 3
     look_ahead_max: int = 20_000
-    turn_entries_max: int = 20
+    turn_entries: int = 20
     round_entries_max: int = 1_000
 
     def __post_init__(self) -> None:
-        for name in ("hole_tries_max", "look_ahead_max", "turn_entries_max", "round_entries_max"):
+        for name in ("hole_tries_max", "look_ahead_max", "turn_entries", "round_entries_max"):
             check_count(name, getattr(self, name), least=1)
         if not isinstance(self.promotes_young, bool):
             raise TypeError(f"promotes_young must be True or False, got {self.promotes_young!r}")

@@ -71,6 +71,10 @@ class Permits:
         """Return all consumers with permits in the order of their turns. Complexity: O(them)."""
         return [name for line in self._lines.values() for name in line]
 
+    def peer_count(self, name: str) -> int:
+        """Return how many consumers with permits have the priority of one of them, itself included."""
+        return len(self._lines.get(self._priorities[name], ()))
+
     def turn_over(self, name: str) -> None:
         """Send a consumer to the end of its line, unless it has no permits left."""
         if self._counts.get(name, 0) > 0:

@@ -88,9 +88,10 @@ class ReplayQueue:
             heapq.heappop(self._not_before)
         return None
 
-    def has_key(self, key: bytes | None) -> bool:
-        """Return whether a message of a key waits."""
-        return key in self._of_key
+    @property
+    def keys(self) -> KeysView[bytes]:
+        """The keys of the messages: to be read, not changed."""
+        return self._of_key.keys()
 
     def in_order(self) -> PositionSet:
         """Return all positions: to be read, not changed."""

@@ -66,7 +66,7 @@ class Rounds:
         self._gate: DispatchGate | None = admission.gate
         self._consumers, self._permits = consumers, consumers.permits
         self._kind, self._needs_keys = consumers.kind, consumers.needs_keys
-        self._turn_max, self._round_max = options.turn_entries_max, options.round_entries_max
+        self._turn, self._round_max = options.turn_entries, options.round_entries_max
         self._look_ahead_max = options.look_ahead_max
         self._waiter = waiter
         self._gate_waiter: Callable[[], object] = waiter.wake  # one object, so that the gate can forget it
@@ -165,6 +165,8 @@ class Rounds:
             batch = self._batch(active, now_ms)
             batch.want(self._left)
             self._dispatcher.dispatch(batch)
+            # Until the time of the queued messages has come, or they are acked.
+            self._is_held_up = self._dispatcher.holds_order()
             self._end_turn(batch)
 
     def _send_to_all(self, now_ms: int) -> None:
@@ -207,8 +209,13 @@ class Rounds:
             batch = self._batches[name] = Batch(name, 0, now_ms, permits=permits)
         return batch
 
-    def _turns(self, now_ms: int) -> Iterator[Batch]:
-        """Yield the consumers that may receive messages, each with a turn; to be followed by `_end_turn`."""
+    def _turns(self, now_ms: int, *, count: int = 0) -> Iterator[Batch]:
+        """Yield the consumers that may receive messages, each with a turn; to be followed by `_end_turn`.
+
+        Args:
+            now_ms: The present.
+            count: How many entries there are to be shared.
+        """
         if self._needs_keys:
             for batch in self._batches.values():
                 if batch.consumer not in self._refused and batch.permits > 0 and self._left > 0:
@@ -217,7 +224,8 @@ class Rounds:
             return
         while self._left > 0 and (name := self._permits.first(besides=self._refused)) is not None:
             batch = self._batch(name, now_ms)
-            batch.want(min(self._turn_max, self._left))
+            share = -(-count // self._permits.peer_count(name))
+            batch.want(min(max(self._turn, share), self._left))
             yield batch
 
     def _end_turn(self, batch: Batch) -> None:
@@ -259,7 +267,7 @@ class Rounds:
             before, sent_count = self._cursor.read_position, 0
             read = self._dispatcher.read_unread(room, now_ms=now_ms)
             try:
-                for batch in self._turns(now_ms) if read else ():
+                for batch in self._turns(now_ms, count=len(read)) if read else ():
                     count = sender.send_new(read[sent_count : sent_count + batch.room], batch)
                     sent_count += count
                     is_refused = batch.room > 0 and sent_count < len(read)
@@ -303,14 +311,12 @@ class Rounds:
         }
         permits = {name: self._batches[name].permits for name in shares}
         others: list[tuple[Position, Message]] = []
-        key_of, owner_of, has_key = self._consumers.sticky_key, self._consumers.owner, self._waiting.has_key
-        for each in read:
-            position, message = each
-            key = key_of(position, message.key)
-            owner = owner_of(key)
+        waiting_keys, unacked_in = self._waiting.keys, self._messages.unacked_in
+        keys = self._consumers.sticky_keys(read)
+        for each, key, owner in zip(read, keys, self._consumers.owners(keys), strict=True):
             # The messages of a key are sent in order.
-            if permits.get(owner, 0) > 0 and not has_key(key):
-                permits[owner] -= self._messages.unacked_in(position, message)
+            if permits.get(owner, 0) > 0 and key not in waiting_keys:
+                permits[owner] -= 1 if each[1].message_count == 1 else unacked_in(*each)
                 shares[owner].append(each)
             else:
                 others.append(each)

@@ -64,12 +64,8 @@ class Sender:
         is_plain = counts.count(1) == len(counts)
         if not is_plain:
             counts = list(map(self._messages.unacked_in, positions, messages))
-        key_of = self._consumers.sticky_key
-        keys = (
-            [key_of(*each) for each in zip(positions, [message.key for message in messages], strict=True)]
-            if (self._consumers.needs_keys)
-            else key_of(positions[0], None)
-        )
+        consumers = self._consumers
+        keys = consumers.sticky_keys(read) if consumers.needs_keys else consumers.sticky_key(positions[0], None)
         at, end = 0, batch.fitting(counts)
         while at < end:
             count = self._admission.send_all_new(

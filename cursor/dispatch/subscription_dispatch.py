@@ -50,7 +50,7 @@ class SubscriptionDispatch(SubscriptionReports):
         """Send messages to all consumers with permits, and call a waiter when another round may send more.
 
         - Shared: to the consumers of the lowest `priority` number until they have no permits or are at their own
-          limits, then to those of the next. Within a priority they take turns of `turn_entries_max` entries, which
+          limits, then to those of the next. Within a priority they take turns of `turn_entries` entries, which
           continue where the last round ended.
         - Key_Shared: to the owner of each key. Messages of an owner without permits are queued, up to `look_ahead_max`.
         - Failover: to the active consumer. Exclusive: to the only one.

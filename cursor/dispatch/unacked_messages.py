@@ -104,7 +104,7 @@ class UnackedMessages:
         """Note an ack: the message is neither in flight nor queued, and the holes beside it have changed."""
         sent = self._admission.complete(position)
         if sent is not None and sent.key is not None:
-            self._release(sent.key)
+            self._release((sent.key,))
         self._acked_count += newly_acked
         if position in self._queued:
             self.waiting.take(position)
@@ -113,7 +113,7 @@ class UnackedMessages:
             self.reader.forget((position,))
         if self.holes.queues:
             self.holes.note(position)
-        if self._gate is not None and (self._gate.is_closed or self._round_waiter.wants_room):
+        if self._round_waiter.wants_room or (self._gate is not None and self._gate.is_closed):
             self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
 
     def acked_all(self, positions: Sequence[Position], newly_acked: int, *, now_ms: int) -> None:
@@ -192,13 +192,12 @@ class UnackedMessages:
     def _complete(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
         """Take messages out of flight, release their keys, and return those that were in flight."""
         completed = self._admission.complete_all(positions)
-        for _, sent in completed:
-            if sent.key is not None:
-                self._release(sent.key)
+        if completed and self._consumers.needs_keys:
+            self._release([sent.key for _, sent in completed])
         return completed
 
-    def _release(self, key: bytes) -> None:
-        if self._consumers.release_key(key):
+    def _release(self, keys: Sequence[bytes | None]) -> None:
+        for key in self._consumers.release(keys):
             self.waiting.key_moved(key)
 
     def _became_ready(self, positions: Sequence[Position]) -> None:

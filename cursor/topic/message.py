@@ -232,7 +232,7 @@ def _decode_long(entry: bytes, ledger_id: int) -> Message:
             expected="a number of messages above 0, and of bytes of the key",
             found=f"{message_count} and {key_bytes}",
         )
-    end = _KEYED.size + max(key_bytes, 0)
+    end = _KEYED.size + (key_bytes if key_bytes > 0 else 0)  # without a call
     if len(entry) < end:
         _check_size(entry, end, ledger_id)
     key = None if key_bytes == _NO_KEY else bytes(entry[_KEYED.size : end])

@@ -64,7 +64,7 @@ class RoundsMachine(RuleBasedStateMachine):
         self.topic = Topic(
             kind,
             tick_time_ms=1 if kind in DELAYED else None,
-            options=SubscriptionOptions(turn_entries_max=turn, round_entries_max=round_max, look_ahead_max=look_ahead),
+            options=SubscriptionOptions(turn_entries=turn, round_entries_max=round_max, look_ahead_max=look_ahead),
             config=CursorConfig(become_old_ack_record_seconds=old_s),
             **self.limits,
         )

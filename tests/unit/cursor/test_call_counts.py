@@ -55,7 +55,7 @@ class CallCounter:
         return {step: count / MESSAGES for step, count in self.counts.items()}
 
 
-def calls_per_message(store, kind=SubscriptionType.SHARED, *, acks_at_once=False, delays=False):
+def calls_per_message(store, kind=SubscriptionType.SHARED, *, acks_at_once=False, delays=False, in_rounds=False):
     counter = CallCounter()
     log = MessageLog.open(store, topic="t", entries_per_ledger_max=10**6)
     cursor = ManagedCursor.open(
@@ -70,11 +70,7 @@ def calls_per_message(store, kind=SubscriptionType.SHARED, *, acks_at_once=False
         batch = [Message(b"x", key=keys[number % 50], publish_time_ms=1) for number in range(first, first + 100)]
         counter("publish", log.publish, batch)
     held = []
-    while sent := [
-        delivery.position
-        for consumer in "ab"
-        for delivery in counter("dispatch", subscription.dispatch, consumer, 100, now_ms=1)
-    ]:
+    while sent := sent_to_all(counter, subscription, in_rounds=in_rounds):
         held += sent
     assert len(held) == MESSAGES
     random.Random(1).shuffle(held)
@@ -86,6 +82,17 @@ def calls_per_message(store, kind=SubscriptionType.SHARED, *, acks_at_once=False
             counter("ack", subscription.ack, position, now_ms=2)
     assert cursor.mark_delete_position == log.ledgers.last_confirmed
     return counter.per_message()
+
+
+def sent_to_all(counter, subscription, *, in_rounds):
+    """Send 100 messages to each of two consumers, or as many as a round does, and return their positions."""
+    if not in_rounds:
+        batches = [counter("dispatch", subscription.dispatch, consumer, 100, now_ms=1) for consumer in "ab"]
+    else:
+        for consumer in "ab":
+            counter("dispatch", subscription.add_permits, consumer, 200)
+        batches = [each for _, each in counter("dispatch", subscription.dispatch_all, now_ms=1, waiter=list).deliveries]
+    return [delivery.position for batch in batches for delivery in batch]
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -110,6 +117,12 @@ def test_a_key_costs_some_calls():
     counts = calls_per_message(MemoryStore(), SubscriptionType.KEY_SHARED)
     assert counts["dispatch"] <= 17
     assert counts["ack"] <= 15.5
+
+
+def test_a_round_costs_no_more_calls_than_a_dispatch_to_each():
+    for kind, least in ((SubscriptionType.SHARED, 1), (SubscriptionType.KEY_SHARED, 0.6)):
+        each, together = (calls_per_message(MemoryStore(), kind, in_rounds=in_rounds) for in_rounds in (False, True))
+        assert together["dispatch"] <= least * each["dispatch"]
 
 
 @pytest.mark.parametrize(("name", "call_count"), [("memory", 103), ("file", 129), ("sqlite", 110)])

@@ -34,7 +34,7 @@ class Broker(Topic):
         options = {name: settings.pop(name) for name in ("look_ahead_max", "round_entries_max", "dead_letters")
                    if name in settings}  # fmt: skip
         super().__init__(
-            kind, tick_time_ms=tick_time_ms, options=SubscriptionOptions(turn_entries_max=turn, **options), **settings
+            kind, tick_time_ms=tick_time_ms, options=SubscriptionOptions(turn_entries=turn, **options), **settings
         )
         self.calls = 0
         for name, count in (permits or {}).items():
@@ -70,6 +70,13 @@ def test_consumers_take_turns_that_continue_in_the_next_round():
     assert broker.round() == {"a": [5]}
     broker.publish(1)
     assert broker.round() == {"b": [6]}
+
+
+def test_many_messages_are_shared_out_in_one_turn_each():
+    broker = Broker(permits=dict.fromkeys("abc", 100), turn=2)
+    broker.publish(10)
+    assert broker.round() == {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7], "c": [8, 9]}
+    assert broker.round() == {}
 
 
 def test_no_consumer_starves_however_few_messages_a_round_has():
@@ -136,9 +143,9 @@ def test_permits_are_lost_when_the_consumer_closes():
 
 
 def test_consumers_of_a_higher_priority_number_receive_what_the_others_do_not_take():
-    broker = Broker(permits={"c": 9, "a": 2, "b": 1}, priorities={"c": 1}, turn=1)
+    broker = Broker(permits={"c": 9, "a": 2, "b": 1}, priorities={"c": 1})
     broker.publish(5)
-    assert broker.round() == {"a": [0, 2], "b": [1], "c": [3, 4]}
+    assert broker.round() == {"a": [0, 1], "b": [2], "c": [3, 4]}
 
 
 def test_a_consumer_at_its_own_limit_is_passed_over():
@@ -359,6 +366,15 @@ def earlier_message_of_a_key_is_acked():
     return broker, lambda: broker.ack(0), {"a": [1]}
 
 
+def message_that_holds_the_order_is_acked():
+    broker = Broker(EXCLUSIVE, permits={"a": 9})
+    broker.publish(1)
+    broker.settle()
+    broker.nack(0, delay_ms=1_000)
+    broker.publish(1)
+    return broker, lambda: broker.ack(0), {"a": [1]}
+
+
 def seek():
     broker = Broker(permits={"a": 9})
     broker.publish(2)
@@ -371,7 +387,8 @@ EVENTS = [
     publish, publish_for_later, nack, redeliver, permits_come, consumer_opens, consumer_closes,
     active_consumer_without_messages_closes, rule_opens, room_for_a_redelivery, limits_are_raised,
     ack_makes_a_hole_that_an_unread_message_fills, persist_makes_room, key_is_released, reader_may_look_further_ahead,
-    waiting_message_is_acked, earlier_message_of_a_key_is_acked, seek,
+    waiting_message_is_acked, earlier_message_of_a_key_is_acked,
+    message_that_holds_the_order_is_acked, seek,
 ]  # fmt: skip
 
 
@@ -527,7 +544,7 @@ def test_mistakes_are_refused(call, error, message):
 
 
 def test_the_sizes_of_turns_and_rounds_are_checked():
-    for name in ("turn_entries_max", "round_entries_max"):
+    for name in ("turn_entries", "round_entries_max"):
         with pytest.raises(ValueError, match=name):
             SubscriptionOptions(**{name: 0})
 
