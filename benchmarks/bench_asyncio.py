@@ -28,8 +28,8 @@ PAUSE_S = 0.001
 ABOUT = (
     f"{TOPICS} topics on a file store, each with a producer, which publishes {BATCH} messages of 100 bytes, and a "
     "consumer that receives and acks them, one after the other and without a pause; all subscriptions are persisted "
-    "twice a second. Meanwhile a task sleeps for a millisecond again and again: what it sleeps longer is how long the "
-    "loop was held up, for all connections of a broker. In the loop: `Topics`, whose calls sync in the loop's thread. "
+    "twice a second. Meanwhile a task sleeps for a millisecond again and again: if it sleeps longer, the loop was held "
+    "up that long, for all connections of a broker. In the loop: `Topics`, whose calls sync in the loop's thread. "
     f"Awaited: `AsyncTopics`. {ROUNDS} rounds of {SECONDS:.0f} s each, in turn."
 )
 

@@ -103,7 +103,7 @@ def dispatch_all(subscription, now_ms):
 
 
 def add_permits(subscription, consumer, count):
-    """Let a consumer receive more messages, where the release has permits, as clients do for what they have acked."""
+    """Let a consumer receive more messages, where the release has permits, as clients do for acked ones."""
     if count and hasattr(subscription, "add_permits"):
         subscription.add_permits(consumer, count)
 

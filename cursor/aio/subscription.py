@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class AsyncSubscription(CursorListener):
     """A subscription whose calls are awaited. Opened by `AsyncTopic.subscribe`; to be used in one event loop.
 
-    Each method does what that of `Subscription` does, at the time of the clock, and raises what that raises. A call
+    Each method does the same as that of `Subscription`, at the time of the clock, and raises the same errors. A call
     that is cancelled while it waits for its turn has no effect.
 
     Attributes:

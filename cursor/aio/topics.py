@@ -87,9 +87,9 @@ class AsyncTopics:
             return is_found
 
     async def tick(self) -> None:
-        """Persist what is due, and trim the logs; to be called only by those who do not want to wait for it.
+        """Persist the subscriptions that are due, and trim the logs, as the background task does.
 
-        What fails is logged, and tried again by a later tick.
+        Failures are logged, and a later tick tries again.
         """
         async with self._workers.persisting:
             cursors = [each for topic in self._opened.values() for each in topic.cursors()]

@@ -23,7 +23,7 @@ _THREADS_MAX = 16
 
 @final
 class Workers:
-    """The threads of one store: one that appends what is published, and some for everything else that may block.
+    """The threads of one store: one that appends publications, and some for everything else that may block.
 
     To be used in one event loop.
 
@@ -39,7 +39,7 @@ class Workers:
         self._is_closed = False
 
     async def run(self, call: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
-        """Call a function in a thread, and return what it returns. A cancelled caller still waits for its end.
+        """Call a function in a thread, and return its result. A cancelled caller still waits for its end.
 
         Raises:
             TopicClosedError: These were closed; nothing was called.

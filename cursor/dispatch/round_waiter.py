@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class RoundWaiter:
     """At most one waiter, which is called once, and the kinds of events for which it is called.
 
-    A round takes the waiter away, sends, and then arms it for what could change the outcome of the next round. Events
-    that happen during the round are not lost: then the waiter is called as soon as it is armed.
+    A round takes the waiter away, sends, and then arms it for every event that could change the outcome of the next
+    round. Events that happen during the round are not lost: then the waiter is called as soon as it is armed.
 
     The callers of `room_made` and `messages_came` may hold any lock, also that of another subscription; a waiter runs
     under these locks, and not under the one here.

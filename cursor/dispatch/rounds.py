@@ -28,7 +28,7 @@ _READ_COUNT_MIN = 100
 
 @final
 class Rounds:
-    """Sends to all consumers with permits, and finds out what must happen before another round can send more.
+    """Sends to all consumers with permits, and finds out when another round can send more.
 
     Shared sends to the consumers of the lowest priority number until they have no permits or are at their own limits,
     then to the next ones. Within a priority each receives a few entries in its turn, and the turns continue where the
@@ -47,7 +47,7 @@ class Rounds:
     Source: ``PersistentDispatcherMultipleConsumers.trySendMessagesToConsumers`` of Apache Pulsar.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         dispatcher: Dispatcher,
         cursor: ManagedCursor,
@@ -86,7 +86,7 @@ class Rounds:
         """Send to the consumers with permits, and return the requests of those that receive messages.
 
         Raises:
-            StoreError: The log could not be read. `withdraw` takes back what was sent before.
+            StoreError: The log could not be read. `withdraw` takes back the messages sent before.
         """
         self._begin()
         if self._gate is not None and self._is_at_gate:
@@ -109,7 +109,7 @@ class Rounds:
             self._permits.add(name, self._permits_before[name] - self._permits.of(name))
 
     def arm(self, waiter: Callable[[], object] | None, *, now_ms: int) -> int | None:
-        """Arm a waiter for what may let another round send more; return when a message's time will have come.
+        """Arm a waiter for all that may let another round send more; return when a message's time comes.
 
         Args:
             waiter: Called once; at once if another round may send more now. None arms none.
@@ -337,5 +337,5 @@ class Rounds:
                 self._refused.add(batch.consumer)
             elif not is_full and not self._needs_keys:
                 break
-        # What was sent may have stopped the search for others.
+        # The messages just sent may have stopped the search for others.
         self._may_send_more |= has_sent

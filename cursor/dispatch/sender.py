@@ -32,7 +32,7 @@ class Sender:
         messages: The unacked messages.
         admission: Decides which messages may be sent.
         consumers: The open consumers.
-        dead_letters: What to do with messages that are given back again and again; None sends them for ever.
+        dead_letters: The policy for messages that are given back again and again; None sends them for ever.
 
     Attributes:
         handed_over_count: How many dead letters were handed over.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SubscriptionDispatch(SubscriptionReports):
     """The part of a `Subscription` that chooses receivers and sends."""
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         log: MessageLog,
         cursor: ManagedCursor,
@@ -180,7 +180,7 @@ class SubscriptionDispatch(SubscriptionReports):
         Args:
             consumer: Its name, unique among the open ones; not empty.
             priority: With Failover, the consumer of the lowest number is active; ties go to the first by name. With
-                Shared, `dispatch_all` sends to those of a higher number only what the others do not take.
+                Shared, `dispatch_all` sends to those of a higher number only the messages that the others do not take.
             permits: How many messages `dispatch_all` may send to it; see `add_permits`.
 
         Raises:
@@ -245,7 +245,7 @@ class SubscriptionDispatch(SubscriptionReports):
             self.consumer_opened(consumer)
 
     def _report(self, batch: Batch) -> None:
-        """Report to the cursor what a consumer receives."""
+        """Report the messages of a consumer to the cursor."""
         if batch.deliveries:
             positions = [delivery.position for delivery in batch.deliveries]
             self.cursor.delivered(max(positions), consumer=batch.consumer, positions=positions, now_ms=batch.now_ms)

@@ -159,7 +159,7 @@ class _CursorReader:
     def _deletion(self) -> Iterator[Note]:
         """Yield a note if the subscription is being deleted, or a crash has interrupted that."""
         if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
-            yield Note("the subscription was deleted; the next open or deletion removes what is left of it")
+            yield Note("the subscription was deleted; the next open or deletion removes the rest of it")
 
     def _found(self) -> tuple[StoredCursor | None, list[Problem]]:
         try:

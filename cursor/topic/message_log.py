@@ -217,7 +217,7 @@ class MessageLog:
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
     def has_room_for(self, count: int) -> bool:
-        """Return whether so many entries fit into the open ledger; else publishing them begins one, with its syncs."""
+        """Return whether a number of entries fits into the open ledger; else publishing them begins another."""
         return self._room >= count
 
     def trim(self, before_ledger_id: int) -> int:

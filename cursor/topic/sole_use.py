@@ -16,7 +16,7 @@ class SoleUse:
     The check costs a fraction of a microsecond. It finds calls that really overlap, and so most mistakes, not all.
 
     Args:
-        name: What is used, for the error.
+        name: The name of the object, for the error.
     """
 
     def __init__(self, name: str) -> None:

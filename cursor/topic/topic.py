@@ -157,12 +157,12 @@ class Topic:
 
         Args:
             name: The name of the subscription, not empty.
-            start: What a new subscription reads first; a stored one continues where it is.
+            start: The first message that a new subscription reads; a stored one continues where it is.
             kind: The type; None for the stored one, Shared for a new one.
             limits: Those of this subscription; None for those of the topic. Exclusive and Failover have none.
             options: Likewise.
             properties: The application's properties of a new subscription.
-            repair: What to do if the stored subscription cannot be read, as for `ManagedCursor.open`.
+            repair: Used if the stored subscription cannot be read, as for `ManagedCursor.open`.
             now_ms: The present.
 
         Raises:

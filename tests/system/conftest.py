@@ -1,4 +1,4 @@
-"""What several system tests share: a disk whose power can be cut, and a cluster of Spark."""
+"""Fixtures that several system tests share: a disk whose power can be cut, and a cluster of Spark."""
 
 from __future__ import annotations
 

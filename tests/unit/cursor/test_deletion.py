@@ -94,7 +94,7 @@ def test_an_interrupted_deletion_is_reported():
         delete_subscription(MemoryStore(store.disk, faults=[Fault(2, FaultKind.CRASH_BEFORE)]), **NAMES)
     (inspection,) = inspect_store(MemoryStore(store.disk))
     assert [note.text for note in inspection.notes] == [
-        "the subscription was deleted; the next open or deletion removes what is left of it",
+        "the subscription was deleted; the next open or deletion removes the rest of it",
         f"cursor ledgers {inspection.leftovers[0]}: left over by a crash; the next open deletes them",
     ]
 

@@ -201,7 +201,7 @@ def test_redeliver_all_gives_back_the_messages_of_one_consumer():
     broker.publish(4)
     broker.round()
     assert broker.subscription.redeliver_all("a", now_ms=0) == 2
-    assert broker.subscription.redeliver_all("nobody", now_ms=0) == 0
+    assert broker.subscription.redeliver_all("unknown", now_ms=0) == 0
     assert broker.subscription.permits("a") == 0
     assert broker.deliveries("c") == [(0, 1), (1, 1)]
 
