@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
+    from ackstate.cursor.dispatch.delivery import Delivery
     from ackstate.cursor.topic.message_log import MessageLog
 
 
@@ -66,27 +67,41 @@ def dispatch(
     """Dispatch messages to a consumer, and return the number of entries."""
     consumer = consumer or simulation.random.choice(CONSUMERS[: simulation.settings.consumer_count])
     count = min(simulation.random.choice((1, 5, 20, 40)) if count is None else count, simulation.settings.count_max)
-    model, log = side.model, simulation.log
     before = checks.closed_for(side, consumer)
     sent = []
     if consumer not in side.subscription.consumers:
         side.subscription.consumer_opened(consumer)
+    was_handed_over = False
     try:
         sent = side.subscription.dispatch(consumer, count, now_ms=simulation.now_ms)
     finally:
-        model.ack(side.handed_over)
-        was_handed_over, side.handed_over = side.handed_over, []
-        if was_handed_over:
-            simulation.note("dead", was_handed_over)
-    simulation.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
-    for each in sent:
-        side.highest_sent = max(side.highest_sent, log.numbers[each.position])
-        model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=simulation.now_ms)
+        was_handed_over = note_dead_letters(simulation, side)
+    note_sent(simulation, side, consumer, sent)
     if simulation.settings.kind is SubscriptionType.KEY_SHARED:
         checks.check_keys(side)
     elif len(sent) < count and not side.is_writing and not was_handed_over:
         checks.check_shortage(side, consumer, before)
     return len(sent)
+
+
+def note_dead_letters(simulation: BrokerSimulation, side: SimulatedSubscription) -> bool:
+    """Record the dead letters of a dispatch as acked, and return whether there were any."""
+    side.model.ack(side.handed_over)
+    numbers, side.handed_over = side.handed_over, []
+    if numbers:
+        simulation.note("dead", numbers)
+    return bool(numbers)
+
+
+def note_sent(
+    simulation: BrokerSimulation, side: SimulatedSubscription, consumer: str, sent: Sequence[Delivery]
+) -> None:
+    """Record the messages that a consumer receives."""
+    log = simulation.log
+    simulation.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
+    for each in sent:
+        side.highest_sent = max(side.highest_sent, log.numbers[each.position])
+        side.model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=simulation.now_ms)
 
 
 def fall_behind(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.analysis.crash.model import broker_events, client_events, deletion, trims
+from ackstate.analysis.crash.model import broker_events, client_events, deletion, round_events, trims
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ class ModelEvent(NamedTuple):
 EVENTS = {
     "publish": ModelEvent(14, client_events.publish),
     "fall_behind": ModelEvent(4, client_events.fall_behind),
-    "dispatch": ModelEvent(34, client_events.dispatch),
+    "dispatch": ModelEvent(34, round_events.dispatch_some),
     "ack_some": ModelEvent(34, client_events.ack_some),
     "ack_late": ModelEvent(3, client_events.ack_late),
     "ack_cumulative": ModelEvent(1, client_events.ack_cumulative),
