@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.dispatch.delivery import DispatchRound
     from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.subscription import Subscription
+    from ackstate.cursor.topic.start import Start, StartTime
     from ackstate.errors import AckStateError
     from ackstate.position import Position
 
@@ -118,8 +119,8 @@ class AsyncSubscription(CursorListener):
         async with self._topic.alone:
             self.subscription.add_permits(consumer, count)
 
-    async def seek(self, position: Position) -> PersistResult:
-        """Restart at a position; see `Subscription.seek`."""
+    async def seek(self, position: Position | Start | StartTime) -> PersistResult:
+        """Restart at a position, an end of the log, or a time; see `Subscription.seek`."""
         return await self._topic.call(self.subscription.seek, position, now_ms=self._topic.clock())
 
     async def close(self) -> PersistResult | None:
