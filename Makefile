@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar clean
+.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,6 +25,9 @@ setup: ## make or refresh .venv, and find or install Java
 
 demo: setup ## run the demo; ARGS='...' passes options on
 	@$(JAVA) .venv/bin/ackstate demo $(ARGS)
+
+demo-broker: setup ## kill the example broker under Pulsar's own clients; ARGS='--seed 7' chooses the moment
+	@$(JAVA) .venv/bin/python -m examples.kill_and_compare out/broker $(ARGS)
 
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
