@@ -19,10 +19,13 @@ from ackstate.cursor import (
     MemoryStore,
     Message,
     MessageLog,
+    Retention,
     Subscription,
     SubscriptionOptions,
+    backlog_report,
 )
 from ackstate.cursor.metrics import CursorCollector, PersistTimer
+from ackstate.cursor.topic.retention_metrics import BacklogCollector
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 
@@ -71,6 +74,9 @@ def scrape():
     subscription.nack(lower, delay_ms=60_000, now_ms=1_004)
     subscription.ack(last, now_ms=1_004)
     timer.persist(lambda: cursor.persist(now_ms=2_000))
+    backlog, retention = BacklogCollector(), Retention(backlog_bytes_max=10)
+    backlog.add(ORDERS, lambda: backlog_report(log, retention, {"billing": cursor}))
+    registry.register(backlog)
     text = generate_latest(registry).decode()
     return [
         (sample.name, sample.labels, sample.value)
