@@ -21,7 +21,8 @@ from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run, run_each_apart
 from spark_daemons import environment_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+# With the session of the other Spark tests, so that one process starts the cluster.
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 DAY_MS = 86_400_000
 POLICY = ("--policy", "flush_interval_ms=50")
