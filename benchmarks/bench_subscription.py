@@ -14,6 +14,7 @@ from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionType
 from ackstate.cursor.topic.message_log import Message
+from ackstate.cursor.topic.sole_use import SoleUse
 from ackstate.limits import DispatchGate, GateLimits
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 
@@ -57,7 +58,11 @@ class SameMessageLog:
     def __init__(self, entry_count: int, *, keys: Sequence[bytes | None] = (None,)) -> None:
         self.topic = "t"
         self.ledgers = LedgerMap.from_counts({LEDGER: entry_count})
+        self.sole_use = SoleUse("this log")
         self._messages = [Message(b"", key=key) for key in keys]
+
+    def add_listener(self, listener: object) -> None:
+        """See `MessageLog.add_listener`: nothing is published here."""
 
     def read(self, positions: Sequence[Position]) -> Iterator[Message]:
         """See `MessageLog.read`."""

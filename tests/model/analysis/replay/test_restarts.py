@@ -197,6 +197,11 @@ def acked_count(cursor, index, size):
 def test_batch_index_acks_of_a_log_agree_with_a_real_cursor_of_batches(run, policies):
     sizes, events = run["batch_sizes"], events_of(run)
     assume(events)
+    # An ack of no message of a batch, which no client sends, is new to a cursor that does not know the size of the
+    # batch: it may persist then. The replay leaves such an ack out.
+    assume(
+        all(isinstance(each, int) or each[1] != [2 ** sizes[each[0]] - 1] for _, _, (each,) in run["broker_acks_ms"])
+    )
     (policy,), end_ms = policies, run["broker_acks_ms"][-1][1] + 450
     (curve,), _ = replayed(events, policies, {4: sum(sizes)}, sizes=[3, 5], end_ms=end_ms)
     store, ledgers = MemoryStore(), LedgerMap.from_counts({4: len(sizes)})

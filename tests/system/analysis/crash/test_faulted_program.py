@@ -64,6 +64,7 @@ def test_each_setting_is_begun_with_and_changed_to():
         StepKind.FALL_BACK,
         StepKind.REOPEN_STORE,
         StepKind.KILL,
+        StepKind.DELETE,
     }
 
 
@@ -107,7 +108,7 @@ def test_what_a_program_says_in_lines_is_what_its_oracle_is_told():
     oracle = Oracle(NEVER_OPENED, knows_states=True)
     tell_all(oracle)
     log, names = tell_a_log(1, tell_all)
-    assert names == {name for name in vars(Oracle) if not name.startswith("_")} - {"judge"}
+    assert names == {name for name in vars(Oracle) if not name.startswith("_")} - {"judge", "deleted"}
     assert log._oracles[1].expected == oracle.expected
     assert log._oracles[0].expected == Oracle(NEVER_OPENED, knows_states=True).expected
     log.judge(1, STATE)
