@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import partial
 
@@ -99,3 +100,26 @@ def test_a_dispatch_while_the_log_is_trimmed(monkeypatch):
     elsewhere.ends()
     ((_, (delivery,)),) = subscription.dispatch_all(now_ms=0).deliveries
     assert delivery.message.payload == b"y"
+
+
+def test_threads_that_only_check_do_not_refuse_each_other():
+    use, refused = SoleUse("the thing"), []
+
+    def check():
+        try:
+            for _ in range(20_000):
+                use.check()
+        except RuntimeError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=check) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not refused
