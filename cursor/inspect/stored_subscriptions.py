@@ -9,25 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from ackstate.cursor.dispatch.consumers import SubscriptionType
 from ackstate.cursor.inspect.store import assumed_log, message_log_ledgers, names_below
-from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.journal import ROOT, cursor_owner
 from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
+from ackstate.cursor.topic.subscription_type import type_of
 from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ackstate.cursor.dispatch.consumers import SubscriptionType
     from ackstate.cursor.journal.recovery import StoredCursor
     from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
-
-TYPE_PROPERTY = f"{INTERNAL_PREFIX}ackstate.type"
-"""The internal cursor property that holds the subscription's type, as the value of `SubscriptionType`."""
 
 
 class StoredSubscription(NamedTuple):
@@ -71,22 +68,37 @@ def stored_subscriptions(
     check_name("topic", topic)
     if ledgers is None:
         ledgers = message_log_ledgers(store, topic)
-    above = f"{ROOT}/{quote(topic, safe='')}"
-    names = {*names_below(store, above), *_owning(f"{above}/", store.ledgers.owners() if owners is None else owners)}
-    found = (_read(store, f"{above}/{name}", ledgers) for name in names)
+    found = (_read(store, path, ledgers) for path in subscription_paths(store, topic, owners=owners))
     return sorted((each for each in found if each is not None), key=lambda each: each.name)
 
 
-def _owning(above: str, owners: Iterable[str]) -> set[str]:
-    """Return the names right below a path that have ledgers."""
-    prefix = cursor_owner(above)
-    names = {owner[len(prefix) :] for owner in owners if owner.startswith(prefix)}
-    return {name for name in names if name and "/" not in name}
+def subscription_paths(store: Store, topic: str, *, owners: Iterable[str] | None = None) -> set[str]:
+    """Return the metadata paths of all subscriptions of a topic, also of those that a crash has left parts of.
+
+    Args:
+        store: Where.
+        topic: The name of the topic.
+        owners: As for `stored_subscriptions`.
+
+    Raises:
+        CorruptStateError: The names of the subscriptions cannot be read.
+        StoreError: The storage failed.
+    """
+    above = f"{ROOT}/{quote(topic, safe='')}"
+    prefix = cursor_owner(f"{above}/")
+    owners = store.ledgers.owners() if owners is None else owners
+    owning = {owner.removeprefix(prefix) for owner in owners if owner.startswith(prefix)}
+    return {f"{above}/{name}" for name in (*names_below(store, above), *owning) if name and "/" not in name}
+
+
+def subscription_name(path: str) -> str:
+    """Return the name of the subscription of a path."""
+    return unquote(path.rpartition("/")[2])
 
 
 def _read(store: Store, path: str, ledgers: LedgerMap | None) -> StoredSubscription | None:
     """Return the subscription of a path; None if there is none."""
-    name = unquote(path.rpartition("/")[2])
+    name = subscription_name(path)
     try:
         found = _find(store, path, ledgers)
     except StoreError as error:
@@ -98,13 +110,10 @@ def _read(store: Store, path: str, ledgers: LedgerMap | None) -> StoredSubscript
     if found is None:
         return None
     properties, mark_delete = found.record.cursor_properties, found.recovered.content.mark_delete
-    stored = properties.get(TYPE_PROPERTY)
     try:
-        kind = None if stored is None else SubscriptionType(stored)
-    except ValueError:
-        problem = UnsupportedVersionError(f"subscription {name!r} has the type {stored!r}, which this release lacks")
-        return StoredSubscription(name, None, mark_delete, properties, problem)
-    return StoredSubscription(name, kind, mark_delete, properties, None)
+        return StoredSubscription(name, type_of(properties, subscription=name), mark_delete, properties, None)
+    except UnsupportedVersionError as error:
+        return StoredSubscription(name, None, mark_delete, properties, error)
 
 
 def _find(store: Store, path: str, ledgers: LedgerMap | None) -> StoredCursor | None:

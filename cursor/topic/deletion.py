@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+from ackstate.cursor.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.cursor.journal.deletion import delete_subscription
-from ackstate.cursor.journal.journal import ROOT, cursor_owner
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner, log_path
 from ackstate.cursor.topic_name import check_name
 
@@ -34,7 +34,7 @@ def delete_topic(store: Store, topic: str) -> bool:
     Complexity: O(ledgers of the store).
     """
     check_name("topic", topic)
-    names = subscription_names(store, topic)
+    names = sorted(map(subscription_name, subscription_paths(store, topic)))
     is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
     if not names and not is_stored:
         return False
@@ -43,18 +43,6 @@ def delete_topic(store: Store, topic: str) -> bool:
         delete_subscription(store, topic=topic, subscription=name)
     ownership.delete()
     return True
-
-
-def subscription_names(store: Store, topic: str) -> list[str]:
-    """Return the names of all subscriptions of a topic, also of those that a crash has left parts of, sorted.
-
-    Raises:
-        StoreError, CorruptStateError: The storage failed.
-    """
-    above = f"{ROOT}/{quote(topic, safe='')}"
-    prefix = f"{cursor_owner(above)}/"
-    owning = (owner.removeprefix(prefix) for owner in store.ledgers.owners() if owner.startswith(prefix))
-    return sorted({unquote(name) for name in (*store.metadata.children(above), *owning) if name and "/" not in name})
 
 
 def stored_topics(store: Store) -> list[str]:

@@ -21,9 +21,10 @@ from ackstate.cursor import (
     SubscriptionType,
     UnreadableCursorError,
 )
-from ackstate.cursor.inspect.stored_subscriptions import TYPE_PROPERTY, StoredSubscription, stored_subscriptions
+from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.store import Versioned
+from ackstate.cursor.topic.subscription_type import TYPE_PROPERTY
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 
 TOPIC = "persistent://a/b/orders"
