@@ -10,7 +10,6 @@ import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
-from urllib.parse import quote_plus
 
 from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from ackstate.cursor.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.cursor.results import PersistTarget, RecoverySource
-from ackstate.cursor.topic_name import parse_topic
+from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.errors import CursorClosedError
 
 if TYPE_CHECKING:
@@ -277,18 +276,11 @@ class PersistTimer:
 
 
 def _labels(topic: str, subscription: str) -> _TopicLabels:
-    """Name a cursor as Pulsar does: the local name of its topic and its own are written as in a URL's query.
-
-    Source: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
-    """
+    """Name a cursor as Pulsar does."""
     parts = parse_topic(topic)
     namespace = parts.namespace if parts else ""
-    ledger_name = f"{namespace}/{parts.domain}/{_encode(parts.local)}" if parts else topic
-    return _TopicLabels(namespace, topic, subscription, ledger_name, _encode(subscription))
-
-
-def _encode(name: str) -> str:
-    return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does
+    ledger_name = f"{namespace}/{parts.domain}/{persistence_name(parts.local)}" if parts else topic
+    return _TopicLabels(namespace, topic, subscription, ledger_name, persistence_name(subscription))
 
 
 def _families(read: Sequence[tuple[_TopicLabels, _Reading]], unreadable: int) -> list[Metric]:

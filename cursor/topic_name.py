@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
+from urllib.parse import quote_plus
 
 _TOPIC = re.compile(r"(?P<domain>[^:/]+)://(?P<namespace>[^/]+/[^/]+)/(?P<local>.+)", re.DOTALL)
 
@@ -26,6 +27,14 @@ def parse_topic(topic: str) -> TopicName | None:
     """Return the parts of a topic's name; None of any other text."""
     parts = _TOPIC.fullmatch(topic)
     return None if parts is None else TopicName(*parts.groups())
+
+
+def persistence_name(name: str) -> str:
+    """Return the local name of a topic, or the name of a subscription, as Pulsar stores and reports it.
+
+    Source: ``TopicName.getPersistenceNamingEncoding``, ``Codec.encode`` of Apache Pulsar.
+    """
+    return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does
 
 
 def check_name(kind: str, name: object) -> None:

@@ -11,13 +11,13 @@ Source: ``ManagedLedgerInternalStats`` and ``ManagedCursorImpl`` of Apache Pulsa
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote_plus
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
 from ackstate.cursor.topic.message_log import MessageLog
+from ackstate.cursor.topic_name import persistence_name
 from ackstate.position import Position
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | N
     if not counts and not names:
         return None
     # Pulsar's keys are the URL-encoded names, in order.
-    cursors = {encoded(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
+    cursors = {persistence_name(name.subscription): cursor_stats(inspect_cursor(store, name), log) for name in names}
     return PersistentTopicInternalStats(
         number_of_entries=sum(counts.values()),
         current_ledger_entries=counts[log.current_ledger_id] if log else 0,
@@ -146,8 +146,3 @@ def _read_position(content: CursorState, log: LedgerMap | None) -> Position:
 
 def _backlog(content: CursorState, log: LedgerMap) -> int:
     return max(0, log.count_between(content.mark_delete, log.last_confirmed) - len(content.deleted))
-
-
-def encoded(name: str) -> str:
-    """Return a name as Pulsar writes it as a key of ``cursors``."""
-    return quote_plus(name, safe="*").replace("~", "%7E")  # as java.net.URLEncoder does

@@ -19,21 +19,18 @@ from ackstate.analysis.admin.internal_stats import (
     LedgerInfo,
     PersistentTopicInternalStats,
     PulsarResponse,
-    encoded,
 )
 from ackstate.cursor.dispatch.consumers import SubscriptionType
 from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
+from ackstate.cursor.topic_name import persistence_name
 from ackstate.errors import CursorClosedError
-from ackstate.limits.rules import Rule
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.live_topics import LiveTopic
-    from ackstate.cursor.dispatch.stats import DispatchStats
     from ackstate.cursor.subscription import Subscription
     from ackstate.ledger_map import LedgerMap
 
 _KEY_SHARED_MODE = "AUTO_SPLIT"
-_BLOCKED = frozenset({Rule.UNACKED_MESSAGES, Rule.BROKER_UNACKED_MESSAGES})
 
 
 class RedeliveryIfCrashed(PulsarResponse):
@@ -122,7 +119,7 @@ def live_internal_stats(topic: LiveTopic) -> LiveTopicInternalStats:
     cursors = {}
     for name, subscription in topic.subscriptions.items():
         with suppress(CursorClosedError):
-            cursors[encoded(name)] = _cursor_stats(subscription, log)
+            cursors[persistence_name(name)] = _cursor_stats(subscription, log)
     return LiveTopicInternalStats(
         number_of_entries=sum(counts.values()) + open_count,
         total_size=sum(sizes.values()),
@@ -143,12 +140,12 @@ def _subscription_stats(subscription: Subscription) -> LiveSubscriptionStats:
     return LiveSubscriptionStats(
         type=kind.value,
         msg_backlog=stats.cursor.backlog,
-        msg_backlog_no_delayed=max(0, stats.cursor.backlog - stats.delayed_entries),
+        msg_backlog_no_delayed=stats.backlog_not_delayed,
         msg_delayed=stats.delayed_entries,
         msg_in_replay=stats.replay_entries,
         unacked_messages=stats.unacked_messages,
         msg_out_counter=stats.sent_messages,
-        blocked_subscription_on_unacked_msgs=_is_blocked(stats),
+        blocked_subscription_on_unacked_msgs=stats.is_blocked_on_unacked_messages,
         active_consumer_name=subscription.active_consumer,
         key_shared_mode=_KEY_SHARED_MODE if kind is SubscriptionType.KEY_SHARED else None,
         non_contiguous_deleted_messages_ranges=stats.cursor.range_count,
@@ -164,10 +161,6 @@ def _subscription_stats(subscription: Subscription) -> LiveSubscriptionStats:
             for each in subscription.consumer_uses()
         ],
     )
-
-
-def _is_blocked(stats: DispatchStats) -> bool:
-    return any(each.is_closed and each.rule in _BLOCKED for each in stats.rules)
 
 
 def _cursor_stats(subscription: Subscription, log: LedgerMap) -> LiveCursorStats:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ackstate.limits.rules import Verdict
     from ackstate.position import Position
 
+_ON_UNACKED_MESSAGES = frozenset({Rule.UNACKED_MESSAGES, Rule.BROKER_UNACKED_MESSAGES})
+
 
 class RuleStats(NamedTuple):
     """One rule of a subscription's gate.
@@ -79,6 +81,16 @@ class DispatchStats:
     dead_lettered_messages: int
     rules: tuple[RuleStats, ...]
     oldest_unacked: Position | None
+
+    @property
+    def backlog_not_delayed(self) -> int:
+        """Entries of the log that are neither acked nor known to be delayed."""
+        return max(0, self.cursor.backlog - self.delayed_entries)
+
+    @property
+    def is_blocked_on_unacked_messages(self) -> bool:
+        """Whether the limit on unacked messages of the subscription or of the broker keeps new messages back."""
+        return any(each.is_closed and each.rule in _ON_UNACKED_MESSAGES for each in self.rules)
 
 
 def dispatch_stats(

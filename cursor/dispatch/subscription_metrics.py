@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ackstate.limits.rules import Rule
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client.core import Metric
 
     from ackstate.cursor.dispatch.stats import DispatchStats
-
-_PULSAR_BLOCKED = frozenset({Rule.UNACKED_MESSAGES, Rule.BROKER_UNACKED_MESSAGES})
 
 
 class SubscriptionReading(NamedTuple):
@@ -41,7 +37,7 @@ class _Number(NamedTuple):
 
 _GAUGES = (
     _Number("pulsar_subscription_back_log_no_delayed",
-            lambda stats: max(0, stats.cursor.backlog - stats.delayed_entries),
+            lambda stats: stats.backlog_not_delayed,
             "Entries of the log that are neither acked nor known to be delayed."),
     _Number("pulsar_subscription_delayed", lambda stats: stats.delayed_entries,
             "Entries that the subscription has read and that are not due yet, or not queued yet."),
@@ -50,7 +46,7 @@ _GAUGES = (
     _Number("pulsar_subscription_unacked_messages", lambda stats: stats.unacked_messages,
             "Messages in flight: sent, and neither acked nor given back."),
     _Number("pulsar_subscription_blocked_on_unacked_messages",
-            lambda stats: any(each.is_closed and each.rule in _PULSAR_BLOCKED for each in stats.rules),
+            lambda stats: stats.is_blocked_on_unacked_messages,
             "Is 1 if the limit on unacked messages of the subscription or of the broker keeps new messages back."),
     _Number("pulsar_subscription_consumers_count", lambda stats: stats.consumer_count, "Open consumers."),
 )  # fmt: skip
