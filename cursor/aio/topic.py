@@ -13,12 +13,11 @@ from ackstate.cursor.topic.start import Start
 from ackstate.errors import AckStateError, TopicClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ackstate.cursor.aio.workers import Workers
     from ackstate.cursor.dispatch.consumers import SubscriptionType
     from ackstate.cursor.dispatch.options import SubscriptionOptions
-    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message import Message
     from ackstate.cursor.topic.message_log import Publication
     from ackstate.cursor.topic.start import StartTime
@@ -124,11 +123,6 @@ class AsyncTopic:
         """
         async with self.alone:
             return await self.workers.run(function, *args, **named)
-
-    def cursors(self) -> Iterator[tuple[tuple[str, str], ManagedCursor]]:
-        """Yield the cursors of the open subscriptions, each with the names of the topic and the subscription."""
-        for name, each in self._subscriptions.items():
-            yield (self.name, name), each.subscription.cursor
 
     async def stop_publishing(self) -> None:
         """Refuse every later publish, and wait for those under way."""

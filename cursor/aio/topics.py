@@ -92,7 +92,7 @@ class AsyncTopics:
         Failures are logged, and a later tick tries again.
         """
         async with self._workers.persisting:
-            cursors = [each for topic in self._opened.values() for each in topic.cursors()]
+            cursors = [each for topic in self._opened.values() for each in topic.topic.cursors]
             outcomes = await self._workers.run(tick_all, cursors, now_ms=self._clock())
         for (topic_name, name), outcome in outcomes.items():
             if isinstance(outcome, AckStateError):
