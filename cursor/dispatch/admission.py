@@ -220,8 +220,9 @@ class Admission:
             AckRefusedError: There is no room for it, and a persist made none.
             CursorFencedError: Another owner has the cursor.
         """
-        with self._room_for({position: self._sent.get(position)}, now_ms=now_ms):
-            pass
+        sent = {position: self._sent.get(position)}
+        if self._may_lack_room(sent):
+            self._check_room(sent, now_ms=now_ms)
 
     def complete(self, position: Position) -> Sent | None:
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
@@ -356,13 +357,18 @@ class Admission:
             sent: Message -> how it was sent; None if it is not in flight.
             now_ms: The present.
         """
-        if self.gate is None or not [each for each in sent.values() if each is None or not each.is_covered]:
+        if not self._may_lack_room(sent):
             yield
             return
         self._check_room(sent, now_ms=now_ms)
         with self._cursor.lock:
             self._check_room(sent, now_ms=None)
             yield
+
+    def _may_lack_room(self, sent: Mapping[Position, Sent | None]) -> bool:
+        """Return whether too little may be reserved for one of some acks; the argument is as in `_room_for`."""
+        short = [each for each in sent.values() if each is None or not each.is_covered]
+        return self.gate is not None and len(short) > 0
 
     def _check_room(self, sent: Mapping[Position, Sent | None], *, now_ms: int | None) -> None:
         """Refuse acks that exceed a limit, after a persist of young acks if the time is given and it may make room."""
@@ -382,11 +388,7 @@ class Admission:
             ) from self.store_error
 
     def _refused_by(self, sent: Mapping[Position, Sent | None]) -> Rule | None:
-        """Return the limit of the ack state that has no room for acks; None if all have.
-
-        Args:
-            sent: Message -> how it was sent; None if it is not in flight.
-        """
+        """Return the limit of the ack state that has no room for acks; None if all have. Argument as in `_room_for`."""
         reserved = [each for each in sent.values() if each is not None]
         own = sum(each.record_bytes for each in reserved), sum(each.range_count for each in reserved)
         if len(sent) > 1:
