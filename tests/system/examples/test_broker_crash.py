@@ -26,6 +26,7 @@ from example_broker import (
     subscribe,
     texts,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -127,8 +128,7 @@ def test_every_message_that_was_confirmed_survives(broker):
                 producer.send_async(
                     text.encode(), lambda result, _, text=text: result == pulsar.Result.Ok and confirmed.append(text)
                 )
-        while len(confirmed) < 50:
-            time.sleep(0.001)
+        wait_until(lambda: len(confirmed) >= 50)
         broker.kill()
         before_crash = list(confirmed)
         broker.start()
