@@ -41,11 +41,11 @@ class _Clock:
     def time(self, name: str, call: Callable[[], object]) -> object:
         gc.collect()
         gc.disable()
-        begun = perf_counter_ns()
+        start_ns = perf_counter_ns()
         try:
             return call()
         finally:
-            self.seconds.setdefault(name, []).append((perf_counter_ns() - begun) / 1e9)
+            self.seconds.setdefault(name, []).append((perf_counter_ns() - start_ns) / 1e9)
             gc.enable()
 
 

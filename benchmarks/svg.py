@@ -1,4 +1,4 @@
-"""What all pictures of results share: one SVG file that needs no script and no network, in light and in dark."""
+"""The frame of all pictures of results: one SVG file that needs no script and no network, in light and in dark."""
 
 from __future__ import annotations
 

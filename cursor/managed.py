@@ -41,7 +41,7 @@ class ManagedCursor(FormerNames):
     """The ack state of one subscription of one topic. Made by `open`; safe for any number of threads.
 
     An ack is accepted into memory and becomes durable with a later `persist`, which `tick` calls when it is due. Acks
-    of what is acked already change nothing. Every ack raises `InvalidPositionError` if the log does not have an entry,
+    of acked entries change nothing. Every ack raises `InvalidPositionError` if the log does not have an entry,
     `ValueError` or `TypeError` if an id is no integer in range; every change, `CursorClosedError` after `close`.
 
     Attributes:

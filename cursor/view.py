@@ -63,7 +63,7 @@ class CursorView(AckView):
     def last_journal_entry(self) -> Position | None:
         """The cursor ledger and the last entry known to be in it; None if none was written since the cursor was opened.
 
-        None, too, if the state is in the metadata store, or while a new ledger is begun.
+        None, too, if the state is in the metadata store, or while a new ledger is started.
         """
         return self._persister.journal.last_entry
 

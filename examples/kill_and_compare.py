@@ -163,9 +163,9 @@ class Kill:
     def _publish(self, client: pulsar.Client) -> None:
         """Publish at a steady rate until the broker is dead."""
         producer = client.create_producer(TOPIC, max_pending_messages=100_000)
-        begun, count = time.monotonic(), 0
+        start_s, count = time.monotonic(), 0
         while not self._is_over.is_set():
-            while count < (time.monotonic() - begun) * MESSAGES_PER_S:
+            while count < (time.monotonic() - start_s) * MESSAGES_PER_S:
                 producer.send_async(b"order", lambda *_: None, partition_key=str(count % 100))
                 count += 1
             time.sleep(0.005)

@@ -140,7 +140,7 @@ class Journal:
     def last_entry(self) -> Position | None:
         """The cursor ledger and the last entry that is known to be in it; None until this owner has written one.
 
-        None, too, if the state is in the metadata store, or while a new ledger is begun. Any thread may read it.
+        None, too, if the state is in the metadata store, or while a new ledger is started. Any thread may read it.
         """
         ledger_id, entry_count = self._pointed_at, self._sequence
         return None if ledger_id is None or not entry_count else Position(ledger_id, entry_count - 1)

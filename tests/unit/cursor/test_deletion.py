@@ -1,4 +1,4 @@
-"""A subscription is deleted whole, whatever it is stored as, and at whatever step a crash comes."""
+"""A subscription is deleted whole, in every form that it is stored in, and after a crash at any step."""
 
 from __future__ import annotations
 
