@@ -104,10 +104,10 @@ class AsyncSubscription(CursorListener):
         async with self._topic.alone:
             return self.subscription.redeliver_all(consumer, now_ms=self._topic.clock())
 
-    async def consumer_opened(self, consumer: str, *, priority: int = 0) -> None:
+    async def consumer_opened(self, consumer: str, *, priority: int = 0, permits: int = 0) -> None:
         """Open a consumer; see `Subscription.consumer_opened`."""
         async with self._topic.alone:
-            self.subscription.consumer_opened(consumer, priority=priority)
+            self.subscription.consumer_opened(consumer, priority=priority, permits=permits)
 
     async def consumer_closed(self, consumer: str) -> int:
         """Close a consumer; see `Subscription.consumer_closed`."""

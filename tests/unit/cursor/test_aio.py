@@ -56,8 +56,8 @@ async def opened(store=None, *, clock=None, tick_ms=1, **settings):
 
 async def subscribed(topics, topic="t", *, permits=1_000, kind=None):
     subscription = await (await topics.open(topic)).subscribe("s", start=Start.EARLIEST, kind=kind)
-    await subscription.consumer_opened("ann")
-    await subscription.add_permits("ann", permits)
+    await subscription.consumer_opened("ann", permits=permits - 1)
+    await subscription.add_permits("ann", 1)
     return subscription
 
 
