@@ -132,8 +132,18 @@ def closed_for(side: SimulatedSubscription, consumer: str) -> dict[Rule | None, 
     return {verdict.rule: verdict.released_at for verdict in verdicts}
 
 
-def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int]) -> None:
-    """Check that a limit, truthfully, explains why a consumer did not receive more."""
+def check_shortage(
+    side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int], *, weight_elsewhere: int = 0
+) -> None:
+    """Check that a limit, truthfully, explains why a consumer did not receive more.
+
+    Args:
+        side: The subscription, after the dispatch.
+        consumer: The consumer.
+        closed_before: The rules that were closed for it before, and the usage at which each opens.
+        weight_elsewhere: The most messages of an entry that the same round gave to another consumer. It may have been
+            refused to this one first, and the rule that refused it stays closed until it opens by an ack.
+    """
     model, log, now_ms = side.model, side.model.log, side.simulation.now_ms
     waiting = list(model.sendable(now_ms=now_ms, tick_ms=TICK_MS))
     if not waiting:
@@ -143,6 +153,8 @@ def check_shortage(side: SimulatedSubscription, consumer: str, closed_before: Ma
     cost = log.isolated_bytes(waiting[0]) if is_plain else max(map(log.isolated_bytes, may_wait))
     weight = max(map(model.weight, may_wait))
     binding = _binding(side, consumer, closed_before, cost=cost, weight=weight)
+    if model.unacked(consumer) + weight_elsewhere > consumer_max(side):
+        binding |= {Rule.CONSUMER_UNACKED_MESSAGES} & closed_for(side, consumer).keys()
     what = f"{len(waiting)} messages from {log.positions[waiting[0]]} on"
     hold(Promise.I8, bool(binding), f"{what} were kept back for nothing")
     if binding == {Rule.UNPERSISTED_ACK_RECORD_BYTES} and side.simulation.settings.promotes_young and _works(side):

@@ -48,5 +48,9 @@ def dispatch_all(simulation: BrokerSimulation, side: SimulatedSubscription) -> i
     elif not was_handed_over:
         for consumer, closed_before in before.items():
             if subscription.permits(consumer) > 0:
-                checks.check_shortage(side, consumer, closed_before)
+                sent_elsewhere = [each for other, sent in deliveries if other != consumer for each in sent]
+                weight = max(
+                    (side.model.weight(side.model.log.numbers[each.position]) for each in sent_elsewhere), default=0
+                )
+                checks.check_shortage(side, consumer, closed_before, weight_elsewhere=weight)
     return sum(len(sent) for _, sent in deliveries)
