@@ -49,15 +49,19 @@ class PersistLimits(NamedTuple):
         return ranges.range_count if is_list else sum(counts)
 
     def select(self, ranges: DeletedRanges, *, always: DeletedRanges | None) -> DeletedRanges:
-        """Return a copy of the ranges that are within the limit, with those of `always` even if they are not."""
+        """Return a copy of the ranges that are within the limit, with those of `always` even if they are not.
+
+        If those of `always` leave a rule of Pulsar's no room for all ranges that it keeps, no other range is kept.
+        """
         assert self.range_count_max is not None
         if self.rule is LimitRule.EXACT:
             return select(ranges, range_count_max=self.range_count_max, keep=self.keep, always=always).kept
         limits = Limits(self.range_count_max, rule=self.rule)
         kept = limit_ranges(ranges, form=RangeForm.WORDS, limits=limits).kept
-        if always is not None:
-            kept.update(always)
-        return kept
+        if always is None:
+            return kept
+        kept.update(always)
+        return kept if self.has_room_for(kept) else always.copy()
 
 
 UNLIMITED = PersistLimits()

@@ -33,6 +33,8 @@ class EarlierOwner:
         self.store = side.store
         self.race_count = race_count
         self._log_end = len(side.simulation.log)  # it no longer sees the log grow
+        # After a deletion its broker lives on, and trims entries that this owner has not acked.
+        self._ledgers = side.simulation.message_log.ledgers
         self.cursor.remove_listener(side)
         self.store.forget_faults()
 
@@ -98,8 +100,9 @@ class EarlierOwner:
         raise StoreError("there was nothing to do")
 
     def _ack(self, side: SimulatedSubscription) -> dict[int, Receipt]:
-        """Ack a few entries, and return the receipts by number."""
+        """Ack a few entries that its log still has, and return the receipts by number."""
         simulation, positions = side.simulation, side.simulation.log.positions
-        numbers = [number for number in range(self._log_end) if not self.cursor.is_acked(positions[number])]
+        known = [number for number in range(self._log_end) if positions[number] in self._ledgers]
+        numbers = [number for number in known if not self.cursor.is_acked(positions[number])]
         numbers = simulation.random.sample(numbers, min(len(numbers), simulation.random.randint(1, _ACKS_MAX)))
         return {number: self.cursor.ack(positions[number], now_ms=simulation.now_ms) for number in numbers}

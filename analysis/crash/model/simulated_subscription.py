@@ -227,7 +227,7 @@ class SimulatedSubscription(CursorListener):
         """Read the disk after an open or a reset; its state must not go back from now on."""
         found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
-        self.written.restarted(held, found.recovered.content.deleted.range_count)
+        self.written.restarted(held)
         return held
 
     def forgive(self) -> None:

@@ -19,7 +19,7 @@ from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from ackstate.analysis.crash.model.ack_model import AckModel
     from ackstate.analysis.crash.model.numbered_log import NumberedLog
@@ -75,7 +75,7 @@ class Written:
         self._replayed_count = 0
         self._replayed = Held(Position(0, -1), set(), {}, {})
         self._mark_delete = Position(0, -1)  # the durable one, below which it must not go
-        self._range_count = 0  # durable ranges: they may stay, even beyond a lowered limit
+        self._durable: Set[int] = frozenset()  # acked entries that may stay, even beyond a lowered limit
 
     def raw(self) -> tuple[bytes, tuple[bytes, ...]]:
         """Return the raw record and the raw entries of the ledger that it names."""
@@ -136,9 +136,9 @@ class Written:
             hold(Promise.I6, replayed.properties == held.properties, "its properties differ from a replay's")
         return held
 
-    def restarted(self, held: Held, range_count: int) -> None:
+    def restarted(self, held: Held) -> None:
         """Set the state after a recovery or a reset, which must not go back from now on."""
-        self._mark_delete, self._range_count = held.mark_delete, range_count
+        self._mark_delete, self._durable = held.mark_delete, held.acked
 
     def check_persist(
         self,
@@ -200,11 +200,10 @@ class Written:
 
     def _check_limits(self, held: Held, result: PersistResult, config: CursorConfig) -> None:
         floor = self._log.count_up_to(held.mark_delete)
-        range_count = len(self._log.runs(sorted(number for number in held.acked if number >= floor)))
-        # Durable acks are not displaced if the gate would be exceeded by that, or in the native format.
-        allowed = 0 if result.route is PersistTarget.METADATA else self._range_count
-        self._range_count = range_count
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
+        # Durable acks are not displaced if the gate would be exceeded by that, or in the native format.
+        may_stay = () if result.route is PersistTarget.METADATA else self._durable
+        allowed, self._durable = self._usage(may_stay, limits, floor=floor), held.acked
         limit, counted = limits.range_count_max, self._usage(held.acked, limits, floor=floor)
         hold(
             Promise.I4,
