@@ -12,10 +12,12 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, checked_positions
 
 # A run of up to this length is added entry by entry; a longer one by a separate call.
 _NARROW = 32
+# The columns of an array with up to so many rows are checked as lists: five reductions in numpy take longer.
+_FEW_ROWS = 256
 _ID_BYTES = 4  # an unsigned number of this size is never out of range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -80,7 +82,7 @@ def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
     return _by_ledger(ledger_ids, entry_ids)
 
 
-def _by_ledger(ledger_ids: tuple[int, ...], entry_ids: tuple[int, ...]) -> dict[int, BitMap]:
+def _by_ledger(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap]:
     if ledger_ids.count(ledger_ids[0]) == len(ledger_ids):
         return {ledger_ids[0]: BitMap(array("I", entry_ids))}
     by_ledger: dict[int, list[int]] = {}
@@ -104,6 +106,8 @@ def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]
         )
     if not len(positions):
         return {}
+    if len(positions) <= _FEW_ROWS and (found := _of_columns(*positions.T.tolist())) is not None:
+        return found
     ledger_ids, entry_ids = positions.T
     lowest, highest = int(ledger_ids.min()), int(ledger_ids.max())
     if not 0 <= lowest <= highest <= LEDGER_ID_MAX:
@@ -118,11 +122,20 @@ def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]
 def _checked_list(positions: Collection[Position]) -> dict[int, BitMap]:
     try:
         ledger_ids, entry_ids = zip(*positions, strict=True)
-        if {*map(type, ledger_ids)} == {int} and 0 <= min(ledger_ids) <= max(ledger_ids) <= LEDGER_ID_MAX:
-            return _by_ledger(ledger_ids, entry_ids)  # An array of unsigned numbers refuses all that is not one.
-    except (TypeError, ValueError, OverflowError):
+        if {*map(type, ledger_ids)} == {int} and (found := _of_columns(ledger_ids, entry_ids)) is not None:
+            return found
+    except (TypeError, ValueError):
         pass
     return bitmaps_of(checked_positions(positions))
+
+
+def _of_columns(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap] | None:
+    """Return the entries by ledger, or None if an id is out of range; `TypeError` if an entry id is no integer."""
+    try:
+        found = _by_ledger(ledger_ids, entry_ids)  # An array of unsigned numbers refuses all that is not one.
+    except OverflowError:
+        return None
+    return found if 0 <= min(found) <= max(found) <= LEDGER_ID_MAX else None
 
 
 def union_by_ledger(maps: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
