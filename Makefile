@@ -23,8 +23,11 @@ help: ## list the targets
 setup: ## make or refresh .venv, and find or install Java
 	@bash .ci/setup
 
-demo: setup ## run the demo; ARGS='...' passes options on
+demo: setup ## kill a broker, then the example broker under Pulsar's own clients; ARGS='...' passes options of ackstate demo
 	@$(JAVA) .venv/bin/ackstate demo $(ARGS)
+	@echo
+	@echo "The same with examples/broker and Pulsar's own clients:"
+	@$(MAKE) --no-print-directory demo-broker ARGS=
 
 demo-broker: setup ## kill the example broker under Pulsar's own clients; ARGS='--seed 7' chooses the moment
 	@$(JAVA) .venv/bin/python -m examples.kill_and_compare out/broker $(ARGS)

@@ -98,12 +98,13 @@ class Kill:
         self._store = directory / "store"
         self._recording = directory / "recording"
         self._trace = directory / "trace"
+        self._log = directory / "clients.log"
         self._random = random.Random(seed)  # noqa: S311 - a workload, not a secret
         self._is_over = threading.Event()
 
     def run(self, seconds: float) -> dict[str, set[Entry]]:
         """Kill a broker, and return for each subscription the entries that its successor sends again."""
-        with self._broker() as (process, url), clients(url) as client:
+        with self._broker() as (process, url), clients(url, self._log) as client:
             threads = [threading.Thread(target=self._publish, args=(client,))]
             for name, subscription in SUBSCRIPTIONS.items():
                 for _ in range(subscription.consumer_count):
@@ -117,7 +118,7 @@ class Kill:
             for thread in threads:
                 thread.join()
         self._accepted = {name: accepted(self._recording, name) for name in SUBSCRIPTIONS}
-        with self._broker() as (process, url), clients(url) as client:
+        with self._broker() as (process, url), clients(url, self._log) as client:
             consumers = {name: subscribe(client, name) for name in SUBSCRIPTIONS}
             client.create_producer(TOPIC).send(LAST)
             received = {name: set(entries_up_to_last(consumer)) for name, consumer in consumers.items()}
@@ -186,9 +187,9 @@ class Kill:
 
 
 @contextmanager
-def clients(url: str) -> Iterator[pulsar.Client]:
-    """Yield a quiet client, and end it without waiting for the broker."""
-    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+def clients(url: str, log: Path) -> Iterator[pulsar.Client]:
+    """Yield a client that writes its errors to a file, and end it without waiting for the broker."""
+    client = pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, str(log)))
     try:
         yield client
     finally:
