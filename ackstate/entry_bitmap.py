@@ -12,7 +12,7 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, checked_positions
 
 # A run of up to this length is added entry by entry; a longer one by a separate call.
 _NARROW = 32
-# The columns of an array with up to so many rows are checked as lists: five reductions in numpy take longer.
+# The columns of an array with at most this many rows are checked as lists: five reductions in numpy take longer.
 _FEW_ROWS = 256
 _ID_BYTES = 4  # an unsigned number of this size is never out of range
 
