@@ -99,6 +99,31 @@ def test_importing_the_core_imports_nothing_heavy(package):
     assert not HEAVY & set(loaded.stdout.split())
 
 
+WITHOUT_THE_EXTRA = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        package = name.partition(".")[0]
+        if package in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+sys.meta_path.insert(0, Absent())
+from ackstate.analysis.cli import main
+
+main(["--help"])
+"""
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_the_command_says_which_extra_it_lacks(missing):
+    refused = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_EXTRA, missing], capture_output=True, text=True, check=False
+    )
+    assert refused.stderr == f"ackstate: {missing} is missing: install ackstate[cli]\n"
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
 SAME = """
 import importlib, pkgutil, sys
 folder = importlib.import_module(sys.argv[1])
