@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar clean
+.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar dist clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -104,6 +104,11 @@ bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 		.venv/bin/python -m "benchmarks.delay.$${name%.py}"; \
 	done
 	@.venv/bin/python -m benchmarks.delay.draw
+
+dist: setup ## the wheel and the source distribution into dist/; two builds of a commit give the same wheel
+	rm -rf dist
+	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv/bin/python -m build --no-isolation --outdir dist
+	.venv/bin/python -m twine check --strict dist/*
 
 clean: ## remove .venv, build leftovers, caches and out/
 	rm -rf .venv build dist out *.egg-info .hypothesis .*_cache

@@ -12,6 +12,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 ALLOWED = ROOT / "tests" / "plain_english.txt"
 FOLDERS = (
@@ -129,11 +131,13 @@ def counts_now():
     return counts(ROOT)
 
 
+@pytest.mark.skipif(not (ROOT / "cursor").is_dir(), reason="the folders of a source distribution are in other places")
 def test_no_count_rises():
     lines = risen(ROOT, counts_now(), read(ALLOWED.read_text(encoding="utf-8")))
     assert not lines, "write plainer English:\n" + "\n".join(lines)
 
 
+@pytest.mark.skipif(not (ROOT / "cursor").is_dir(), reason="the folders of a source distribution are in other places")
 def test_counts_that_fell_are_written_down():
     is_up_to_date = written(counts_now()) == ALLOWED.read_text(encoding="utf-8")
     assert is_up_to_date, f"run `{REWRITE}` and commit {ALLOWED.relative_to(ROOT)}"
