@@ -34,7 +34,7 @@ KINDS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]
 
 
 class Broker:
-    """Cursors on one disk, and what each of them was promised."""
+    """Cursors on one disk, and the acks of each that are accepted and durable."""
 
     def __init__(self, form):
         self.config = CursorConfig(format=form)
