@@ -195,7 +195,7 @@ class LogOwnership:
         if first_ledger_id != self._record.first_ledger_id:
             run(self._store, self._write(self._open_ledger_id, ledger_sizes, first_ledger_id))
 
-    def close_ledger(self) -> int | None:
+    def close_ledger(self) -> Steps[int | None]:
         """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open.
 
         Raises:
@@ -205,7 +205,7 @@ class LogOwnership:
         if self._open_ledger_id is None:
             return None
         try:
-            last = self._store.ledgers.fence(self._open_ledger_id)
+            last = yield FenceLedger(self._open_ledger_id)
         except LedgerNotFoundError as error:
             raise self.fenced() from error
         self._open_ledger_id = None

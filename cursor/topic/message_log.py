@@ -214,12 +214,16 @@ class MessageLog:
         Raises:
             As `publish`; nothing is stored.
         """
+        return run(self.store, self.preparing(messages))
+
+    def preparing(self, messages: Sequence[Message]) -> Steps[Publication]:
+        """Return the next messages as `prepare`, in steps that can be taken together with those of other logs."""
         messages = checked_messages(messages)
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:
             if contents and self._room < len(contents):
-                self._begin_ledger(ownership)
+                yield from self._begin_ledger(ownership)
         ledger_id = self.ledgers.current_ledger_id
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
@@ -288,15 +292,14 @@ class MessageLog:
         error.__cause__ = cause
         return error
 
-    def _begin_ledger(self, ownership: LogOwnership) -> None:
+    def _begin_ledger(self, ownership: LogOwnership) -> Steps[None]:
         """Close the open ledger and begin the next one."""
         self._room = 0  # From here on it is closed, or may be.
-        last = ownership.close_ledger()
+        last = yield from ownership.close_ledger()
         if last is not None:
             self._count_up_to(last, published=0)
-        ledger_id = run(
-            self.store, ownership.begin_ledger(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
-        )
+        first_ledger_id = self.ledgers.first_ledger_id
+        ledger_id = yield from ownership.begin_ledger(self.sizes.known, first_ledger_id=first_ledger_id)
         self.ledgers.roll(ledger_id)
         self.sizes.begin(ledger_id)
         self._room = self._entries_per_ledger_max

@@ -446,6 +446,7 @@ def a_record_that_anyone_may_replace(patch):
 def a_ledger_is_left_open(patch):
     def leave(self):
         self._open_ledger_id = None
+        yield from ()
 
     patch(LogOwnership, "close_ledger", leave)
 

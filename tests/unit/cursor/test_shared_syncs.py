@@ -105,6 +105,8 @@ def test_topics_and_subscriptions_share_the_syncs_of_opening_and_of_first_persis
     assert count == 2  # The record and the fence.
     _, count = syncs.of(lambda: subscribed(topics, now_ms=30_000))
     assert count == 2
+    _, count = syncs.of(lambda: topics.publish({key: [Message(b"y")] for key in NAMES}, now_ms=30_001))
+    assert count == 3  # The ledger, the record that names it, the message.
     ack(topics, 7)
     _, count = syncs.of(lambda: topics.close(now_ms=40_000))
     assert count == 4  # As above, and the deletion of the ledger before.
