@@ -8,7 +8,8 @@ until it is driven by `run`, by `run_all`, or by ``yield from`` in another seque
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ackstate.cursor.writes import Write, write_all
 from ackstate.errors import AckStateError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 Steps = Generator[Write, int, _Result]
+
+GROUP_MAX = 256
+"""How many writes are executed together at most, so that other threads do not wait long for the store."""
 
 
 def run(store: Store, steps: Steps[_Result]) -> _Result:
@@ -39,7 +43,7 @@ def run(store: Store, steps: Steps[_Result]) -> _Result:
 
 
 def run_all(store: Store, sequences: Sequence[Steps[_Result]]) -> list[_Result | AckStateError]:
-    """Execute independent sequences in lockstep: the first writes of all together, then the second ones, and so on.
+    """Execute independent sequences in lockstep: the first writes of a group together, then the second ones, and so on.
 
     A crash leaves each of them as a crash between two of its steps does; see `GroupStore.write_all`. All are begun
     before the first write, so an invalid argument that a sequence finds before its first write changes nothing.
@@ -52,39 +56,55 @@ def run_all(store: Store, sequences: Sequence[Steps[_Result]]) -> list[_Result |
         For each, in order, its result or its `AckStateError`. Any other error, of any of them, is raised at once, and
         the others end where they are.
 
-    Complexity: as many `write_all` as the longest sequence has writes.
+    Complexity: for each `GROUP_MAX` sequences, as many `write_all` as the longest of them has writes.
     """
     if len(sequences) == 1:
         return [_run_alone(store, sequences[0])]
-    outcomes: dict[int, _Result | AckStateError] = {}
-    waiting: dict[int, Write] = {}
-
-    def advance(number: int, outcome: int | AckStateError | None) -> None:
-        steps = sequences[number]
-        try:
-            if outcome is None:
-                waiting[number] = next(steps)
-            elif isinstance(outcome, AckStateError):
-                waiting[number] = steps.throw(outcome)
-            else:
-                waiting[number] = steps.send(outcome)
-        except StopIteration as end:
-            outcomes[number] = end.value
-        except AckStateError as error:
-            outcomes[number] = error
-
+    lockstep = _Lockstep(store, sequences)
     try:
-        for number in range(len(sequences)):
-            advance(number, None)
-        while waiting:
-            writes = dict(waiting)
-            waiting.clear()
-            for number, outcome in zip(writes, write_all(store, [*writes.values()]), strict=True):
-                advance(number, outcome)
+        lockstep.begin()
+        while lockstep.waiting:
+            lockstep.finish(list(islice(lockstep.waiting, GROUP_MAX)))
     finally:
         for steps in sequences:
             steps.close()
-    return [outcomes[number] for number in range(len(sequences))]
+    return [lockstep.outcomes[number] for number in range(len(sequences))]
+
+
+class _Lockstep(Generic[_Result]):
+    def __init__(self, store: Store, sequences: Sequence[Steps[_Result]]) -> None:
+        self._store = store
+        self._sequences = sequences
+        self.outcomes: dict[int, _Result | AckStateError] = {}
+        self.waiting: dict[int, Write] = {}
+        """The next write of each sequence that has not ended, by the number of the sequence."""
+
+    def begin(self) -> None:
+        """Advance all to their first writes."""
+        for number in range(len(self._sequences)):
+            self._advance(number, None)
+
+    def finish(self, numbers: Sequence[int]) -> None:
+        """Execute some sequences to their ends."""
+        while numbers:
+            writes = [self.waiting.pop(number) for number in numbers]
+            for number, outcome in zip(numbers, write_all(self._store, writes), strict=True):
+                self._advance(number, outcome)
+            numbers = [number for number in numbers if number in self.waiting]
+
+    def _advance(self, number: int, outcome: int | AckStateError | None) -> None:
+        steps = self._sequences[number]
+        try:
+            if outcome is None:
+                self.waiting[number] = next(steps)
+            elif isinstance(outcome, AckStateError):
+                self.waiting[number] = steps.throw(outcome)
+            else:
+                self.waiting[number] = steps.send(outcome)
+        except StopIteration as end:
+            self.outcomes[number] = end.value
+        except AckStateError as error:
+            self.outcomes[number] = error
 
 
 def _run_alone(store: Store, steps: Steps[_Result]) -> _Result | AckStateError:

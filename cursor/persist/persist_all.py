@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import ExitStack
 from copy import copy
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.cursor.persist.round import Round
 from ackstate.cursor.results import PersistResult
-from ackstate.cursor.steps import run_all
+from ackstate.cursor.steps import GROUP_MAX, run_all
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.integers import check_count
@@ -32,7 +33,7 @@ Outcome = PersistResult | AckStateError
 def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[PersistResult | AckStateError]:
     """Persist many cursors of one store: all that append to their journals do so with one sync.
 
-    Those that begin a journal share the syncs of its steps, which are four at most in a store that writes together.
+    Those that begin a journal share the syncs of its steps: four for each 256 of them, in a store that writes together.
 
     Args:
         cursors: They share a store; each comes once.
@@ -186,8 +187,10 @@ def _begun(persister: Persister, begin: Callable[[Persister], Round | None]) -> 
 
 def _write(writes: Mapping[Persister, Steps[PersistResult]]) -> dict[Persister, Outcome]:
     """Execute the writes of rounds in lockstep."""
-    store = next(iter(writes)).journal.store
-    return dict(zip(writes, run_all(store, [*writes.values()]), strict=True))
+    store, steps = next(iter(writes)).journal.store, [*writes.values()]
+    # Group by group, since each begins by encoding a whole state.
+    groups = [steps[first : first + GROUP_MAX] for first in range(0, len(steps), GROUP_MAX)]
+    return dict(zip(writes, chain.from_iterable(run_all(store, group) for group in groups), strict=True))
 
 
 def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Round | None]) -> dict[Persister, Outcome]:

@@ -23,7 +23,7 @@ def publish_all(
 ) -> list[list[Position] | AckStateError]:
     """Append messages to the logs of many topics with one sync; those of one topic all or none.
 
-    Logs that begin a ledger share the syncs of its steps, three at most in a store that writes together.
+    Logs that begin a ledger share the syncs of its steps: three for each 256 of them, in a store that writes together.
 
     Args:
         batches: Each log, or the publisher of one, with its messages. The logs share a store, and each comes once.

@@ -30,6 +30,7 @@ from ackstate.cursor import (
 from ackstate.cursor.journal.journal import Journal, cursor_path
 from ackstate.cursor.stores.file_commit import FileLog
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.writes import AppendEntry
 
 P = Position
 NAMES = [f"topic {number}" for number in range(6)]
@@ -127,6 +128,34 @@ def test_cursors_without_a_topic_share_syncs_too(syncs):
     cursors, count = syncs.of(lambda: open_cursors(syncs.store, openings, now_ms=2))
     assert count == 2
     assert [cursor.is_acked(P(3, 1)) for cursor in cursors] == [True] + [False] * 39
+
+
+def test_a_group_has_at_most_256_writes(syncs, monkeypatch):
+    """So that neither the store is held up for long nor all encoded states are in memory at once."""
+    ledgers = LedgerMap.from_counts({3: 100})
+    openings = [CursorOpening(topic="t", subscription=f"s{number}", ledgers=ledgers) for number in range(600)]
+    cursors, count = syncs.of(lambda: open_cursors(syncs.store, openings, now_ms=0))
+    assert count == 3 * 3
+    cursors, count = syncs.of(lambda: open_cursors(syncs.store, openings, now_ms=1))
+    assert count == 3 * 2
+    for cursor in cursors:
+        cursor.ack(P(3, 1), now_ms=1)
+    encode, append, encoded = Journal._encode, AppendEntry.execute, Counter()
+
+    def counted(journal, content):
+        encoded["waiting"] += 1
+        encoded["most"] = max(encoded["most"], encoded["waiting"])
+        return encode(journal, content)
+
+    def executed(write, store):
+        encoded["waiting"] -= 1
+        return append(write, store)
+
+    monkeypatch.setattr(Journal, "_encode", counted)
+    monkeypatch.setattr(AppendEntry, "execute", executed)
+    results, count = syncs.of(lambda: persist_all(cursors, now_ms=2))
+    assert {result.route for result in results} == {PersistTarget.SNAPSHOT}
+    assert (count, encoded["most"], encoded["waiting"]) == (3 * 4, 256, 0)
 
 
 def test_a_fenced_cursor_costs_the_others_one_sync_more(syncs):
