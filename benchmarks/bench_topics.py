@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from ackstate.cursor import FileStore, Message, SqliteStore, Start, Topics
+from ackstate.cursor import FileStore, Message, SqliteStore, Start, Subscription, SubscriptionRequest, Topics
 from benchmarks.measurement import BenchmarkReport, Spread
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "Topics with ten Shared subscriptions each in a store in a temporary directory, FileStore and SQLite; one thread. "
     "Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before a tick with "
-    "acks, every subscription acked one message out of order. Memory is that of the process, with everything open."
+    "acks, every subscription acked one message out of order. All topics are opened together, and all subscriptions. "
+    "Memory is that of the process, with everything open."
 )
 TOPICS = 1_000
 SUBSCRIPTIONS = 10
@@ -52,10 +53,10 @@ class _Clock:
 def open_all(store: Store, topic_count: int, *, now_ms: int) -> Topics:
     """Open every topic with its subscriptions; a new subscription starts at the first message."""
     topics = Topics(store)
-    for number in range(topic_count):
-        topic = topics.open(f"topic {number}", now_ms=now_ms)
-        for subscription in range(SUBSCRIPTIONS):
-            topic.subscribe(f"s{subscription}", start=Start.EARLIEST, now_ms=now_ms)
+    opened = topics.open_all([f"topic {number}" for number in range(topic_count)], now_ms=now_ms)
+    requests = [SubscriptionRequest(f"s{number}", Start.EARLIEST) for number in range(SUBSCRIPTIONS)]
+    outcomes = topics.subscribe_all(dict.fromkeys(opened, requests), now_ms=now_ms)
+    assert all(isinstance(outcome, Subscription) for outcome in outcomes.values())
     return topics
 
 

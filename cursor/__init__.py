@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.listener import Change, CursorListener
     from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.persist.open_cursors import open_cursors
+    from ackstate.cursor.persist.opening import CursorOpening
     from ackstate.cursor.persist.persist_all import persist_all
     from ackstate.cursor.results import (
         CursorStats,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     )
     from ackstate.cursor.topic.settings import TopicSettings
     from ackstate.cursor.topic.start import Start, StartTime
+    from ackstate.cursor.topic.subscribing import SubscriptionRequest
     from ackstate.cursor.topic.subscription_type import SubscriptionTypeError
     from ackstate.cursor.topic.topic import Topic
     from ackstate.cursor.topic.topics import Topics
@@ -94,6 +97,7 @@ __all__ = [
     "CursorBucketRegistry",
     "CursorConfig",
     "CursorListener",
+    "CursorOpening",
     "CursorStats",
     "DeadLetterPolicy",
     "Delivery",
@@ -138,6 +142,7 @@ __all__ = [
     "StoredSubscription",
     "Subscription",
     "SubscriptionOptions",
+    "SubscriptionRequest",
     "SubscriptionType",
     "SubscriptionTypeError",
     "Topic",
@@ -149,6 +154,7 @@ __all__ = [
     "backlog_report",
     "delete_subscription",
     "delete_topic",
+    "open_cursors",
     "persist_all",
     "publish_all",
     "stored_subscriptions",
@@ -166,6 +172,8 @@ _NAMES = {
     "inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),
     "listener": ("Change", "CursorListener"),
     "managed": ("ManagedCursor",),
+    "persist.open_cursors": ("open_cursors",),
+    "persist.opening": ("CursorOpening",),
     "persist.persist_all": ("persist_all",),
     "topic.message": ("NO_DELAY", "Message"),
     "topic.message_log": ("MessageLog",),
@@ -192,6 +200,7 @@ _NAMES = {
     ),
     "topic.settings": ("TopicSettings",),
     "topic.start": ("Start", "StartTime"),
+    "topic.subscribing": ("SubscriptionRequest",),
     "topic.subscription_type": ("SubscriptionTypeError",),
     "topic.topic": ("Topic",),
     "topic.topics": ("Topics",),

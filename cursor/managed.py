@@ -10,28 +10,30 @@ from ackstate.cursor.former_names import FormerNames
 from ackstate.cursor.intake import ACCEPTED, AckIntake, named
 from ackstate.cursor.journal.cursor_properties import CursorProperties
 from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import report_of
 from ackstate.cursor.listener import Change, Listeners
-from ackstate.cursor.persist.opening import Beginning, recover_or_create
+from ackstate.cursor.persist.opening import CursorOpening, recover_or_create
 from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.reset import reset
 from ackstate.cursor.results import Receipt
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
+from ackstate.cursor.steps import run
 from ackstate.cursor.view import CursorView
-from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.listener import CursorListener
     from ackstate.cursor.results import CursorStats, PersistResult
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import Store
     from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.ledger_map import LedgerMap
 
 __all__ = ["ManagedCursor", "persist_all"]
 
@@ -91,18 +93,7 @@ class ManagedCursor(FormerNames):
         A new cursor, with its start and its properties, is durable when this returns. In Pulsar's format a mark-delete
         position may move, as `ackstate.cursor.journal.pulsar.reopened` says; that is durable then, too.
 
-        Args:
-            store: Where the cursor's state lives; stays open when the cursor is closed.
-            topic: Not empty.
-            subscription: Not empty.
-            ledgers: The message log's ledgers; the caller continues to append to it.
-            config: How to persist.
-            repair: How to repair the stored cursor if it cannot be read. The repair is durable when this returns.
-            shared_holes: The topic's delay buckets. A whole state in the native format may refer to them: their holes
-                take no bytes of it and do not count against a limit on ranges. They are not needed to read the state.
-            start: The position that a new cursor reads first, as in `reset`; None for the first entry.
-            properties: Those of a new cursor, of the application and of the broker.
-            now_ms: The present.
+        The arguments are those of `CursorOpening`; the store stays open when the cursor is closed.
 
         Raises:
             TypeError, ValueError: An argument is of another type, a name is empty, or a property too long.
@@ -111,15 +102,18 @@ class ManagedCursor(FormerNames):
             InvalidPositionError: The durable state is beyond the message log; Pulsar's mark-delete position may be.
             StoreError: The storage failed.
         """
-        if not isinstance(ledgers, LedgerMap):
-            raise TypeError(f"ledgers must be a LedgerMap, such as log.ledgers, got a {type(ledgers).__name__}")
-        beginning, config = Beginning(start, properties or {}), config or CursorConfig()
-        journal, found = Journal.open(
-            store, topic=topic, subscription=subscription, form=config.journal_format, ledgers=ledgers, repair=repair,
-            shared_holes=shared_holes,
+        opening = CursorOpening(
+            topic=topic, subscription=subscription, ledgers=ledgers, config=config or CursorConfig(), repair=repair,
+            shared_holes=shared_holes, start=start, properties=properties or {},
         )  # fmt: skip
-        cursor = cls(journal, ledgers, config=config, now_ms=now_ms)
-        cursor.recovery_report = recover_or_create(cursor._persister, found, beginning, now_ms=now_ms)
+        return run(store, cls.opening(store, opening, now_ms=now_ms))
+
+    @classmethod
+    def opening(cls, store: Store, opening: CursorOpening, *, now_ms: int) -> Steps[ManagedCursor]:
+        """Open a cursor as `open`, in steps that can be taken together with those of others."""
+        journal, found = yield from opening.journal(store)
+        cursor = cls(journal, opening.ledgers, config=opening.config, now_ms=now_ms)
+        cursor.recovery_report = yield from recover_or_create(cursor._persister, found, opening, now_ms=now_ms)
         return cursor
 
     @property

@@ -6,11 +6,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.cursor.store import StoreError
+from ackstate.cursor.writes import write_all, write_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ackstate.cursor.store import LedgerStore, MetadataStore, Store
+    from ackstate.cursor.writes import Write
+    from ackstate.errors import AckStateError
 
 
 @final
@@ -23,7 +26,7 @@ class FlakyStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.ledgers = _FlakyLedgers(store.ledgers)
+        self.ledgers: Any = _FlakyLedgers(store.ledgers)
         self.metadata: MetadataStore = store.metadata
 
     @contextmanager
@@ -34,6 +37,10 @@ class FlakyStore:
             yield
         finally:
             self.ledgers.is_broken = False
+
+    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
+        """Execute writes together, or one by one while appends are refused."""
+        return write_each(self, writes) if self.ledgers.is_broken else write_all(self._store, writes)
 
     def close(self) -> None:
         """Close the store."""

@@ -13,6 +13,8 @@ from ackstate.analysis.workloads.cursor_steps import BATCH_SIZE, LEDGERS
 from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.journal.format import Format, Repair
 from ackstate.cursor.managed import ManagedCursor, persist_all
+from ackstate.cursor.persist.open_cursors import open_cursors
+from ackstate.cursor.persist.opening import CursorOpening
 from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
@@ -60,6 +62,26 @@ def open_cursor(
     return ManagedCursor.open(
         store, topic=TOPIC, subscription=subscription, ledgers=ledgers, config=config, repair=repair, now_ms=now_ms
     )
+
+
+def open_together(
+    store: Store, subscriptions: Sequence[str], *, config: CursorConfig, now_ms: int
+) -> list[ManagedCursor]:
+    """Open cursors in the message log, which share syncs.
+
+    Raises:
+        AckStateError: The first error of one.
+    """
+    openings = [
+        CursorOpening(topic=TOPIC, subscription=each, ledgers=LedgerMap.from_counts(LEDGERS), config=config)
+        for each in subscriptions
+    ]
+    cursors = []
+    for outcome in open_cursors(store, openings, now_ms=now_ms):
+        if isinstance(outcome, AckStateError):
+            raise outcome
+        cursors.append(outcome)
+    return cursors
 
 
 def state_of(cursor: ManagedCursor) -> State:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.aio.workers import Workers
     from ackstate.cursor.dispatch.consumers import SubscriptionType
     from ackstate.cursor.dispatch.options import SubscriptionOptions
+    from ackstate.cursor.subscription import Subscription
     from ackstate.cursor.topic.message import Message
     from ackstate.cursor.topic.message_log import Publication
     from ackstate.cursor.topic.start import StartTime
@@ -97,6 +98,10 @@ class AsyncTopic:
             self.topic.subscribe, name, start=start, kind=kind, limits=limits, options=options, properties=properties,
             repair=repair, now_ms=self.clock(),
         )  # fmt: skip
+        return self.of(name, subscription)
+
+    def of(self, name: str, subscription: Subscription) -> AsyncSubscription:
+        """Return the subscription of this topic that has a name, for asyncio; the same object for the same one."""
         known = self._subscriptions.get(name)
         if known is None or known.subscription is not subscription:
             known = self._subscriptions[name] = AsyncSubscription(subscription, self)

@@ -15,11 +15,14 @@ from ackstate.errors import AckStateError, TopicClosedError
 from ackstate.integers import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
+    from ackstate.cursor.aio.subscription import AsyncSubscription
     from ackstate.cursor.store import Store
     from ackstate.cursor.topic.settings import TopicSettings
+    from ackstate.cursor.topic.subscribing import SubscriptionRequest
+    from ackstate.cursor.topic.topic import Topic
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,11 +72,37 @@ class AsyncTopics:
         async with self._alone:
             if self._is_closed:
                 raise TopicClosedError(f"topic {name!r} cannot be opened: the topics are closed")
-            topic = await self._workers.run(self.topics.open, name, now_ms=self._clock())
-            known = self._opened.get(name)
-            if known is None or known.topic is not topic:
-                known = self._opened[name] = AsyncTopic(topic, self._workers, self._clock)
-            return known
+            return self._of(await self._workers.run(self.topics.open, name, now_ms=self._clock()))
+
+    async def open_all(self, names: Iterable[str]) -> dict[str, AsyncTopic | AckStateError]:
+        """Open or create many topics, which share syncs, and return each or its error. See `Topics.open_all`."""
+        async with self._alone:
+            if self._is_closed:
+                raise TopicClosedError("topics cannot be opened: the topics are closed")
+            found = await self._workers.run(self.topics.open_all, list(names), now_ms=self._clock())
+            return {name: each if isinstance(each, AckStateError) else self._of(each) for name, each in found.items()}
+
+    async def subscribe_all(
+        self, requests: Mapping[str, Iterable[SubscriptionRequest]]
+    ) -> dict[tuple[str, str], AsyncSubscription | AckStateError]:
+        """Open or create subscriptions of many open topics, which share syncs. See `Topics.subscribe_all`."""
+        async with self._alone, AsyncExitStack() as held:
+            if self._is_closed:
+                raise TopicClosedError("subscriptions cannot be opened: the topics are closed")
+            topics = {name: self._opened[name] for name in requests}
+            for topic in topics.values():
+                await held.enter_async_context(topic.alone)
+            found = await self._workers.run(self.topics.subscribe_all, requests, now_ms=self._clock())
+        return {
+            names: each if isinstance(each, AckStateError) else topics[names[0]].of(names[1], each)
+            for names, each in found.items()
+        }
+
+    def _of(self, topic: Topic) -> AsyncTopic:
+        known = self._opened.get(topic.name)
+        if known is None or known.topic is not topic:
+            known = self._opened[topic.name] = AsyncTopic(topic, self._workers, self._clock)
+        return known
 
     async def delete(self, name: str) -> bool:
         """Delete a topic with its subscriptions, and return whether there was one. See `Topics.delete`."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ackstate.cursor.journal.shared_holes import SharedHoles
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import Store
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.wire.native import Record
@@ -48,10 +49,10 @@ class CursorHoles:
             pins = HolePins(self._store, self._path, term=term, needed=needed)
             self.pins = pins if pins.bucket_ids or self._shared is not None else None
 
-    def keep_only(self, needed: Collection[int]) -> None:
+    def keep_only(self, needed: Collection[int]) -> Steps[None]:
         """Release the other buckets: the record in the store refers to these at most."""
         if self.pins is not None:
-            self.pins.keep_only(needed)
+            yield from self.pins.keep_only(needed)
 
     @property
     def may_share(self) -> bool:
@@ -70,7 +71,7 @@ class CursorHoles:
         live = frozenset() if self._shared is None else self._shared.live_ids
         return not self.pins.bucket_ids <= live
 
-    def share(self, snapshot: Record, buckets: Sequence[BucketHoles]) -> SharedSnapshot | None:
+    def share(self, snapshot: Record, buckets: Sequence[BucketHoles]) -> Steps[SharedSnapshot | None]:
         """Express a whole state by references to buckets, all of which are pinned then; None if that does not pay.
 
         Raises:
@@ -78,7 +79,10 @@ class CursorHoles:
         """
         pins = self.pins
         while pins is not None and buckets and (shared := share(snapshot, buckets)) is not None:
-            refused = {bucket_id for bucket_id in sorted(shared.bucket_ids) if not pins.pin(bucket_id)}
+            refused = set()
+            for bucket_id in sorted(shared.bucket_ids):
+                if not (yield from pins.pin(bucket_id)):
+                    refused.add(bucket_id)
             if not refused:
                 return shared
             buckets = [bucket for bucket in buckets if bucket.reference.bucket_id not in refused]

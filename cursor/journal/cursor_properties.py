@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate.cursor.steps import run
 from ackstate.wire.native_pointer import check_cursor_properties
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class CursorProperties:
         with self._writing:
             self._check_open()
             internal = {name: text for name, text in self.get_all().items() if name.startswith(INTERNAL_PREFIX)}
-            self._journal.write_cursor_properties({**internal, **properties})
+            self._write({**internal, **properties})
 
     def put_internal(self, name: str, text: str) -> None:
         """Set one of the broker's own properties.
@@ -87,4 +88,7 @@ class CursorProperties:
             before = self.get_all()
             after = {**{other: text for other, text in before.items() if other != name}, **properties}
             if after != before:
-                self._journal.write_cursor_properties(after)
+                self._write(after)
+
+    def _write(self, properties: Mapping[str, str]) -> None:
+        run(self._journal.store, self._journal.write_cursor_properties(properties))

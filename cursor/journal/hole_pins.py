@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.cursor.writes import DeleteValue, PutValue
 from ackstate.errors import CorruptStateError
 from ackstate.integers import check_within
 from ackstate.position import LEDGER_ID_MAX
@@ -25,6 +26,7 @@ from ackstate.position import LEDGER_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import LedgerStore, MetadataStore, Store
 
 ROOT = "/delay-references"
@@ -93,7 +95,7 @@ class HolePins:
         """The buckets that are or may be pinned."""
         return frozenset(self._versions)
 
-    def pin(self, bucket_id: int) -> bool:
+    def pin(self, bucket_id: int) -> Steps[bool]:
         """Keep a bucket from being deleted; False if it is about to be, or is gone.
 
         Raises:
@@ -103,14 +105,16 @@ class HolePins:
             return True
         version = self._versions.get(bucket_id)
         self._versions[bucket_id] = None
-        self._versions[bucket_id] = self._put(self._pin_path(bucket_id), ABSENT if version is None else version)
+        self._versions[bucket_id] = yield from self._put(
+            self._pin_path(bucket_id), ABSENT if version is None else version
+        )
         is_closed = self._store.metadata.get(_bucket_path(bucket_id)) is not None
         if is_closed or not _exists(self._store.ledgers, bucket_id):
             return False
         self._usable.add(bucket_id)
         return True
 
-    def keep_only(self, needed: Collection[int]) -> None:
+    def keep_only(self, needed: Collection[int]) -> Steps[None]:
         """Release the other buckets: the record that the store holds refers to these at most.
 
         A pin is garbage, not state: where the storage refuses, the next call or the next open tries again.
@@ -118,7 +122,7 @@ class HolePins:
         self._usable.intersection_update(needed)
         for bucket_id in self._versions.keys() - set(needed):
             with suppress(StoreError, CorruptStateError):
-                self._unpin(bucket_id)
+                yield from self._unpin(bucket_id)
                 del self._versions[bucket_id]
 
     def _find(self) -> None:
@@ -127,25 +131,24 @@ class HolePins:
             if found is not None:
                 self._versions[bucket_id] = found.version
 
-    def _put(self, path: str, version: int) -> int:
+    def _put(self, path: str, version: int) -> Steps[int]:
         # The version becomes ours, so that an earlier owner can no longer delete the pin.
-        metadata = self._store.metadata
         try:
-            return metadata.put(path, self._term, expected_version=version)
+            return (yield PutValue(path, self._term, version))
         except VersionMismatchError:
-            found = metadata.get(path)
-            return metadata.put(path, self._term, expected_version=ABSENT if found is None else found.version)
+            found = self._store.metadata.get(path)
+            return (yield PutValue(path, self._term, ABSENT if found is None else found.version))
 
-    def _unpin(self, bucket_id: int) -> None:
-        metadata, path, version = self._store.metadata, self._pin_path(bucket_id), self._versions[bucket_id]
+    def _unpin(self, bucket_id: int) -> Steps[None]:
+        path, version = self._pin_path(bucket_id), self._versions[bucket_id]
         if version is None:
-            found = metadata.get(path)
+            found = self._store.metadata.get(path)
             if found is None or found.data != self._term:
                 return
             version = found.version
         # Another version belongs to another owner.
         with suppress(VersionMismatchError):
-            metadata.delete(path, expected_version=version)
+            yield DeleteValue(path, version)
 
     def _pin_path(self, bucket_id: int) -> str:
         return _pin_path(bucket_id, self._path)

@@ -6,7 +6,7 @@ leaves over are found by their owner's name and deleted at the next open. A new 
 written, has no ledger: then the whole state is in the record.
 
 Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
-earlier owner can neither swing nor append.
+earlier owner can neither swing nor append. The methods that write return `ackstate.cursor.steps.Steps`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.journal.term_floor import term_floor
 from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.cursor.topic_name import check_name
+from ackstate.cursor.writes import AppendEntry, CreateLedger, DeleteLedger, FenceLedger, PutValue
 from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.wire.native_shared import encode_shared, share
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
     from ackstate.cursor.journal.recovery import StoredCursor
     from ackstate.cursor.journal.shared_holes import SharedHoles
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.native_shared import BucketHoles, SharedSnapshot
@@ -93,7 +95,7 @@ class Journal:
         ledgers: LedgerMap,
         repair: Repair,
         shared_holes: SharedHoles | None = None,
-    ) -> tuple[Journal, StoredCursor | None]:
+    ) -> Steps[tuple[Journal, StoredCursor | None]]:
         """Take the cursor over and read what is durable of it; None if there never was such a cursor.
 
         After a repair, or in another format, it is to be written again.
@@ -117,11 +119,11 @@ class Journal:
                 journal._version, journal._term = version, term_floor(store.metadata) + 1
                 journal.holes.find_pins((), term=journal._term, is_new=version == ABSENT)
                 return journal, None
-            if journal._take_over(found):
+            if (yield from journal._take_over(found)):
                 found = journal._appended_since(found, recovery)
                 journal.holes.find_pins(found.bucket_ids, term=journal._term, is_new=False)
                 if not found.is_repaired:  # Else the record stays as it is, until one is written.
-                    journal.holes.keep_only(found.bucket_ids)
+                    yield from journal.holes.keep_only(found.bucket_ids)
                 journal.snapshot_bytes = found.recovered.byte_count
                 return journal, found
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
@@ -166,7 +168,7 @@ class Journal:
         """Note that the entry is certain not to have been appended."""
         self._open_ledger = ledger_id
 
-    def begin_ledger(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> int:
+    def begin_ledger(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> Steps[int]:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
 
         Args:
@@ -179,22 +181,22 @@ class Journal:
         """
         self._check_not_deleted()
         self._open_ledger, self._chain, self._sequence = None, 0, 0
-        shared = self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
+        shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         encoded = self._encode(content) if shared is None else encode_shared(shared)
         try:
-            ledger_id = self.store.ledgers.create(self._owner)
+            ledger_id = yield CreateLedger(self._owner)
             self._made.add(ledger_id)
-            self.store.ledgers.append(ledger_id, encoded)
+            yield AppendEntry(ledger_id, encoded)
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self.fenced() from error
         except CorruptStateError as error:
             raise self.unwritable(error) from error
         try:
-            self._swing(self._record(ledger_id, content.mark_delete), self.form)
+            yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
         except CursorFencedError:
-            self._delete_unnamed(ledger_id)
+            yield from self._delete_unnamed(ledger_id)
             raise
-        self.holes.keep_only(() if shared is None else shared.bucket_ids)
+        yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
@@ -205,7 +207,7 @@ class Journal:
         shared = share(snapshot_of(content, epoch=self._epoch), buckets) if buckets else None
         return self.form.encode_record(self._whole_record(content, shared))
 
-    def write_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> int:
+    def write_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> Steps[int]:
         """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
 
         Args:
@@ -217,13 +219,13 @@ class Journal:
             StoreError: The write failed; the state before or the new one is what a recovery reads.
         """
         self._open_ledger = None
-        shared = self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
-        written = self._swing(self._whole_record(content, shared), self.form)
-        self.holes.keep_only(() if shared is None else shared.bucket_ids)
+        shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
+        written = yield from self._swing(self._whole_record(content, shared), self.form)
+        yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
 
-    def write_cursor_properties(self, properties: Mapping[str, str]) -> int:
+    def write_cursor_properties(self, properties: Mapping[str, str]) -> Steps[int]:
         """Replace the cursor properties, nothing else, and return the bytes written.
 
         Raises:
@@ -240,7 +242,7 @@ class Journal:
             record, form = decoded.record, decoded.form
         before, self.cursor_properties = self.cursor_properties, dict(properties)
         try:
-            return self._swing(replace(record, cursor_properties=self.cursor_properties), form)
+            return (yield from self._swing(replace(record, cursor_properties=self.cursor_properties), form))
         except BaseException:
             self.cursor_properties = before
             raise
@@ -276,7 +278,7 @@ class Journal:
             ledger_id, self._epoch, self._term, mark_delete, content, self.cursor_properties, self._unknown
         )
 
-    def _take_over(self, found: StoredCursor) -> bool:
+    def _take_over(self, found: StoredCursor) -> Steps[bool]:
         """Keep every earlier owner out; False if the record has changed since it was found."""
         record = found.record
         self._epoch, self._term, self._mark_delete = record.epoch, record.term + 1, record.mark_delete
@@ -284,12 +286,12 @@ class Journal:
         self._unknown, self._record_form = record.unknown, found.form
         taken = found.form.encode_record(replace(record, term=self._term))
         try:
-            self._version = self.store.metadata.put(self.path, taken, expected_version=found.version)
+            self._version = yield PutValue(self.path, taken, found.version)
         except VersionMismatchError:
             return False
         if self._pointed_at is not None:
             try:
-                self.store.ledgers.fence(self._pointed_at)
+                yield FenceLedger(self._pointed_at)
             except LedgerNotFoundError:
                 # It was missing before, and a repair does without it; or else the last owner has just left it.
                 if not found.is_repaired:
@@ -300,7 +302,7 @@ class Journal:
                 if not found.is_repaired:
                     raise
         self._has_record = True
-        self._delete(self._leftovers - {self._pointed_at})
+        yield from self._delete(self._leftovers - {self._pointed_at})
         return True
 
     def _appended_since(self, found: StoredCursor, recovery: Recovery) -> StoredCursor:
@@ -310,30 +312,30 @@ class Journal:
             return found
         return recovery.read_journal(found)
 
-    def _swing(self, record: CursorRecord, form: JournalFormat) -> int:
+    def _swing(self, record: CursorRecord, form: JournalFormat) -> Steps[int]:
         """Put a record, delete the ledgers that it does not name, and return its size."""
         encoded = form.encode_record(record)
         try:
-            self._put(encoded)
+            yield from self._put(encoded)
         except CorruptStateError as error:
             raise StoreError(f"{self.path}: the record cannot be written: {error}") from error
         if self._pointed_at is not None:
             self._made.add(self._pointed_at)
         self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
         self._record_form, self._has_record = form, True
-        self._delete((self._made | self._leftovers) - {self._pointed_at})
+        yield from self._delete((self._made | self._leftovers) - {self._pointed_at})
         return len(encoded)
 
-    def _put(self, encoded: bytes) -> None:
+    def _put(self, encoded: bytes) -> Steps[None]:
         try:
-            self._version = self.store.metadata.put(self.path, encoded, expected_version=self._version)
+            self._version = yield PutValue(self.path, encoded, self._version)
         except VersionMismatchError as error:
             # An earlier swing of ours may have happened although the store reported a failure. Then the version is
             # ours to adopt; a record of anything else means another owner.
             found = self.store.metadata.get(self.path)
             if found is None or not self._is_ours(found.data):
                 raise self.fenced() from error
-            self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
+            self._version = yield PutValue(self.path, encoded, found.version)
 
     def _is_ours(self, encoded: bytes) -> bool:
         record = decode_record(encoded).record
@@ -357,7 +359,7 @@ class Journal:
             if found is None or decode_record(found.data).record.is_deleted:
                 raise self.fenced()
 
-    def _delete_unnamed(self, ledger_id: int) -> None:
+    def _delete_unnamed(self, ledger_id: int) -> Steps[None]:
         """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted.
 
         If the subscription was deleted, no later open might look for it, and one that does might take it for a journal
@@ -366,16 +368,16 @@ class Journal:
         with suppress(StoreError, CorruptStateError, UnsupportedVersionError):
             found = self.store.metadata.get(self.path)
             if found is None or decode_record(found.data).record.cursor_ledger_id != ledger_id:
-                self.store.ledgers.delete(ledger_id)
+                yield DeleteLedger(ledger_id)
 
-    def _delete(self, ledger_ids: set[int]) -> None:
+    def _delete(self, ledger_ids: set[int]) -> Steps[None]:
         """Delete ledgers that no record names.
 
         They are garbage, not state: where the storage refuses, the next swing or the next open tries again.
         """
         for ledger_id in sorted(ledger_ids):
             try:
-                self.store.ledgers.delete(ledger_id)
+                yield DeleteLedger(ledger_id)
             except (StoreError, CorruptStateError):
                 continue  # One that can never be deleted must not keep the others.
             self._made.discard(ledger_id)

@@ -1,4 +1,4 @@
-"""Begins a cursor with its durable state, or creates it."""
+"""Opens a cursor: takes it over with its durable state, or creates it."""
 
 from __future__ import annotations
 
@@ -6,49 +6,78 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import reopened
 from ackstate.cursor.journal.recovery import report_of
-from ackstate.cursor.persist.persist_all import execute, result_of
 from ackstate.deleted_ranges import DeletedRanges
+from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
 from ackstate.wire.native_pointer import check_cursor_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.persist.round import Round
     from ackstate.cursor.results import RecoveryReport
+    from ackstate.cursor.steps import Steps
+    from ackstate.cursor.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """How a new cursor begins; a stored one is not changed by it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorOpening:
+    """A cursor to be opened or created.
 
     Attributes:
-        start: The position that it reads first; None for the first entry of the log.
-        properties: Its cursor properties.
+        topic: Not empty.
+        subscription: Not empty.
+        ledgers: The message log's ledgers; the caller continues to append to it.
+        config: How to persist.
+        repair: How to repair the stored cursor if it cannot be read. The repair is durable when the cursor is open.
+        shared_holes: The topic's delay buckets. A whole state in the native format may refer to them: their holes take
+            no bytes of it and do not count against a limit on ranges. They are not needed to read the state.
+        start: The position that a new cursor reads first, as in `ManagedCursor.reset`; None for the first entry.
+        properties: Those of a new cursor, of the application and of the broker.
 
     Raises:
-        TypeError, ValueError: The start is no position, or no record can hold a property.
+        TypeError, ValueError: The log is no `LedgerMap`, the start no position, or no record can hold a property.
     """
 
+    topic: str
+    subscription: str
+    ledgers: LedgerMap
+    config: CursorConfig = field(default_factory=CursorConfig)
+    repair: Repair = Repair.NONE
+    shared_holes: SharedHoles | None = None
     start: Position | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ledgers, LedgerMap):
+            raise TypeError(f"ledgers must be a LedgerMap, such as log.ledgers, got a {type(self.ledgers).__name__}")
         if self.start is not None:
             check_position(self.start)
         check_cursor_properties(self.properties)
 
+    def journal(self, store: Store) -> Steps[tuple[Journal, StoredCursor | None]]:
+        """Take the journal over, as `Journal.open`."""
+        return Journal.open(
+            store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
+            ledgers=self.ledgers, repair=self.repair, shared_holes=self.shared_holes,
+        )  # fmt: skip
+
 
 def recover_or_create(
-    persister: Persister, found: StoredCursor | None, beginning: Beginning, *, now_ms: int
-) -> RecoveryReport:
+    persister: Persister, found: StoredCursor | None, opening: CursorOpening, *, now_ms: int
+) -> Steps[RecoveryReport]:
     """Begin with the stored cursor, and make necessary changes of it durable; create it if there is none."""
     state, form = persister.state, persister.journal.form
     if found is None:
-        _create(persister, beginning, now_ms=now_ms)
+        yield from _create(persister, opening, now_ms=now_ms)
         return report_of(None, form.name, state.mark_delete)
     report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
     if not form.has_deltas:
@@ -58,21 +87,28 @@ def recover_or_create(
     if is_changed or found.form.name is not form.name:
         state.require_persist()  # A cursor in another format is converted by its next persist.
     if is_changed:
-        (outcome,) = execute([persister], lambda each: each.begin(now_ms=now_ms))
-        result_of(outcome)
+        yield from _write(persister, lambda: persister.begin(now_ms=now_ms))
     return report
 
 
-def _create(persister: Persister, beginning: Beginning, *, now_ms: int) -> None:
+def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> Steps[None]:
     """Make a new cursor durable.
 
     One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left over by
     a crash before its record was written, would look like a journal whose record was lost.
     """
-    state, start = persister.state, beginning.start
-    persister.journal.cursor_properties = dict(beginning.properties)
+    state, start = persister.state, opening.start
+    persister.journal.cursor_properties = dict(opening.properties)
     if start is not None:
         first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
         state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
-    (outcome,) = execute([persister], lambda each: each.begin_creation(in_metadata=start is not None, now_ms=now_ms))
-    result_of(outcome)
+    yield from _write(persister, lambda: persister.begin_creation(in_metadata=start is not None, now_ms=now_ms))
+
+
+def _write(persister: Persister, begin: Callable[[], Round | None]) -> Steps[None]:
+    """Write a round of a cursor that no one else has yet."""
+    with persister.writing:
+        begun = begin()
+        if begun is not None:
+            assert not begun.appends, "a cursor that is being opened has no ledger yet"
+            yield from begun.write()

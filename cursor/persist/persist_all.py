@@ -1,14 +1,20 @@
-"""Writes the rounds of many cursors of one store: all that append to their ledgers do so with one sync."""
+"""Writes the rounds of many cursors of one store: they share syncs.
+
+All that append to their ledgers do so with one sync. Those that write a whole state, which takes several writes, do so
+in lockstep (`ackstate.cursor.steps`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import ExitStack
 from copy import copy
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.cursor.persist.round import Round
 from ackstate.cursor.results import PersistResult
+from ackstate.cursor.steps import GROUP_MAX, run_all
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.integers import check_count
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.steps import Steps
 
 Name = TypeVar("Name", bound=Hashable)
 Outcome = PersistResult | AckStateError
@@ -25,6 +32,8 @@ Outcome = PersistResult | AckStateError
 
 def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[PersistResult | AckStateError]:
     """Persist many cursors of one store: all that append to their journals do so with one sync.
+
+    Those that begin a journal share the syncs of its steps: four for each 256 of them, in a store that writes together.
 
     Args:
         cursors: They share a store; each comes once.
@@ -144,36 +153,48 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
 def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:
     outcomes: dict[Persister, Outcome] = {}
     appends: dict[Persister, Round] = {}
+    wholes: dict[Persister, Round] = {}
     try:
         for persister in persisters:
             begun = _begun(persister, begin)
-            if isinstance(begun, Round):
+            if not isinstance(begun, Round):
+                outcomes[persister] = begun
+            elif begun.appends:
                 appends[persister] = begun
             else:
-                outcomes[persister] = begun
+                wholes[persister] = begun
+        if wholes:
+            outcomes |= _write({persister: each.write() for persister, each in wholes.items()})
         if appends:
             outcomes |= _append(appends, begin)
     finally:
         # What was planned and not written must not count as written by the next persist.
-        for each in appends.values():
-            if each.is_open:
-                each.abandon()
+        for rounds in (wholes, appends):
+            for each in rounds.values():
+                if each.is_open:
+                    each.abandon()
     return [outcomes[persister] for persister in persisters]
 
 
 def _begun(persister: Persister, begin: Callable[[Persister], Round | None]) -> Round | Outcome:
-    """Begin a round; return it if it appends, else write it and return its outcome."""
+    """Begin a round and return it, or return the outcome if there is nothing to write."""
     try:
         begun = begin(persister)
-        if begun is None:
-            return persister.nothing_written()
-        return begun if begun.appends else begun.write()
+        return persister.nothing_written() if begun is None else begun
     except AckStateError as error:
         return error
 
 
+def _write(writes: Mapping[Persister, Steps[PersistResult]]) -> dict[Persister, Outcome]:
+    """Execute the writes of rounds in lockstep."""
+    store, steps = next(iter(writes)).journal.store, [*writes.values()]
+    # Group by group, since each begins by encoding a whole state.
+    groups = [steps[first : first + GROUP_MAX] for first in range(0, len(steps), GROUP_MAX)]
+    return dict(zip(writes, chain.from_iterable(run_all(store, group) for group in groups), strict=True))
+
+
 def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Round | None]) -> dict[Persister, Outcome]:
-    """Append with one sync; one by one if one of the ledgers is damaged or no longer its cursor's."""
+    """Append with one sync; each by itself if one of the ledgers is damaged or no longer its cursor's."""
     entries = [each.prepare() for each in rounds.values()]
     persister = next(iter(rounds))
     is_one = len(rounds) == 1
@@ -182,16 +203,15 @@ def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Roun
     except (LedgerFencedError, LedgerNotFoundError) as error:
         if is_one:
             return {persister: _from(persister.journal.fenced(), error)}
-        for persister, (ledger_id, _) in zip(rounds, entries, strict=True):
-            persister.journal.not_appended(ledger_id)
-        return {persister: _append({persister: each}, begin)[persister] for persister, each in rounds.items()}
+        appends = zip(rounds.items(), entries, strict=True)
+        return _write({persister: each.append(*entry) for (persister, each), entry in appends})
     except CorruptStateError as error:
         if is_one:
             return _fallen_back(rounds, _from(persister.journal.unwritable(error), error))
         # It is not certain what was appended: each begins a ledger of its own.
         for each in rounds.values():
             each.abandon()
-        return {persister: _written(persister, begin) for persister in rounds}
+        return _write({persister: _round(persister, begin) for persister in rounds})
     except StoreError as error:
         return _fallen_back(rounds, error)
     return {
@@ -200,21 +220,16 @@ def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Roun
     }
 
 
-def _written(persister: Persister, begin: Callable[[Persister], Round | None]) -> Outcome:
-    outcome = _begun(persister, begin)
-    assert not isinstance(outcome, Round), "a ledger whose end is unknown is not appended to"
-    return outcome
+def _round(persister: Persister, begin: Callable[[Persister], Round | None]) -> Steps[PersistResult]:
+    begun = begin(persister)
+    assert begun is None or not begun.appends, "a ledger whose end is unknown is not appended to"
+    return persister.nothing_written() if begun is None else (yield from begun.write())
 
 
 def _fallen_back(rounds: Mapping[Persister, Round], error: AckStateError) -> dict[Persister, Outcome]:
     """Write each round to the metadata store; those that fail have an error each, which says what became of them."""
-    outcomes: dict[Persister, Outcome] = {}
-    for persister, each in rounds.items():
-        try:
-            outcomes[persister] = each.fall_back(error if len(rounds) == 1 else copy(error))
-        except AckStateError as failed:
-            outcomes[persister] = failed
-    return outcomes
+    is_one = len(rounds) == 1
+    return _write({persister: each.fall_back(error if is_one else copy(error)) for persister, each in rounds.items()})
 
 
 def _from(error: AckStateError, cause: AckStateError) -> AckStateError:

@@ -8,6 +8,7 @@ from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.format import CursorState
 from ackstate.cursor.listener import Change, covered_runs
 from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.cursor.steps import run
 from ackstate.cursor.store import StoreError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
@@ -45,12 +46,12 @@ def _write(persister: Persister, mark_delete: Position, *, now_ms: int) -> tuple
     journal.begin_epoch()
     try:
         try:
-            return PersistTarget.SNAPSHOT, journal.begin_ledger(content)
+            return PersistTarget.SNAPSHOT, run(journal.store, journal.begin_ledger(content))
         except StoreError as error:
             persister.planner.ledger_failed(now_ms=now_ms)
             persister.counters.ledger_error_count += 1
             try:
-                return PersistTarget.METADATA, journal.write_record(content)
+                return PersistTarget.METADATA, run(journal.store, journal.write_record(content))
             except StoreError as second:
                 persister.counters.metadata_error_count += 1
                 raise error from second

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.listener import Change
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.store import StoreError
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.cursor.writes import AppendEntry
+from ackstate.errors import CorruptStateError
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.planner import Plan
+    from ackstate.cursor.steps import Steps
     from ackstate.errors import AckStateError
     from ackstate.position import Position
 
@@ -62,7 +65,27 @@ class Round:
         """Return the ledger and the entry to be appended."""
         return self._persister.journal.prepare(self._plan.content)
 
-    def write(self) -> PersistResult:
+    def append(self, ledger_id: int, entry: bytes) -> Steps[PersistResult]:
+        """Append what `prepare` returned, and commit it; where the ledger cannot be written, use the metadata store.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; nothing became durable.
+        """
+        journal = self._persister.journal
+        try:
+            yield AppendEntry(ledger_id, entry)
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise journal.fenced() from error
+        except CorruptStateError as error:
+            unwritable = journal.unwritable(error)
+            unwritable.__cause__ = error
+            return (yield from self.fall_back(unwritable))
+        except StoreError as error:
+            return (yield from self.fall_back(error))
+        return self.commit(journal.appended(ledger_id, entry))
+
+    def write(self) -> Steps[PersistResult]:
         """Write a whole state and commit it; where a ledger cannot be written, to the metadata store.
 
         Raises:
@@ -73,16 +96,16 @@ class Round:
         is_metadata = plan.target is PersistTarget.METADATA
         write = journal.write_record if is_metadata else journal.begin_ledger
         try:
-            return self.commit(write(plan.content, plan.buckets))
+            return self.commit((yield from write(plan.content, plan.buckets)))
         except StoreError as error:
             if not is_metadata:
-                return self.fall_back(error)
+                return (yield from self.fall_back(error))
             self._persister.counters.metadata_error_count += 1
             raise
         finally:
             self.abandon()
 
-    def fall_back(self, error: AckStateError) -> PersistResult:
+    def fall_back(self, error: AckStateError) -> Steps[PersistResult]:
         """Write to the metadata store instead, because the ledger could not be written.
 
         Raises:
@@ -99,7 +122,7 @@ class Round:
                 self._plan = persister.planner.plan_metadata(self._up_to, buckets)
                 self.is_open = True
                 self._notify_begun()
-            return self.write()
+            return (yield from self.write())
         except StoreError as second:
             error.add_note(f"nor was it written to the metadata store: {second}")
             raise error from second

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, final
 from ackstate.cursor.store import (
     METADATA_VALUE_BYTES_MAX,
     PayloadTooLargeError,
-    Store,
     Versioned,
     check_owner,
     check_path,
@@ -26,6 +25,7 @@ from ackstate.cursor.stores.directory_lock import LOCK
 from ackstate.cursor.stores.file_commit import IDENTITY_SIZE, FileLog
 from ackstate.cursor.stores.file_copy import copy_files
 from ackstate.cursor.stores.file_generation import check_names, is_read_by_opening
+from ackstate.cursor.stores.group_commit import write_together
 from ackstate.cursor.stores.kernel_directory import KernelDirectory
 from ackstate.cursor.stores.plain_files import check_files_to_write
 from ackstate.cursor.stores.system_errors import system_errors_in_our_words
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.stores.file_log import DiscardedTail
     from ackstate.cursor.stores.store_directory import StoreDirectory
     from ackstate.cursor.stores.temporary_copy import TemporaryCopy
+    from ackstate.cursor.writes import GroupStore, Write
+    from ackstate.errors import AckStateError
 
 _BEHIND_SLASH = chr(ord("/") + 1)
 _COMPACTION_SIZE_MIN = 1 << 20
@@ -161,6 +163,10 @@ class FileStore:
         """The small values."""
         return self._metadata
 
+    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
+        """See `GroupStore.write_all`; it is one write and one sync."""
+        return write_together(writes, self._ledgers, self._metadata, self._log.write_all)
+
     def close(self) -> None:
         """Close the log, and unlock; no-op if closed."""
         self._log.close()
@@ -172,23 +178,24 @@ class FileStore:
 class _FileLedgers:
     def __init__(self, log: FileLog) -> None:
         self._log = log
+        self._execute = log.write
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
         check_owner(owner)
-        return self._log.write(lambda draft: draft.create(owner))
+        return self._execute(lambda draft: draft.create(owner))
 
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
         copy = _copied(entry)
-        return self._log.write(lambda draft: draft.append(ledger_id, copy))
+        return self._execute(lambda draft: draft.append(ledger_id, copy))
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
         if len(entries) == 1:
             return [self.append(*entries[0])]
         batch = [(ledger_id, _copied(entry)) for ledger_id, entry in entries]
-        return self._log.write(lambda draft: draft.append_all(batch))
+        return self._execute(lambda draft: draft.append_all(batch))
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
@@ -201,11 +208,11 @@ class _FileLedgers:
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
-        self._log.write(lambda draft: draft.delete(ledger_id))
+        self._execute(lambda draft: draft.delete(ledger_id))
 
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
-        return self._log.write(lambda draft: draft.fence(ledger_id))
+        return self._execute(lambda draft: draft.fence(ledger_id))
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
@@ -223,6 +230,7 @@ class _FileLedgers:
 class _FileMetadata:
     def __init__(self, log: FileLog, value_bytes_max: int) -> None:
         self._log, self._value_bytes_max = log, value_bytes_max
+        self._execute = log.write
 
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
@@ -238,12 +246,12 @@ class _FileMetadata:
         check_path(path)
         copy = _copied(data)
         check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
-        return self._log.write(lambda draft: draft.put(path, copy, expected_version=expected_version))
+        return self._execute(lambda draft: draft.put(path, copy, expected_version=expected_version))
 
     def delete(self, path: str, *, expected_version: int) -> None:
         """See `MetadataStore.delete`."""
         check_path(path)
-        self._log.write(lambda draft: draft.remove(path, expected_version=expected_version))
+        self._execute(lambda draft: draft.remove(path, expected_version=expected_version))
 
     def children(self, path: str) -> list[str]:
         """See `MetadataStore.children`; O(names * log(values)), but the first call after an opening sorts all paths."""
@@ -269,4 +277,4 @@ def _copied(data: bytes) -> bytes:
 
 
 if TYPE_CHECKING:
-    _: type[Store] = FileStore
+    _: type[GroupStore] = FileStore

@@ -15,7 +15,7 @@ import os
 import threading
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ackstate.cursor.store import LedgerNotFoundError, StoreError, StoreFullError
 from ackstate.cursor.stores.directory_lock import leave_to_parent_at_fork
@@ -35,7 +35,7 @@ from ackstate.cursor.stores.system_errors import FULL, system_errors_in_our_word
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.cursor.stores.file_log import DiscardedTail
     from ackstate.cursor.stores.file_records import Index
@@ -119,6 +119,10 @@ class FileLog:
     def write(self, change: Callable[[Draft], _Result]) -> _Result:
         """Execute a change, sync, and return its result; a refused change leaves no trace."""
         return self._groups.write(change, self._lead)
+
+    def write_all(self, changes: Sequence[Callable[[Draft], object]]) -> list[Any]:
+        """Execute changes with one sync, and return the result of each, or its error."""
+        return self._groups.write_all(changes, self._lead)
 
     def close(self) -> None:
         """Close the log first and the directory last; no-op if closed."""

@@ -13,11 +13,17 @@ Locks are taken in this order: the group's, the store's, the one for joining. An
 from __future__ import annotations
 
 import threading
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
+from ackstate.cursor.writes import SeparateParts, check_writes
+from ackstate.errors import AckStateError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from ackstate.cursor.writes import Write
 
 _Medium = TypeVar("_Medium")
 _Result = TypeVar("_Result")
@@ -87,6 +93,29 @@ class GroupCommit(Generic[_Medium]):
         result: _Result = call.result
         return result
 
+    def write_all(
+        self, changes: Sequence[Callable[[_Medium], Any]], lead: Callable[[Group[_Medium]], None]
+    ) -> list[Any]:
+        """Execute changes in one group, and return the result of each, or its error.
+
+        Args:
+            changes: Each is refused or executed by itself.
+            lead: As for `write`.
+        """
+        calls = [Call(change) for change in changes]
+        try:  # As in `write`, where one call more would show.
+            with self._joining:
+                group = self._open_group
+                group.calls.extend(calls)
+            with group.lock:
+                if not group.is_over:
+                    lead(group)
+        except BaseException:
+            for call in calls:
+                call.is_withdrawn = True
+            raise
+        return [call.result if call.error is None else call.error for call in calls]
+
     def closed(self, group: Group[_Medium]) -> list[Call[_Medium]]:
         """Close a group to further calls, and return its calls that are to be executed."""
         with self._joining:
@@ -96,6 +125,44 @@ class GroupCommit(Generic[_Medium]):
         for call in calls:
             call.error = None  # The error under an interrupted leader.
         return calls
+
+
+def write_together(
+    writes: Sequence[Write],
+    ledgers: Any,
+    metadata: Any,
+    execute_all: Callable[[Sequence[Callable[[Any], object]]], list[Any]],
+) -> list[int | AckStateError]:
+    """Execute writes as `GroupStore.write_all`.
+
+    Args:
+        writes: The writes.
+        ledgers: The logs of a store. They pass each change to their `_execute`, which a copy collects here.
+        metadata: The small values of the store, likewise.
+        execute_all: Executes changes in one group, as `GroupCommit.write_all`.
+    """
+    check_writes(writes)
+    changes: list[Callable[[Any], object]] = []
+    parts: tuple[Any, Any] = copy(ledgers), copy(metadata)
+    for part in parts:
+        part._execute = changes.append
+    store = SeparateParts(*parts)
+    outcomes: dict[int, Any] = {}
+    numbers: list[int] = []
+    for number, write in enumerate(writes):
+        try:
+            write.execute(store)
+        except AckStateError as error:
+            outcomes[number] = error
+            continue
+        if len(changes) > len(numbers):
+            numbers.append(number)
+    if numbers:
+        outcomes.update(zip(numbers, execute_all(changes), strict=True))
+    for outcome in outcomes.values():
+        if isinstance(outcome, Exception) and not isinstance(outcome, AckStateError):
+            raise outcome  # An error of ours.
+    return [outcomes.get(number) or 0 for number in range(len(writes))]
 
 
 def fail(calls: list[Call[_Medium]], make_error: Callable[[], Exception]) -> None:

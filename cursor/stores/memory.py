@@ -15,7 +15,6 @@ from ackstate.cursor.store import (
     METADATA_VALUE_BYTES_MAX,
     LedgerFencedError,
     LedgerNotFoundError,
-    Store,
     StoreError,
     StoreFullError,
     Versioned,
@@ -25,9 +24,12 @@ from ackstate.cursor.store import (
     check_value_size,
     children_prefix,
 )
+from ackstate.cursor.writes import write_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ackstate.cursor.writes import GroupStore
 
 _Result = TypeVar("_Result")
 
@@ -187,6 +189,9 @@ class MemoryStore:
         """The small values."""
         return self._metadata
 
+    write_all = write_each
+    """See `GroupStore.write_all`. Each write is one mutation, so that a crash can come between any two."""
+
     def inject(self, fault: Fault) -> None:
         """Script one more fault, at a future mutation; it replaces a fault that is scripted there."""
         if fault.mutation < self.mutation_count:
@@ -199,13 +204,13 @@ class MemoryStore:
 
     @property
     def fired_fault_count(self) -> int:
-        """The number of scripted faults that have occurred on this store."""
+        """How many scripted faults have occurred."""
         return self._session.fired_fault_count
 
     @property
     def is_over(self) -> bool:
         """Whether every later call is refused: after a crash, a failed sync, or `close`."""
-        return self._session.is_over
+        return self._session.end is not None
 
     @property
     def has_broken_ledgers(self) -> bool:
@@ -236,26 +241,21 @@ class _Session:
         if len(self.faults) != len(faults):
             raise ValueError("two faults are scripted for one mutation")
         self.has_broken_ledgers = False
-        self._end: tuple[type[StoreError], str] | None = None
+        self.end: tuple[type[StoreError], str] | None = None  # why every later call is refused
 
     # Methods instead of a generator, which would take half the time of an append.
     def __enter__(self) -> MemoryDisk:
         """Hold the disk for a call, unless this session is over."""
         self.disk.lock.acquire()
-        if self._end is not None:
+        if self.end is not None:
             self.disk.lock.release()
-            error, reason = self._end
+            error, reason = self.end
             raise error(reason)
         return self.disk
 
     def __exit__(self, *error: object) -> None:
         """Release the disk."""
         self.disk.lock.release()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every later call is refused."""
-        return self._end is not None
 
     def check_ledgers(self) -> None:
         """Raise `StoreError` if ledgers cannot be written."""
@@ -274,14 +274,14 @@ class _Session:
             change()
         error, reason = _ERROR_OF.get(kind, StoreError), f"mutation {number}: {kind.value}"
         if kind in _ENDS_STORE:
-            self._end = (error, reason)
+            self.end = (error, reason)
         raise error(reason)
 
     def close(self) -> None:
         """End the session, unless a crash or a failed sync has ended it."""
         with self.disk.lock:
-            if self._end is None:
-                self._end = (StoreError, "the store is closed")
+            if self.end is None:
+                self.end = (StoreError, "the store is closed")
 
 
 @final
@@ -397,4 +397,4 @@ class _MemoryMetadata:
 
 
 if TYPE_CHECKING:
-    _: type[Store] = MemoryStore
+    _: type[GroupStore] = MemoryStore

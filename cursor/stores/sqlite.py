@@ -22,7 +22,6 @@ from ackstate.cursor.store import (
     DamagedValueError,
     LedgerFencedError,
     LedgerNotFoundError,
-    Store,
     Versioned,
     VersionMismatchError,
     check_owner,
@@ -30,6 +29,7 @@ from ackstate.cursor.store import (
     check_value_size,
     children_prefix,
 )
+from ackstate.cursor.stores.group_commit import write_together
 from ackstate.cursor.stores.sqlite_connection import SqliteConnection
 from ackstate.cursor.stores.sqlite_database import copy_database
 from ackstate.cursor.stores.sqlite_rows import DELETE, INSERT, READ, has_counted, insert
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.cursor.stores.temporary_copy import TemporaryCopy
+    from ackstate.cursor.writes import GroupStore, Write
+    from ackstate.errors import AckStateError
 
 # A damaged index may lead to a row of another owner, and callers delete some of the returned ledgers. A missing row has
 # no owner.
@@ -134,6 +136,10 @@ class SqliteStore:
         """The small values."""
         return self._metadata
 
+    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
+        """See `GroupStore.write_all`; it is one transaction."""
+        return write_together(writes, self._ledgers, self._metadata, self._database.write_all)
+
     def close(self) -> None:
         """Copy the log to the database as far as there is room, and unlock; no-op if closed."""
         self._database.close()
@@ -145,6 +151,7 @@ class SqliteStore:
 class _SqliteLedgers:
     def __init__(self, database: SqliteConnection) -> None:
         self._database = database
+        self._execute = database.write
         # Where ledgers probably end, which spares reading it: the statement that counts new entries checks it. Wrong
         # after a call that was undone. Used by changes only, of which one is executed at a time.
         self._ends: dict[int, int] = {}
@@ -159,7 +166,7 @@ class _SqliteLedgers:
             assert ledger_id is not None
             return ledger_id
 
-        return self._database.write(_change)
+        return self._execute(_change)
 
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
@@ -171,7 +178,7 @@ class _SqliteLedgers:
             connection.execute(INSERT, row)
             return entry_id
 
-        return self._database.write(_change)
+        return self._execute(_change)
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
         """See `LedgerStore.append_all`."""
@@ -188,7 +195,7 @@ class _SqliteLedgers:
             insert(connection, rows)
             return [row[1] for row in rows]
 
-        return self._database.write(_change)
+        return self._execute(_change)
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""
@@ -225,7 +232,7 @@ class _SqliteLedgers:
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
             self._ends.pop(ledger_id, None)
 
-        self._database.write(_change)
+        self._execute(_change)
 
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
@@ -235,7 +242,7 @@ class _SqliteLedgers:
             connection.execute("UPDATE ledgers SET fenced = 1 WHERE id = ?", (ledger_id,))
             return count - 1
 
-        return self._database.write(_change)
+        return self._execute(_change)
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
@@ -303,6 +310,7 @@ def _is_sqlite_integer(number: int) -> bool:
 class _SqliteMetadata:
     def __init__(self, database: SqliteConnection, value_bytes_max: int) -> None:
         self._database, self._value_bytes_max = database, value_bytes_max
+        self._execute = database.write
 
     def get(self, path: str) -> Versioned | None:
         """See `MetadataStore.get`."""
@@ -326,7 +334,7 @@ class _SqliteMetadata:
             )
             return version
 
-        return self._database.write(_change)
+        return self._execute(_change)
 
     def delete(self, path: str, *, expected_version: int) -> None:
         """See `MetadataStore.delete`."""
@@ -340,7 +348,7 @@ class _SqliteMetadata:
             connection.execute("UPDATE first_version SET version = ?", (first_version,))
             connection.execute("DELETE FROM metadata WHERE path = ?", (path,))
 
-        self._database.write(_change)
+        self._execute(_change)
 
     def children(self, path: str) -> list[str]:
         """See `MetadataStore.children`."""
@@ -378,4 +386,4 @@ class _SqliteMetadata:
 
 
 if TYPE_CHECKING:
-    _: type[Store] = SqliteStore
+    _: type[GroupStore] = SqliteStore

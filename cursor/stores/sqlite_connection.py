@@ -13,7 +13,7 @@ import ctypes
 import sqlite3
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ackstate.cursor.store import StoreError, StoreFullError, StoreLockedError
 from ackstate.cursor.stores.directory_lock import leave_to_parent_at_fork
@@ -23,7 +23,7 @@ from ackstate.cursor.stores.sqlite_seal import RowSeal
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ackstate.cursor.stores.group_commit import Call, Group
@@ -93,6 +93,10 @@ class SqliteConnection:
             change: Called in any thread, and again if that thread is interrupted.
         """
         return self._groups.write(change, self._lead)
+
+    def write_all(self, changes: Sequence[Callable[[sqlite3.Connection], object]]) -> list[Any]:
+        """Execute changes in one transaction, and return the result of each, or its error."""
+        return self._groups.write_all(changes, self._lead)
 
     def close(self) -> None:
         """Close the connection first and the lock last."""

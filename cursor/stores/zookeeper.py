@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.cursor.store import (
     ABSENT,
-    Store,
     StoreError,
     Versioned,
     VersionMismatchError,
@@ -31,6 +30,7 @@ from ackstate.cursor.store import (
     children_prefix,
 )
 from ackstate.cursor.stores import zookeeper_nodes as nodes
+from ackstate.cursor.stores.zookeeper_group import write_concurrently
 from ackstate.cursor.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES, ZooKeeperLedgers
 from ackstate.cursor.stores.zookeeper_nodes import NodeKind
 from ackstate.cursor.stores.zookeeper_session import (
@@ -46,7 +46,10 @@ from ackstate.cursor.stores.zookeeper_session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ackstate.cursor.writes import GroupStore, Write
+    from ackstate.errors import AckStateError
 
 
 @final
@@ -154,6 +157,10 @@ class ZooKeeperStore:
     def metadata(self) -> _ZooKeeperMetadata:
         """The small values."""
         return self._metadata
+
+    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
+        """See `GroupStore.write_all`; the servers share syncs among the requests that wait for one."""
+        return write_concurrently(self, writes, self._ledgers.create_all)
 
     def close(self) -> None:
         """End the session; no-op if closed."""
@@ -324,4 +331,4 @@ def _expect(path: str, found: Node | None, version: int) -> None:
 
 
 if TYPE_CHECKING:
-    _: type[Store] = ZooKeeperStore
+    _: type[GroupStore] = ZooKeeperStore

@@ -67,9 +67,18 @@ class ZooKeeperLedgers:
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
-        check_owner(owner)
+        return self.create_all([owner])[0]
+
+    def create_all(self, owners: Sequence[str]) -> list[int]:
+        """Create a ledger for each owner in one transaction, and return their ids in order.
+
+        Raises:
+            PayloadTooLargeError: The nodes do not fit into one request; at least 100 do if the owners are short.
+        """
+        for owner in owners:
+            check_owner(owner)
         with self._creating:
-            return self._session.settle(lambda: self._try_create(owner))
+            return self._session.settle(lambda: self._try_create(owners))
 
     def append(self, ledger_id: int, entry: bytes) -> int:
         """See `LedgerStore.append`."""
@@ -145,22 +154,24 @@ class ZooKeeperLedgers:
                 self._busy -= ledger_ids
                 self._released.notify_all()
 
-    def _try_create(self, owner: str) -> int:
-        directory = nodes.owner_path(owner)
-        counter, found_directory = self._session.read(nodes.LEDGER_COUNTER, directory)
+    def _try_create(self, owners: Sequence[str]) -> list[int]:
+        directories = [*dict.fromkeys(map(nodes.owner_path, owners))]
+        counter, *found = self._session.read(nodes.LEDGER_COUNTER, *directories)
         counter = existing(counter, nodes.LEDGER_COUNTER)
-        ledger_id = nodes.decode_counter(nodes.LEDGER_COUNTER, counter.data) + 1
-        state = LedgerState(0, LedgerStatus.OPEN, owner)
-        operations = [
-            set_data(nodes.LEDGER_COUNTER, nodes.encode_counter(nodes.LEDGER_COUNTER, ledger_id), counter.version),
-            create(nodes.ledger_path(ledger_id), nodes.encode_ledger(ledger_id, state)),
-        ]
-        if found_directory is None:
-            operations.append(create_directory(directory))
-        operations.append(create_directory(f"{directory}/{ledger_id}"))
+        last = nodes.decode_counter(nodes.LEDGER_COUNTER, counter.data)
+        encoded = nodes.encode_counter(nodes.LEDGER_COUNTER, last + len(owners))
+        operations = [set_data(nodes.LEDGER_COUNTER, encoded, counter.version)]
+        missing = [directory for directory, node in zip(directories, found, strict=True) if node is None]
+        operations += [create_directory(directory) for directory in missing]
+        states = {last + 1 + at: LedgerState(0, LedgerStatus.OPEN, owner) for at, owner in enumerate(owners)}
+        for ledger_id, state in states.items():
+            operations += [
+                create(nodes.ledger_path(ledger_id), nodes.encode_ledger(ledger_id, state)),
+                create_directory(f"{nodes.owner_path(state.owner)}/{ledger_id}"),
+            ]
         self._session.commit(operations)
-        self._heads[ledger_id] = _Head(state, 0)
-        return ledger_id
+        self._heads |= {ledger_id: _Head(state, 0) for ledger_id, state in states.items()}
+        return list(states)
 
     def _try_append(self, batch: list[tuple[int, bytes]]) -> list[int]:
         heads = self._open_heads(list(dict.fromkeys(ledger_id for ledger_id, _ in batch)))

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from ackstate.cursor.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.steps import run
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner, log_path
 from ackstate.cursor.topic_name import check_name
 
@@ -38,7 +39,7 @@ def delete_topic(store: Store, topic: str) -> bool:
     is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
     if not names and not is_stored:
         return False
-    ownership = LogOwnership.take_over(store, topic)
+    ownership = run(store, LogOwnership.take_over(store, topic))
     for name in names:
         delete_subscription(store, topic=topic, subscription=name)
     ownership.delete()

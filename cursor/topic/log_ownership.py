@@ -20,13 +20,16 @@ from urllib.parse import quote
 
 import google_crc32c
 
+from ackstate.cursor.steps import run
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.cursor.writes import CreateLedger, FenceLedger, PutValue
 from ackstate.errors import CorruptStateError, LogFencedError, UnsupportedVersionError
 from ackstate.wire.native_reader import CHECKSUM, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import MetadataStore, Store
 
 ROOT = "/message-logs"
@@ -125,7 +128,7 @@ class LogOwnership:
         self._is_fenced = False
 
     @classmethod
-    def take_over(cls, store: Store, topic: str) -> LogOwnership:
+    def take_over(cls, store: Store, topic: str) -> Steps[LogOwnership]:
         """Become the owner of a log and stop every earlier owner. The log need not exist.
 
         A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
@@ -141,13 +144,13 @@ class LogOwnership:
             if record is None:
                 # Before the record is replaced: the owner after this one has no reason to fence them.
                 for ledger_id in store.ledgers.owned_by(log_owner(topic)):
-                    _fence(store, ledger_id)
+                    yield from _fence(ledger_id)
                 record = LogRecord(0, None)
             record = record._replace(term=record.term + 1)
             with suppress(VersionMismatchError):
-                version = store.metadata.put(path, encode_log_record(record), expected_version=version)
+                version = yield PutValue(path, encode_log_record(record), version)
                 if record.open_ledger_id is not None:
-                    _fence(store, record.open_ledger_id)
+                    yield from _fence(record.open_ledger_id)
                 return cls(store, topic, record=record, version=version)
         raise StoreError(f"{path}: the record kept changing while the message log was opened")
 
@@ -156,7 +159,7 @@ class LogOwnership:
         """The record as this owner wrote it last."""
         return self._record
 
-    def begin_ledger(self, ledger_sizes: Mapping[int, int], *, first_ledger_id: int) -> int:
+    def begin_ledger(self, ledger_sizes: Mapping[int, int], *, first_ledger_id: int) -> Steps[int]:
         """Create a ledger that this owner may append to until it is closed, and return its id.
 
         Args:
@@ -171,8 +174,8 @@ class LogOwnership:
         if self._is_fenced:
             raise self.fenced()
         if self._created is None:
-            self._created = self._store.ledgers.create(log_owner(self._topic))
-        self._write(self._created, ledger_sizes, first_ledger_id)
+            self._created = yield CreateLedger(log_owner(self._topic))
+        yield from self._write(self._created, ledger_sizes, first_ledger_id)
         self._open_ledger_id, self._created = self._created, None
         return self._open_ledger_id
 
@@ -190,9 +193,9 @@ class LogOwnership:
         if self._is_fenced:
             raise self.fenced()
         if first_ledger_id != self._record.first_ledger_id:
-            self._write(self._open_ledger_id, ledger_sizes, first_ledger_id)
+            run(self._store, self._write(self._open_ledger_id, ledger_sizes, first_ledger_id))
 
-    def close_ledger(self) -> int | None:
+    def close_ledger(self) -> Steps[int | None]:
         """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open.
 
         Raises:
@@ -202,7 +205,7 @@ class LogOwnership:
         if self._open_ledger_id is None:
             return None
         try:
-            last = self._store.ledgers.fence(self._open_ledger_id)
+            last = yield FenceLedger(self._open_ledger_id)
         except LedgerNotFoundError as error:
             raise self.fenced() from error
         self._open_ledger_id = None
@@ -235,33 +238,33 @@ class LogOwnership:
             self._created = None
         return LogFencedError(f"the message log of topic {self._topic!r} has been opened by another owner since")
 
-    def _write(self, open_ledger_id: int | None, ledger_sizes: Mapping[int, int], first_ledger_id: int) -> None:
+    def _write(self, open_ledger_id: int | None, ledger_sizes: Mapping[int, int], first_ledger_id: int) -> Steps[None]:
         sizes = tuple(ledger_sizes.items())[-LEDGER_SIZES_MAX:]
         record = LogRecord(self._record.term, open_ledger_id, first_ledger_id, sizes)
         try:
-            self._version = self._put(encode_log_record(record))
+            self._version = yield from self._put(encode_log_record(record))
         except CorruptStateError as error:
             raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
         self._record = record
         self._in_doubt.clear()
 
-    def _put(self, encoded: bytes) -> int:
+    def _put(self, encoded: bytes) -> Steps[int]:
         """Replace the record of this owner, and return the new version."""
-        path, metadata = log_path(self._topic), self._store.metadata
+        path = log_path(self._topic)
         if encoded not in self._in_doubt:
             self._in_doubt.append(encoded)
         try:
-            return metadata.put(path, encoded, expected_version=self._version)
+            return (yield PutValue(path, encoded, self._version))
         except VersionMismatchError as error:
             # An earlier attempt may have happened although the store reported a failure. No one else writes these
             # bytes: the term is this owner's, and the ledger, too.
-            found = metadata.get(path)
+            found = self._store.metadata.get(path)
             if found is None or found.data not in self._in_doubt:
                 raise self.fenced() from error
             if found.data == encoded:
                 return found.version
         try:
-            return metadata.put(path, encoded, expected_version=found.version)
+            return (yield PutValue(path, encoded, found.version))
         except VersionMismatchError as error:
             raise self.fenced() from error
 
@@ -316,7 +319,7 @@ def _find(metadata: MetadataStore, path: str) -> tuple[LogRecord | None, int]:
         return None, found.version
 
 
-def _fence(store: Store, ledger_id: int) -> None:
+def _fence(ledger_id: int) -> Steps[None]:
     # One that was deleted takes no appends either.
     with suppress(LedgerNotFoundError):
-        store.ledgers.fence(ledger_id)
+        yield FenceLedger(ledger_id)

@@ -11,6 +11,7 @@ from operator import index as operator_index
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from weakref import WeakSet
 
+from ackstate.cursor.steps import run
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.cursor.topic.ledger_sizes import LedgerSizes
 from ackstate.cursor.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
@@ -25,6 +26,7 @@ from ackstate.position import Position, positions_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import Store
     from ackstate.delay.shared_index import SharedDelayIndex
 
@@ -128,15 +130,20 @@ class MessageLog:
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
+        return run(store, cls.opening(store, topic=topic, entries_per_ledger_max=entries_per_ledger_max))
+
+    @classmethod
+    def opening(cls, store: Store, *, topic: str, entries_per_ledger_max: int) -> Steps[MessageLog]:
+        """Open a topic's log as `open`, in steps that can be taken together with those of other logs."""
         check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
-        ownership = LogOwnership.take_over(store, topic)
+        ownership = yield from LogOwnership.take_over(store, topic)
         record = ownership.record
         trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
         counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
         room = 0
         if not counts:
-            first = ownership.begin_ledger({}, first_ledger_id=record.first_ledger_id)
+            first = yield from ownership.begin_ledger({}, first_ledger_id=record.first_ledger_id)
             counts, room, record = {first: 0}, entries_per_ledger_max, record._replace(ledger_sizes=((first, 0),))
         log = cls(store, topic, counts, record, ownership)
         log._entries_per_ledger_max, log._room, log._trimmed = entries_per_ledger_max, room, trimmed
@@ -207,12 +214,16 @@ class MessageLog:
         Raises:
             As `publish`; nothing is stored.
         """
+        return run(self.store, self.preparing(messages))
+
+    def preparing(self, messages: Sequence[Message]) -> Steps[Publication]:
+        """Return the next messages as `prepare`, in steps that can be taken together with those of other logs."""
         messages = checked_messages(messages)
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:
             if contents and self._room < len(contents):
-                self._begin_ledger(ownership)
+                yield from self._begin_ledger(ownership)
         ledger_id = self.ledgers.current_ledger_id
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
@@ -281,13 +292,14 @@ class MessageLog:
         error.__cause__ = cause
         return error
 
-    def _begin_ledger(self, ownership: LogOwnership) -> None:
+    def _begin_ledger(self, ownership: LogOwnership) -> Steps[None]:
         """Close the open ledger and begin the next one."""
         self._room = 0  # From here on it is closed, or may be.
-        last = ownership.close_ledger()
+        last = yield from ownership.close_ledger()
         if last is not None:
             self._count_up_to(last, published=0)
-        ledger_id = ownership.begin_ledger(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
+        first_ledger_id = self.ledgers.first_ledger_id
+        ledger_id = yield from ownership.begin_ledger(self.sizes.known, first_ledger_id=first_ledger_id)
         self.ledgers.roll(ledger_id)
         self.sizes.begin(ledger_id)
         self._room = self._entries_per_ledger_max

@@ -5,13 +5,15 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING
 
+from ackstate.cursor.steps import run_all
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ackstate.cursor.topic.message_log import Message, MessageLog, Publication
+    from ackstate.cursor.topic.message_log import Message, Publication
     from ackstate.cursor.topic.publisher import TopicPublisher
     from ackstate.position import Position
 
@@ -20,6 +22,8 @@ def publish_all(
     batches: Iterable[tuple[MessageLog | TopicPublisher, Sequence[Message]]],
 ) -> list[list[Position] | AckStateError]:
     """Append messages to the logs of many topics with one sync; those of one topic all or none.
+
+    Logs that begin a ledger share the syncs of its steps: three for each 256 of them, in a store that writes together.
 
     Args:
         batches: Each log, or the publisher of one, with its messages. The logs share a store, and each comes once.
@@ -32,16 +36,20 @@ def publish_all(
         TypeError, ValueError: As `MessageLog.publish`; or the logs are not of one store, or one comes twice. Nothing
             was stored.
     """
-    outcomes: dict[int, list[Position] | AckStateError] = {}
-    prepared: dict[int, Publication] = {}
-    for number, (target, messages) in enumerate(batches):
-        try:
-            prepared[number] = target.prepare(messages)
-        except AckStateError as error:
-            outcomes[number] = error
-    logs = [each.log for each in prepared.values()]
+    batches = list(batches)
+    logs = [target if isinstance(target, MessageLog) else target.log for target, _ in batches]
     if len({*map(id, logs)}) < len(logs) or len({id(log.store) for log in logs}) > 1:
         raise ValueError("logs that are published to together must share a store, and each must come once")
+    if not batches:
+        return []
+    outcomes: dict[int, list[Position] | AckStateError] = {}
+    prepared: dict[int, Publication] = {}
+    steps = [target.preparing(messages) for target, messages in batches]
+    for number, outcome in enumerate(run_all(logs[0].store, steps)):
+        if isinstance(outcome, AckStateError):
+            outcomes[number] = outcome
+        else:
+            prepared[number] = outcome
     appended = append_publications([*prepared.values()])
     outcomes |= {
         number: each.finish(outcome) for (number, each), outcome in zip(prepared.items(), appended, strict=True)

@@ -6,6 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.cursor.steps import run
 from ackstate.cursor.topic.message import checked_messages
 from ackstate.cursor.topic_name import parse_topic
 from ackstate.limits.policies import DeliveryDelayExceededError
@@ -13,6 +14,7 @@ from ackstate.limits.policies import DeliveryDelayExceededError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.topic.message_log import Message, MessageLog, Publication
     from ackstate.limits.policies import EffectiveDelayedDelivery
     from ackstate.position import Position
@@ -100,6 +102,9 @@ class TopicPublisher:
     The policies are read at each publish, so a change applies from the next one on. One writer at a time. The log
     reports delayed messages to the delay indexes of the topic's subscriptions.
 
+    Attributes:
+        log: The topic's messages.
+
     Args:
         log: The topic's messages.
         topic: Its name in the counters; see `PublishCounters.add_topic`.
@@ -115,7 +120,7 @@ class TopicPublisher:
         policies: Callable[[], EffectiveDelayedDelivery],
         counters: PublishCounters,
     ) -> None:
-        self._log = log
+        self.log = log
         self._topic = topic
         self._policies = policies
         self._counters = counters
@@ -137,17 +142,20 @@ class TopicPublisher:
         Raises:
             As `publish`; nothing is stored.
         """
+        return run(self.log.store, self.preparing(messages))
+
+    def preparing(self, messages: Sequence[Message]) -> Steps[Publication]:
+        """Return messages as `prepare`, in steps that can be taken together with those of other topics."""
         decided = self._decide(messages)
-        return self._log.prepare(decided.messages)._replace(
-            on_stored=partial(self._count, OVERRIDDEN, decided.overridden)
-        )
+        publication = yield from self.log.preparing(decided.messages)
+        return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
 
     def begin_transaction(self) -> PublishTransaction:
         """Return a transaction whose messages are appended together, when it is committed."""
         return PublishTransaction(self._decide, self._append)
 
     def _append(self, decided: _Decided) -> list[Position]:
-        positions = self._log.publish(decided.messages)
+        positions = self.log.publish(decided.messages)
         self._count(OVERRIDDEN, decided.overridden)
         return positions
 

@@ -5,34 +5,34 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, final
 
-from ackstate.cursor.dispatch.consumers import SubscriptionType
-from ackstate.cursor.dispatch.options import check_parts
 from ackstate.cursor.inspect.stored_subscriptions import stored_subscriptions
-from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
-from ackstate.cursor.subscription import Subscription
+from ackstate.cursor.steps import run, run_all
 from ackstate.cursor.topic.message import checked_messages
 from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.cursor.topic.publisher import TopicPublisher
 from ackstate.cursor.topic.retention import BacklogPolicy, backlog_report, stored_mark_deletes, trim_log
-from ackstate.cursor.topic.settings import TopicSettings, delay_policies, delay_tick_ms, subscription_settings
-from ackstate.cursor.topic.start import Start, StartTime, start_position
-from ackstate.cursor.topic.subscription_type import check_type, store_type, stored_properties, type_of, type_properties
+from ackstate.cursor.topic.settings import TopicSettings, delay_policies, delay_tick_ms
+from ackstate.cursor.topic.start import Start, StartTime
+from ackstate.cursor.topic.subscribing import SubscriptionRequest, open_subscription
+from ackstate.cursor.topic.subscription_type import check_type
 from ackstate.delay.index import TopicDelayIndex
 from ackstate.errors import AckStateError, TopicClosedError
 from ackstate.integers import integer
-from ackstate.limits.gate import DispatchGate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from ackstate.cursor.dispatch.consumers import SubscriptionType
     from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription
+    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import Store
+    from ackstate.cursor.subscription import Subscription
     from ackstate.cursor.topic.message import Message
     from ackstate.cursor.topic.retention import BacklogReport
     from ackstate.limits.gate import GateLimits
@@ -98,9 +98,14 @@ class Topic:
         settings = TopicSettings() if settings is None else settings
         if not isinstance(settings, TopicSettings):
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
+        return run(store, cls.opening(store, name, settings=settings, now_ms=now_ms))
+
+    @classmethod
+    def opening(cls, store: Store, name: str, *, settings: TopicSettings, now_ms: int) -> Steps[Topic]:
+        """Open or create a topic as `open`, in steps that can be taken together with those of other topics."""
         now_ms = integer("now_ms", now_ms)
         tick_ms = delay_tick_ms(settings, name)
-        log = MessageLog.open(store, topic=name, entries_per_ledger_max=settings.entries_per_ledger_max)
+        log = yield from MessageLog.opening(store, topic=name, entries_per_ledger_max=settings.entries_per_ledger_max)
         return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
 
     @property
@@ -171,32 +176,41 @@ class Topic:
             TypeError, ValueError: An argument is of another type or out of range.
             As `ManagedCursor.open` and `start_position`.
         """
-        now_ms = self._at(now_ms)
-        if kind is not None and not isinstance(kind, SubscriptionType):
-            check_parts(kind, None, None, self.settings.options)  # which raises
-        opened = self.subscriptions.get(name)
+        request = SubscriptionRequest(name, start, kind, limits, options, properties, repair)
+        return run(self.store, self.subscribing(request, now_ms=now_ms))
+
+    def subscribe_all(
+        self, requests: Iterable[SubscriptionRequest], *, now_ms: int
+    ) -> dict[str, Subscription | AckStateError]:
+        """Open or create many subscriptions, as `subscribe` each; in a store that writes together they share syncs.
+
+        Returns:
+            For each, by its name, the subscription, or the error that its own `subscribe` would have raised.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            TypeError, ValueError: A name comes twice, or an argument is of another type or out of range. No new
+                subscription was written.
+        """
+        requests = list(requests)
+        outcomes = subscribe_all([(self, request) for request in requests], now_ms=self._at(now_ms))
+        return {request.name: outcome for request, outcome in zip(requests, outcomes, strict=True)}
+
+    def subscribing(self, request: SubscriptionRequest, *, now_ms: int) -> Steps[Subscription]:
+        """Open or create a subscription as `subscribe`, in steps that can be taken together with those of others."""
+        now_ms, name = self._at(now_ms), request.name
+        opened = self._subscriptions.get(name)
+        if opened is not None and opened.cursor.view.is_closed:  # It was closed by itself.
+            self._drop(name)
+            opened = None
         if opened is not None:
-            check_type(kind, opened.kind, subscription=name)
+            check_type(request.kind, opened.kind, subscription=name)
             return opened
-        stored = stored_properties(self.store, topic=self.name, subscription=name)
-        of_type = None if stored is None else type_of(stored, subscription=name)
-        check_type(kind, of_type, subscription=name)
-        kind = kind or of_type or SubscriptionType.SHARED
-        config, of_topic = subscription_settings(self.settings, self.name)
-        options = self.settings.options if options is None else options
-        gate = None if kind.is_single_active else DispatchGate(limits or of_topic, broker=self.settings.broker_limit)
-        check_parts(kind, gate, None, options)
-        cursor = ManagedCursor.open(
-            self.store, topic=self.name, subscription=name, ledgers=self.log.ledgers, config=config, repair=repair,
-            start=start_position(self.log, start) if stored is None else None,
-            properties=_application_properties(properties) | type_properties(kind), now_ms=now_ms,
-        )  # fmt: skip
-        store_type(cursor, kind)
-        has_delays = self.delays is not None and not kind.is_single_active
-        delays = self.delays.open_view(cursor.is_acked) if self.delays is not None and has_delays else None
-        subscription = Subscription(self.log, cursor, gate=gate, delays=delays, kind=kind, options=options)
+        subscription = yield from open_subscription(
+            self.log, request, settings=self.settings, delays=self.delays, now_ms=now_ms
+        )
         self._subscriptions[name] = subscription
-        self._cursors.append(((self.name, name), cursor))
+        self._cursors.append(((self.name, name), subscription.cursor))
         return subscription
 
     def stored_subscriptions(self) -> list[StoredSubscription]:
@@ -366,8 +380,14 @@ def close_topics(topics: Sequence[Topic], *, now_ms: int) -> None:
             raise error
 
 
-def _application_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
-    for name in properties or {}:
-        if str(name).startswith(INTERNAL_PREFIX):
-            raise ValueError(f"properties must not have names that begin with {INTERNAL_PREFIX!r}, got {name!r}")
-    return dict(properties or {})
+def subscribe_all(
+    requests: Sequence[tuple[Topic, SubscriptionRequest]], *, now_ms: int
+) -> list[Subscription | AckStateError]:
+    """Open or create subscriptions of topics of one store, as `Topic.subscribe_all`; returns an outcome for each."""
+    names = [(topic.name, request.name) for topic, request in requests]
+    if len(set(names)) < len(names):
+        raise ValueError("subscriptions that are opened together must have different names")
+    if not requests:
+        return []
+    store = requests[0][0].store
+    return run_all(store, [topic.subscribing(request, now_ms=now_ms) for topic, request in requests])

@@ -6,20 +6,23 @@ from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 
 from ackstate.cursor.persist.persist_all import tick_all
+from ackstate.cursor.steps import run_all
 from ackstate.cursor.topic.deletion import delete_topic, stored_topics
 from ackstate.cursor.topic.policy_store import Policies
 from ackstate.cursor.topic.publish_all import publish_all
 from ackstate.cursor.topic.settings import TopicSettings, policy_owner
-from ackstate.cursor.topic.topic import Topic, close_topics
+from ackstate.cursor.topic.topic import Topic, close_topics, subscribe_all
 from ackstate.errors import AckStateError
 from ackstate.integers import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.cursor.results import PersistResult
     from ackstate.cursor.store import Store
+    from ackstate.cursor.subscription import Subscription
     from ackstate.cursor.topic.message_log import Message
+    from ackstate.cursor.topic.subscribing import SubscriptionRequest
     from ackstate.position import Position
 
 
@@ -51,6 +54,49 @@ class Topics:
         if topic is None or topic.is_closed:
             topic = self._topics[name] = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms)
         return topic
+
+    def open_all(self, names: Iterable[str], *, now_ms: int) -> dict[str, Topic | AckStateError]:
+        """Open or create many topics, as `open` each; in a store that writes together they share syncs.
+
+        Returns:
+            For each, by its name, the topic, or the error that its own `open` would have raised.
+
+        Raises:
+            TypeError, ValueError: A name is no text, or is empty; nothing was written.
+        """
+        now_ms = self._at(now_ms)
+        outcomes: dict[str, Topic | AckStateError] = dict(self._topics)
+        wanted = list(dict.fromkeys(names))
+        closed = [name for name in wanted if name not in self]
+        steps = [Topic.opening(self.store, name, settings=self.settings, now_ms=now_ms) for name in closed]
+        outcomes |= zip(closed, run_all(self.store, steps), strict=True)
+        for name in closed:
+            topic = outcomes[name]
+            if isinstance(topic, Topic):
+                self._topics[name] = topic
+        return {name: outcomes[name] for name in wanted}
+
+    def subscribe_all(
+        self, requests: Mapping[str, Iterable[SubscriptionRequest]], *, now_ms: int
+    ) -> dict[tuple[str, str], Subscription | AckStateError]:
+        """Open or create subscriptions of many open topics, as `Topic.subscribe_all`; those of all topics share syncs.
+
+        Args:
+            requests: By the name of the topic.
+            now_ms: The present.
+
+        Returns:
+            The outcome of each, by the names of its topic and of the subscription.
+
+        Raises:
+            KeyError: A topic is not open; nothing was written.
+            As `Topic.subscribe_all`.
+        """
+        now_ms = self._at(now_ms)
+        wanted = [(self[name], request) for name, of_topic in requests.items() for request in of_topic]
+        outcomes = subscribe_all(wanted, now_ms=now_ms)
+        names = [(topic.name, request.name) for topic, request in wanted]
+        return dict(zip(names, outcomes, strict=True))
 
     def __getitem__(self, name: str) -> Topic:
         topic = self._topics[name]

@@ -35,6 +35,7 @@ from ackstate.cursor.topic.log_ownership import (
     log_path,
 )
 from ackstate.cursor.topic.message_log import NO_DELAY
+from ackstate.cursor.writes import PutValue
 from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -431,13 +432,13 @@ TestOwners = Owners.TestCase
 
 
 def no_fence(patch):
-    patch("ackstate.cursor.topic.log_ownership._fence", lambda *_: None)
+    patch("ackstate.cursor.topic.log_ownership._fence", lambda _: iter(()))
 
 
 def a_record_that_anyone_may_replace(patch):
     def put(self, encoded):
         metadata, path = self._store.metadata, log_path(self._topic)
-        return metadata.put(path, encoded, expected_version=metadata.get(path).version)
+        return (yield PutValue(path, encoded, metadata.get(path).version))
 
     patch(LogOwnership, "_put", put)
 
@@ -445,6 +446,7 @@ def a_record_that_anyone_may_replace(patch):
 def a_ledger_is_left_open(patch):
     def leave(self):
         self._open_ledger_id = None
+        yield from ()
 
     patch(LogOwnership, "close_ledger", leave)
 

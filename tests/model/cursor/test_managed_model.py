@@ -29,6 +29,7 @@ from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.writes import DeleteLedger
 from ackstate.limits import GateLimits
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from planted import assert_caught
@@ -352,8 +353,8 @@ def deletes_the_old_ledger_before_the_pointer_swings(patch):
 
     def delete_first(self, record, form):
         if self._pointed_at is not None:
-            self.store.ledgers.delete(self._pointed_at)
-        return swing(self, record, form)
+            yield DeleteLedger(self._pointed_at)
+        return (yield from swing(self, record, form))
 
     patch(Journal, "_swing", delete_first)
     machine = machine_of(CONFIGS[1])

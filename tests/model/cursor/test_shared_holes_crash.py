@@ -22,6 +22,7 @@ from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.native import SharedCursorRecord
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
+from ackstate.cursor.steps import run
 from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.native_shared import decode_shared, is_shared
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
@@ -281,19 +282,20 @@ def drop_without_asking(broker, bucket_id):
 
 def pin_later(pins, bucket_id):
     pins._usable.add(bucket_id)
+    yield from ()
     return True
 
 
 def keep_only_and_pin(pins, needed, keep_only=HolePins.keep_only, pin=HolePins.pin):
     for bucket_id in needed:
         pins._usable.discard(bucket_id)
-        pin(pins, bucket_id)
-    keep_only(pins, needed)
+        yield from pin(pins, bucket_id)
+    yield from keep_only(pins, needed)
 
 
 def shared_and_unpinned(holes, state, buckets, share=CursorHoles.share):
-    snapshot = share(holes, state, buckets)
-    holes.keep_only(() if snapshot is None else snapshot.bucket_ids)
+    snapshot = yield from share(holes, state, buckets)
+    yield from holes.keep_only(() if snapshot is None else snapshot.bucket_ids)
     return snapshot
 
 
@@ -312,7 +314,7 @@ def buckets_that_go_on(shared, buckets=SharedHoles.buckets):
 
 def take_nothing_over(holes, needed, find_pins=CursorHoles.find_pins, **named):
     find_pins(holes, needed, **named)
-    holes.keep_only(())
+    run(holes._store, holes.keep_only(()))
 
 
 PLANTED = {
@@ -321,7 +323,7 @@ PLANTED = {
     "the pin of the record before goes first": [(CursorHoles, "share", shared_and_unpinned)],
     "the base is not what is stored": [(SharedHoles, "buckets", buckets_that_go_on)],
     "an open lets go of what its record needs": [(CursorHoles, "find_pins", take_nothing_over)],
-    "pins are never let go of": [(HolePins, "keep_only", lambda pins, needed: None)],
+    "pins are never let go of": [(HolePins, "keep_only", lambda pins, needed: iter(()))],
 }
 
 
@@ -409,14 +411,14 @@ def test_a_bucket_is_either_kept_or_not_referred_to_in_whatever_order_two_proces
 
 
 def pin_and_never_look(pins, bucket_id):
-    pins._versions[bucket_id] = pins._put(pins._pin_path(bucket_id), -1)
+    pins._versions[bucket_id] = yield from pins._put(pins._pin_path(bucket_id), -1)
     return True
 
 
 def look_and_then_pin(pins, bucket_id, pin=HolePins.pin):
     metadata = pins._store.metadata
     is_closed = metadata.get(f"{ROOT}/{bucket_id}") is not None
-    return not is_closed and pin_and_never_look(pins, bucket_id)
+    return not is_closed and (yield from pin_and_never_look(pins, bucket_id))
 
 
 @pytest.mark.parametrize("bug", [pin_and_never_look, look_and_then_pin])

@@ -10,13 +10,16 @@ from ackstate.cursor.store import (
     METADATA_VALUE_BYTES_MAX,
     LedgerNotFoundError,
     PayloadTooLargeError,
+    StoreError,
     check_path,
 )
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.cursor.stores.zookeeper_session import ZooKeeperSession
 from ackstate.cursor.testing import check_store
+from ackstate.cursor.writes import AppendEntry, CreateLedger, FenceLedger, write_each
 
 
 @pytest.fixture(scope="module")
@@ -514,6 +517,85 @@ def test_broken_metadata_is_caught(broken, promise):
     disk = MemoryDisk()
     with pytest.raises(AssertionError, match=promise):
         check_store(lambda: BrokenStore(disk, metadata=broken))
+
+
+class GroupStopsAtARefusal(BrokenStore):
+    def write_all(self, writes):
+        outcomes = []
+        for write in writes:
+            refused = outcomes and isinstance(outcomes[-1], Exception)
+            outcomes.append(StoreError("stopped") if refused else write_each(self.inner, [write])[0])
+        return outcomes
+
+
+class GroupSortsByKind(BrokenStore):
+    def write_all(self, writes):
+        return write_each(self.inner, sorted(writes, key=lambda write: type(write).__name__))
+
+
+class GroupIsNotChecked(BrokenStore):
+    def write_all(self, writes):
+        return [write_each(self.inner, [write])[0] for write in writes]
+
+
+class GroupSharesOneError(BrokenStore):
+    def write_all(self, writes):
+        outcomes = write_each(self.inner, writes)
+        errors = {type(each): each for each in outcomes if isinstance(each, Exception)}
+        return [errors.get(type(each), each) for each in outcomes]
+
+
+class GroupIsCutAt100(BrokenStore):
+    def write_all(self, writes):
+        return write_each(self.inner, writes[:100]) + [0] * len(writes[100:])
+
+
+class GroupForgetsFences(BrokenStore):
+    def write_all(self, writes):
+        return [
+            self.ledgers.last(write.ledger_id) if isinstance(write, FenceLedger) else write_each(self.inner, [write])[0]
+            for write in writes
+        ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (GroupStopsAtARefusal, "write_all with refused writes"),
+        (GroupSortsByKind, "write_all"),
+        (GroupIsNotChecked, "last after invalid writes"),
+        (GroupSharesOneError, "has different errors"),
+        (GroupIsCutAt100, "write_all, which creates 120 ledgers"),
+        (GroupForgetsFences, "append after write_all, which fences"),
+    ],
+)
+def test_a_broken_group_is_caught(broken, promise):
+    disk = MemoryDisk()
+    with pytest.raises(AssertionError, match=promise):
+        check_store(lambda: broken(disk))
+
+
+@pytest.mark.slow
+def test_zookeeper_creates_the_ledgers_of_a_group_in_few_transactions(zookeeper, monkeypatch):
+    commit, sizes = ZooKeeperSession.commit, []
+
+    def counted(session, operations):
+        sizes.append(len(operations))
+        return commit(session, operations)
+
+    monkeypatch.setattr(ZooKeeperSession, "commit", counted)
+    with closing(ZooKeeperStore(zookeeper.hosts, root="/few")) as store:
+        sizes.clear()
+        created = store.write_all([CreateLedger(f"owner {number}") for number in range(250)])
+        assert len(sizes) == 3
+        assert [store.ledgers.owned_by(f"owner {number}") for number in (0, 99, 100, 249)] == [
+            [created[number]] for number in (0, 99, 100, 249)
+        ]
+        long = [CreateLedger(f"{number}" + "x" * 9_000) for number in range(120)]
+        assert len(set(store.write_all(long))) == 120  # Too large for one request of 100.
+        assert [type(each) for each in store.write_all([AppendEntry(created[0], b"x"), FenceLedger(10**6)])] == [
+            int, LedgerNotFoundError,
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

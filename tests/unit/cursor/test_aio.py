@@ -8,7 +8,15 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from ackstate.cursor import CursorConfig, MemoryStore, Message, StoreError, SubscriptionType
+from ackstate.cursor import (
+    CursorConfig,
+    MemoryStore,
+    Message,
+    StoreError,
+    SubscriptionRequest,
+    SubscriptionType,
+    SubscriptionTypeError,
+)
 from ackstate.cursor.aio import AsyncTopics
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.topic.settings import TopicSettings
@@ -82,6 +90,29 @@ def test_a_message_from_publish_to_a_durable_ack():
             assert subscription.subscription.cursor.redelivery_if_crashed == 0
 
     clock = Clock()
+    asyncio.run(main())
+
+
+def test_topics_and_subscriptions_that_are_opened_together():
+    async def main():
+        async with opened(store) as topics:
+            known = await topics.open("one")
+            found = await topics.open_all(["one", "two"])
+            assert (list(found), found["one"] is known) == (["one", "two"], True)
+            requests = [SubscriptionRequest(name) for name in "ab"]
+            subscriptions = await topics.subscribe_all({"one": requests, "two": requests[:1]})
+            assert list(subscriptions) == [("one", "a"), ("one", "b"), ("two", "a")]
+            assert await known.subscribe("a") is subscriptions["one", "a"]
+            exclusive = SubscriptionRequest("a", kind=SubscriptionType.EXCLUSIVE)
+            refused = await topics.subscribe_all({"two": [exclusive]})
+            assert isinstance(refused["two", "a"], SubscriptionTypeError)
+            with pytest.raises(KeyError):
+                await topics.subscribe_all({"three": requests})
+        for call in (topics.open_all(["one"]), topics.subscribe_all({})):
+            with pytest.raises(TopicClosedError):
+                await call
+
+    store = MemoryStore()
     asyncio.run(main())
 
 

@@ -7,6 +7,7 @@ import pytest
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, persist_all
 from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.steps import run
 from ackstate.cursor.stores.memory import Fault, FaultKind
 
 LOG = LedgerMap.from_counts({3: 20})
@@ -37,7 +38,7 @@ def test_cursor_properties_are_durable_at_once_and_leave_the_acks_alone(form):
 def test_names_of_the_broker_are_refused_and_its_own_stay():
     store = MemoryStore()
     cursor = open_cursor(store)
-    cursor._persister.journal.write_cursor_properties({"#pulsar.internal.bucket": "1", "old": "x"})
+    run(store, cursor._persister.journal.write_cursor_properties({"#pulsar.internal.bucket": "1", "old": "x"}))
     with pytest.raises(ValueError, match="internal"):
         cursor.set_cursor_properties({"#pulsar.internal.other": "2"})
     cursor.set_cursor_properties({"new": "y"})

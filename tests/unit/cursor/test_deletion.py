@@ -12,6 +12,7 @@ from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.term_floor import PATH as TERMS
 from ackstate.cursor.journal.term_floor import raise_term_floor, term_floor
 from ackstate.cursor.results import RecoverySource
+from ackstate.cursor.steps import run
 from ackstate.cursor.stores.memory import Fault, FaultKind
 
 P = Position
@@ -137,9 +138,9 @@ def test_delay_buckets_are_released():
     pins = HolePins(store, CURSOR, term=1)
     for bucket_id in buckets:
         store.ledgers.append(bucket_id, b"bucket")
-        assert pins.pin(bucket_id)
+        assert run(store, pins.pin(bucket_id))
     others = HolePins(store, cursor_path("t", "other"), term=1)
-    assert others.pin(buckets[1])
+    assert run(store, others.pin(buckets[1]))
     delete_subscription(store, **NAMES)
     references = BucketReferences(store)
     assert [references.is_needed(bucket_id) for bucket_id in buckets] == [False, True]

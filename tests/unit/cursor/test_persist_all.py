@@ -99,7 +99,7 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
     cursors = open_cursors(store, log)
     receipts = acked(cursors)
     store.break_ledgers()
-    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))  # Each puts its record, deletes its ledger.
+    store.inject(Fault(store.mutation_count + 1, FaultKind.FAIL_BEFORE))  # All put their records first.
     results = persist_all(cursors, now_ms=2)
     failed = [isinstance(result, StoreError) for result in results]
     assert failed == [False, True, False, False, False]

@@ -343,8 +343,8 @@ def test_a_ledger_deleted_before_the_record_swings_is_caught(monkeypatch):
     swing = Journal._swing
 
     def delete_first(self, record, form):
-        self._delete({self._pointed_at})
-        return swing(self, record, form)
+        yield from self._delete({self._pointed_at})
+        return (yield from swing(self, record, form))
 
     monkeypatch.setattr(Journal, "_swing", delete_first)
     scene = Scene("snapshot", WHOLE_LEDGER.index("before put") + 2)  # after two for the ledger deleted too early

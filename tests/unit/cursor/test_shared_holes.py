@@ -28,6 +28,7 @@ from ackstate.cursor.journal.hole_pins import ROOT, BucketReferences
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING
+from ackstate.cursor.steps import run
 from ackstate.cursor.store import ABSENT
 from ackstate.wire import native
 from ackstate.wire.native_shared import is_shared
@@ -256,7 +257,7 @@ def test_an_earlier_owner_can_take_no_pin_from_the_next():
     snapshot(cursor)
     pinned = topic.pins()
     assert (bucket, pin_of("s")) in pinned
-    stale.keep_only(())
+    run(topic.store, stale.keep_only(()))
     assert topic.pins() == pinned
 
 

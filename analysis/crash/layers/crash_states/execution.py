@@ -14,7 +14,7 @@ from ackstate.analysis.crash.observed_cursor import (
     NEVER_OPENED,
     TOPIC,
     ObservedCursor,
-    open_cursor,
+    open_together,
     persist_together,
     state_of,
 )
@@ -115,24 +115,27 @@ class Execution:
         return {subscription: known.oracle.expected for subscription, known in self._known.items()}
 
     def _open_cursors(self, subscriptions: Sequence[str]) -> None:
-        for subscription in subscriptions:
-            with self._noted():
-                self._open_cursor(subscription, self._known[subscription])
+        with self._noted():
+            self._open_together(subscriptions)
 
-    def _open_cursor(self, subscription: str, known: _Known) -> None:
-        """Open a cursor: its acks are durable then, and acks that it lacks must not reappear.
+    def _open_together(self, subscriptions: Sequence[str]) -> None:
+        config = self._workload.config
+        cursors = open_together(self._store, subscriptions, config=config, now_ms=self._now_ms)
+        for subscription, cursor in zip(subscriptions, cursors, strict=True):
+            self._opened(subscription, cursor)
+
+    def _opened(self, subscription: str, cursor: ManagedCursor) -> None:
+        """Follow a cursor that was opened: its acks are durable, and acks that it lacks must not reappear.
 
         Raises:
             PromiseBrokenError: It lacks a required ack, or has an impossible one.
         """
-        config = self._workload.config
-        cursor = open_cursor(self._store, subscription, config=config, now_ms=self._now_ms)
-        state = state_of(cursor)
+        known, state = self._known[subscription], state_of(cursor)
         for promise, found, entry_count in known.oracle.judge(state):
             text = f"{subscription}: {found}, when it was opened"
             raise PromiseBrokenError(promise, text, entry_count=entry_count)
         known.oracle = Oracle(state._replace(is_new=False), knows_states=True)
-        known.opened = ObservedCursor(cursor, config, known.oracle, self._count)
+        known.opened = ObservedCursor(cursor, self._workload.config, known.oracle, self._count)
         known.observed.look()
 
     def _do(self, step: Step) -> None:
@@ -207,8 +210,7 @@ class Execution:
 
     def _start(self) -> None:
         self._store = FlakyStore(self._open_store())
-        for subscription, known in self._known.items():
-            self._open_cursor(subscription, known)
+        self._open_together(self._workload.subscriptions)
 
     def _close_cursor(self, known: _Known) -> None:
         with self._noted():

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import State
     from ackstate.cursor.store import LedgerStore, MetadataStore, Store
+    from ackstate.cursor.writes import Write
+    from ackstate.errors import AckStateError
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512
@@ -177,6 +179,13 @@ class _RecordedStore:
         self._store, self._recorder = store, recorder
         self.ledgers: LedgerStore = _Recorded(store.ledgers, recorder)  # type: ignore[assignment]
         self.metadata: MetadataStore = _Recorded(store.metadata, recorder)  # type: ignore[assignment]
+
+    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
+        """Execute writes in one transaction; report the change even if it fails."""
+        try:
+            return self._store.write_all(writes)
+        finally:
+            self._recorder.changed()
 
     def close(self) -> None:
         self._store.close()

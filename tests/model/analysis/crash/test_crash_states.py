@@ -266,7 +266,7 @@ def counts_of(workload):
 def test_ledgers_that_are_left_over_are_found(monkeypatch):
     workload = Workload(("a",), CursorConfig(), STEPS)
     assert examine(workload, open_file_store).failure is None
-    monkeypatch.setattr(Journal, "_delete", nothing)
+    monkeypatch.setattr(Journal, "_delete", lambda *_: iter(()))
     failure = examine(workload, open_file_store).failure
     assert failure.broken.promise is Promise.I11
     assert "but the record names" in failure.broken.found
@@ -281,17 +281,17 @@ def test_a_cursor_that_never_writes_a_delta_is_seen_by_the_count(monkeypatch, co
 
 
 def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
-    open_cursor = ManagedCursor.open.__func__
+    open_cursor = ManagedCursor.opening.__func__
 
-    def forgets_once(cls, store, **named):
-        if named["now_ms"] == 50_000:  # That of the step that opens it again; a crash state is opened later.
-            path = cursor_path(named["topic"], named["subscription"])
+    def forgets_once(cls, store, opening, *, now_ms):
+        if now_ms == 50_000:  # That of the step that opens it again; a crash state is opened later.
+            path = cursor_path(opening.topic, opening.subscription)
             store.metadata.delete(path, expected_version=store.metadata.get(path).version)
             for ledger_id in store.ledgers.owned_by(cursor_owner(path)):
                 store.ledgers.delete(ledger_id)
-        return open_cursor(cls, store, **named)
+        return open_cursor(cls, store, opening, now_ms=now_ms)
 
-    monkeypatch.setattr(ManagedCursor, "open", classmethod(forgets_once))
+    monkeypatch.setattr(ManagedCursor, "opening", classmethod(forgets_once))
     execution = in_memory(Workload(("a",), CursorConfig(), STEPS))
     with pytest.raises(PromiseBrokenError) as caught:
         execution.run()

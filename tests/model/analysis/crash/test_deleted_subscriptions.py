@@ -75,7 +75,7 @@ def same_terms(monkeypatch):
 
 def fenced_owner_leaves_a_ledger(monkeypatch):
     monkeypatch.setattr(Journal, "_check_not_deleted", lambda self: None)
-    monkeypatch.setattr(Journal, "_delete_unnamed", lambda self, ledger_id: None)
+    monkeypatch.setattr(Journal, "_delete_unnamed", lambda self, ledger_id: iter(()))
 
 
 def instead(delete):

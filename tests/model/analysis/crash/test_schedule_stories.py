@@ -24,6 +24,7 @@ from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import FaultKind, _MemoryLedgers
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_path
+from ackstate.cursor.writes import PutValue
 from ackstate.delay.position_set import PositionSet
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
@@ -149,7 +150,7 @@ def loses_the_last_delta_while_it_recovers(patch):
     take_over = Journal._take_over
 
     def cut_off(self, found):
-        taken = take_over(self, found)
+        taken = yield from take_over(self, found)
         del self.store._disk.ledgers[found.record.cursor_ledger_id].entries[1:]
         return taken
 
@@ -214,14 +215,14 @@ def does_not_raise_the_term(patch):
 
 
 def lets_an_earlier_owner_publish(patch):
-    patch("ackstate.cursor.topic.log_ownership._fence", lambda *_: None)
+    patch("ackstate.cursor.topic.log_ownership._fence", lambda _: iter(()))
     publishes_as_an_earlier_owner()
 
 
 def lets_an_earlier_owner_begin_a_ledger(patch):
     def put(self, encoded):
         metadata, path = self._store.metadata, log_path(self._topic)
-        return metadata.put(path, encoded, expected_version=metadata.get(path).version)
+        return (yield PutValue(path, encoded, metadata.get(path).version))
 
     patch(LogOwnership, "_put", put)
     publishes_as_an_earlier_owner()
@@ -261,7 +262,7 @@ def reads_before_it_fences(patch):
 
 
 def leaves_ledgers_over(patch):
-    patch(Journal, "_delete", lambda *_: None)
+    patch(Journal, "_delete", lambda *_: iter(()))
     is_fenced_after_a_crash()
 
 
@@ -400,7 +401,7 @@ def never_resets_the_size_of_the_deltas(patch):
 
     def unchanged(self, *args):
         delta_bytes = self.delta_bytes
-        written = begin_ledger(self, *args)
+        written = yield from begin_ledger(self, *args)
         self.delta_bytes = delta_bytes
         return written
 

@@ -72,9 +72,13 @@ def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeyp
 def test_a_log_whose_earlier_owner_publishes_on_is_caught(server, only, monkeypatch, name):
     """The opening of the log stops nobody: a stale owner appends to the ledger that it has."""
     only(name)
-    none = {"record": LogRecord(1, None), "version": ABSENT}
-    monkeypatch.setattr(LogOwnership, "take_over", classmethod(lambda cls, *where: cls(*where, **none)))
-    monkeypatch.setattr(LogOwnership, "_put", lambda *_: ABSENT)
+
+    def taken_at_once(cls, store, topic):
+        yield from ()
+        return cls(store, topic, record=LogRecord(1, None), version=ABSENT)
+
+    monkeypatch.setattr(LogOwnership, "take_over", classmethod(taken_at_once))
+    monkeypatch.setattr(LogOwnership, "_put", lambda *_: (yield from ()) or ABSENT)
     broken = broken_in(run(seed, server, ZooKeeperStore) for seed in range(211, 213))
     assert broken & {Promise.I14, Promise.I12}
 

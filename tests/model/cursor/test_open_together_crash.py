@@ -1,0 +1,189 @@
+"""A crash at any write, while cursors are opened together or begin their journals together, loses no durable ack."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ackstate import LedgerMap, Position
+from ackstate.cursor import (
+    CursorConfig,
+    CursorOpening,
+    Format,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    PersistResult,
+    Repair,
+    Start,
+    SubscriptionRequest,
+    Topic,
+    Topics,
+    UnreadableCursorError,
+    open_cursors,
+    persist_all,
+)
+from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
+from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.cursor.writes import AppendEntry, CreateLedger
+
+NAMES = "abcd"
+LEDGERS = {3: 40}
+KINDS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]
+
+
+class Broker:
+    """Cursors on one disk, and the acks of each that are accepted and durable."""
+
+    def __init__(self, form):
+        self.config = CursorConfig(format=form)
+        self.ledgers = LedgerMap.from_counts(LEDGERS)
+        self.disk = MemoryDisk()
+        self.accepted = {name: set() for name in NAMES}
+        self.durable = {name: set() for name in NAMES}
+
+    def opening(self, name):
+        return CursorOpening(topic="t", subscription=name, ledgers=self.ledgers, config=self.config)
+
+    def open(self, store, names):
+        return open_cursors(store, [self.opening(name) for name in names], now_ms=0)
+
+    def ack(self, cursors, names, random):
+        self.receipts = []
+        for name, cursor in zip(names, cursors, strict=True):
+            entry = random.randrange(LEDGERS[3])
+            self.accepted[name].add(entry)
+            self.receipts.append((name, entry, cursor.ack(Position(3, entry), now_ms=0)))
+
+    def note_durable(self, cursors, names):
+        of_name = dict(zip(names, cursors, strict=True))
+        for name, entry, receipt in self.receipts:
+            if of_name[name].durable(receipt):
+                self.durable[name].add(entry)
+
+    def check(self):
+        """Recover each cursor alone: it has every durable ack, invents none, and leaves one ledger."""
+        store = MemoryStore(self.disk)
+        for name in NAMES:
+            opening = self.opening(name)
+            cursor = ManagedCursor.open(
+                store, topic="t", subscription=name, ledgers=self.ledgers, config=self.config, now_ms=0
+            )
+            acked = {entry for entry in range(LEDGERS[3]) if cursor.is_acked(Position(3, entry))}
+            assert self.durable[name] <= acked <= self.accepted[name]
+            assert len(store.ledgers.owned_by(cursor_owner(cursor_path("t", opening.subscription)))) <= 1
+            self.accepted[name], self.durable[name] = set(acked), set(acked)
+
+
+def lives(form, fault, *, seed=1, count=2):
+    """Run a broker for some lives; return how many writes it began in each."""
+    source = random.Random(seed)
+    broker = Broker(form)
+    begun = []
+    for life in range(count):
+        faults = [Fault(fault[1], fault[2])] if fault is not None and fault[0] == life else []
+        store = MemoryStore(broker.disk, faults=faults)
+        names = source.sample(NAMES, len(NAMES))
+        opened = broker.open(store, names)
+        good = [(name, each) for name, each in zip(names, opened, strict=True) if isinstance(each, ManagedCursor)]
+        names, cursors = [name for name, _ in good], [each for _, each in good]
+        for _ in range(2):
+            broker.ack(cursors, names, source)
+            results = persist_all(cursors, now_ms=0)
+            broker.note_durable(cursors, names)
+            assert faults or all(isinstance(each, PersistResult) for each in results)
+        begun.append(store.mutation_count)
+        broker.check()
+    return begun
+
+
+@pytest.mark.parametrize("form", Format)
+def test_a_crash_at_any_write_loses_no_durable_ack(form):
+    begun = lives(form, None)
+    assert all(count > 2 * len(NAMES) for count in begun)
+    for life, count in enumerate(begun):
+        for number in range(count):
+            for kind in KINDS:
+                lives(form, (life, number, kind))
+
+
+def test_a_crash_while_topics_are_opened_together_loses_neither_messages_nor_acks():
+    def run(faults):
+        disk = MemoryDisk()
+        first = Topics(MemoryStore(disk))
+        first.open_all(["one", "two"], now_ms=0)
+        requests = [SubscriptionRequest(name, Start.EARLIEST) for name in "ab"]
+        first.subscribe_all(dict.fromkeys(["one", "two"], requests), now_ms=0)
+        first.publish(dict.fromkeys(["one", "two"], [Message(b"x")] * 5), now_ms=0)
+        for topic in ("one", "two"):
+            for subscription in first[topic].subscriptions.values():
+                subscription.ack(Position(first[topic].log.ledgers.first_ledger_id, 3), now_ms=0)
+        first.close(now_ms=0)
+        store = MemoryStore(disk, faults=faults)
+        second = Topics(store)
+        opened = [name for name, each in second.open_all(["one", "two"], now_ms=1).items() if isinstance(each, Topic)]
+        second.subscribe_all(dict.fromkeys(opened, requests), now_ms=1)
+        third = Topics(MemoryStore(disk))
+        for topic in ("one", "two"):
+            assert sum(third.open(topic, now_ms=2).log.ledgers.counts().values()) == 5
+            for name in "ab":
+                cursor = third[topic].subscribe(name, now_ms=2).cursor
+                assert [run.first for run in cursor.deleted.runs()] == [3]
+        return store.mutation_count
+
+    for number in range(run([])):
+        for kind in KINDS:
+            run([Fault(number, kind)])
+
+
+def swings_first(patch):
+    """The record names the new ledger before the ledger has its first entry."""
+
+    def swung(self, content, buckets=()):
+        ledger_id = yield CreateLedger(self._owner)
+        yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        self._open_ledger, self._chain, self._sequence = None, 0, 0
+        encoded = self._encode(content)
+        yield AppendEntry(ledger_id, encoded)
+        self._open_ledger = ledger_id
+        self._advance_chain(encoded)
+        return len(encoded)
+
+    patch(Journal, "begin_ledger", swung)
+
+
+def calls_the_first_step_durable(patch):
+    """A group of writes is reported before all of it is written."""
+
+    def first_only(store, writes):
+        return [write.execute(store) if at == 0 else 0 for at, write in enumerate(writes)]
+
+    patch(MemoryStore, "write_all", first_only)
+
+
+@pytest.mark.parametrize("plant", [swings_first, calls_the_first_step_durable], ids=lambda each: each.__name__)
+def test_the_crashes_find_a_planted_bug(plant, monkeypatch):
+    plant(monkeypatch.setattr)
+    with pytest.raises((AssertionError, UnreadableCursorError)):
+        test_a_crash_at_any_write_loses_no_durable_ack(Format.NATIVE)
+
+
+def test_repairs_are_made_in_a_group_too():
+    broker = Broker(Format.NATIVE)
+    store = MemoryStore(broker.disk)
+    cursors = broker.open(store, NAMES)
+    broker.ack(cursors, NAMES, random.Random(2))
+    persist_all(cursors, now_ms=0)
+    path = cursor_path("t", "b")
+    store.metadata.put(path, b"\xff", expected_version=store.metadata.get(path).version)
+    openings = [
+        CursorOpening(topic="t", subscription=name, ledgers=broker.ledgers, repair=Repair.USE_ORPHAN_JOURNAL)
+        for name in NAMES
+    ]
+    repaired = open_cursors(store, openings, now_ms=1)
+    assert [each.recovery_report.repair is Repair.USE_ORPHAN_JOURNAL for each in repaired] == [
+        False, True, False, False,
+    ]  # fmt: skip
+    for name, cursor in zip(NAMES, repaired, strict=True):
+        assert all(cursor.is_acked(Position(3, entry)) for entry in broker.accepted[name])
