@@ -220,6 +220,10 @@ class BookKeeperClient:
         """Close a handle; that of the writer also closes the ledger."""
         return self._call(_nothing, "close", handle)
 
+    def forget_ledger(self, handle: int) -> Reply[None]:
+        """Release a handle and leave the ledger as it is; that of a writer then needs recovery."""
+        return self._call(_nothing, "forget", handle)
+
     def delete(self, ledger_id: int) -> Reply[None]:
         """Delete a ledger; `LedgerNotFoundError` if there is none."""
         return self._call(_nothing, "delete", ledger_id)

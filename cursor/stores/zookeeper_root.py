@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ackstate.cursor.store import StoreError, check_path
 from ackstate.cursor.stores import zookeeper_nodes as nodes
@@ -13,6 +13,11 @@ from ackstate.cursor.stores.zookeeper_session import ZooKeeperSession, create, c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
 
 _OPENED_WITH = {NodeKind.STORE: "ZooKeeperStore", NodeKind.BOOKKEEPER_STORE: "BookKeeperStore"}
 
@@ -50,12 +55,12 @@ def connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
 
 
 @contextmanager
-def closed_on_error(session: ZooKeeperSession) -> Iterator[None]:
-    """Close a session if the block fails."""
+def closed_on_error(opened: _Closable) -> Iterator[None]:
+    """Close a session or a store if the block fails."""
     try:
         yield
     except BaseException:
-        session.close()
+        opened.close()
         raise
 
 
