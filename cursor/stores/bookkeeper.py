@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.cursor.store import StoreError, check_path
-from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+from ackstate.cursor.stores.bookkeeper_client import JVM_OPTIONS, BookKeeperClient
 from ackstate.cursor.stores.bookkeeper_ledger import Replication
 from ackstate.cursor.stores.bookkeeper_ledgers import BookKeeperLedgers
 from ackstate.cursor.stores.bookkeeper_nodes import WRITERS
@@ -54,17 +54,38 @@ class BookKeeperOptions:
             ``ACKSTATE_BOOKKEEPER_CLASSPATH``, or Pulsar's ``lib`` in ``PULSAR_HOME``.
         jvm_options: The options of the virtual machine, such as its largest heap.
         settings: Properties of BookKeeper's ``ClientConfiguration`` by name.
+        client: A client of the same cluster that several stores share; the fields above except `replication` are then
+            ignored. A store does not close it. None starts one for this store.
     """
 
     replication: Replication = field(default_factory=Replication)
     ledgers_root: str = "/ledgers"
     class_path: str | None = None
-    jvm_options: Sequence[str] = ("-Xmx256m",)
+    jvm_options: Sequence[str] = JVM_OPTIONS
     settings: Mapping[str, str] = field(default_factory=dict)
+    client: BookKeeperClient | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_path(self.ledgers_root)
+
+    def connect(self, hosts: str, *, call_timeout_s: float) -> BookKeeperClient:
+        """Start a client of a cluster.
+
+        Args:
+            hosts: ZooKeeper's ``host:port`` pairs separated by commas.
+            call_timeout_s: How long a call waits for an answer.
+
+        Raises:
+            StoreError: JPype, Java or BookKeeper's client is missing, or the cluster does not answer.
+        """
+        return BookKeeperClient(
+            f"zk+null://{hosts.replace(',', ';')}{self.ledgers_root}",
+            class_path=self.class_path,
+            jvm_options=self.jvm_options,
+            settings=self.settings,
+            call_timeout_s=call_timeout_s,
+        )
 
 
 @final
@@ -164,15 +185,9 @@ class BookKeeperStore:
     def _use(
         self, session: ZooKeeperSession, hosts: str, root: str, options: BookKeeperOptions, call_timeout_s: float
     ) -> None:
-        uri = f"zk+null://{hosts.replace(',', ';')}{options.ledgers_root}"
         self._session = session
-        self._client = BookKeeperClient(
-            uri,
-            class_path=options.class_path,
-            jvm_options=options.jvm_options,
-            settings=options.settings,
-            call_timeout_s=call_timeout_s,
-        )
+        self._client = options.client or options.connect(hosts, call_timeout_s=call_timeout_s)
+        self._is_client_ours = options.client is None
         custom_metadata = {"application": b"ackstate", "ackstate/root": root.encode()}
         segments = Segments(session, self._client, options.replication, custom_metadata)
         self._ledgers = BookKeeperLedgers(session, self._client, segments)
@@ -197,8 +212,10 @@ class BookKeeperStore:
         with suppress(StoreError):
             self._client.check_usable()
             self._session.check_connected()
+            self._session.check_writable()
             self._ledgers.seal_all()
-        self._client.close()
+        if self._is_client_ours:
+            self._client.close()
         self._session.close()
 
 
