@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.stores.bookkeeper import BookKeeperOptions
     from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
 
-JARS = Path(sys.prefix, "share", "ackstate", "bookkeeper")
+JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
 LEDGERS_ROOT = "/ledgers"
 _STARTS_WITHIN_S = 60.0
