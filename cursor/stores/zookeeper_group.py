@@ -1,4 +1,4 @@
-"""Sends many writes to a ZooKeeper cluster at the same time, so that its servers share syncs among them.
+"""Sends many writes to a cluster at the same time, so that its servers share syncs among them.
 
 Ledgers are created many in one transaction, because each creation counts up the same node. All other writes are
 transactions of their own, in a few threads.
@@ -41,7 +41,7 @@ def write_concurrently(
     created = _create_all(create_all, [each.owner for each in creations.values()])
     outcomes: dict[int, _Outcome] = dict(zip(creations, created, strict=True))
     if others:
-        with ThreadPoolExecutor(min(_THREADS_MAX, len(others)), thread_name_prefix="ackstate-zookeeper") as threads:
+        with ThreadPoolExecutor(min(_THREADS_MAX, len(others)), thread_name_prefix="ackstate-writes") as threads:
             executed = threads.map(lambda write: _outcome(store, write), others.values())
             outcomes.update(zip(others, executed, strict=True))
     return [outcomes[number] for number in range(len(writes))]
