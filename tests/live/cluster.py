@@ -22,7 +22,8 @@ _SET_UP = "org.apache.pulsar.PulsarClusterMetadataSetup"
 _BROKER = "org.apache.pulsar.PulsarBrokerStarter"
 _STANDALONE = "org.apache.pulsar.PulsarStandaloneStarter"
 _BOOKIE_SETTINGS = {
-    "allowLoopback": "true", "listeningInterface": "lo", "advertisedAddress": "127.0.0.1", "allowEphemeralPorts": "true",
+    "allowLoopback": "true", "listeningInterface": "lo", "advertisedAddress": "127.0.0.1",
+    "allowEphemeralPorts": "true",
     "journalWriteData": "true", "journalSyncData": "true", "journalPreAllocSizeMB": 4, "gcWaitTime": 600000,
     "diskUsageThreshold": 0.999, "diskUsageWarnThreshold": 0.99, "diskUsageLwmThreshold": 0.98,
     "dbStorage_writeCacheMaxSizeMb": 32, "dbStorage_readAheadCacheMaxSizeMb": 16,
@@ -144,7 +145,7 @@ class Cluster(Broker):
     def start_broker(self, **settings):
         """Start the broker, with other settings than the default ones."""
         quorum = {f"managedLedgerDefault{name}": self._quorum for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
-        store = {name: f"zk:{self.hosts}" for name in ("metadataStoreUrl", "configurationMetadataStoreUrl")}
+        store = dict.fromkeys(("metadataStoreUrl", "configurationMetadataStoreUrl"), f"zk:{self.hosts}")
         ports = {"brokerServicePort": self.service_port, "webServicePort": self.web_port}
         words = ["-c", self.directory / "broker.conf"]
         self._start_broker(_BROKER, words, _BROKER_SETTINGS | quorum | store | ports | settings)
@@ -191,7 +192,11 @@ class Standalone(Broker):
 
     def start(self, **settings):
         """Start it."""
-        own = {"brokerServicePort": self.service_port, "webServicePort": self.web_port, "useHostNameAsBookieID": "false"}
+        own = {
+            "brokerServicePort": self.service_port,
+            "webServicePort": self.web_port,
+            "useHostNameAsBookieID": "false",
+        }
         quorum = {f"managedLedgerDefault{name}": 1 for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
         words = [
             "-c", self.directory / "broker.conf", "-nfw", "-nss", "-a", "127.0.0.1",
