@@ -99,7 +99,7 @@ class ZooKeeperServer:
         """Start it without waiting; errors as of `start`, except those of the server."""
         assert self.process is None
         command = [
-            _java(),
+            java_program(),
             *("-cp", _class_path(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             *(self.MAIN, str(self.directory / "zoo.cfg")),
         ]
@@ -128,9 +128,9 @@ class ZooKeeperServer:
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after `pause`."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
+        """Continue after `pause`, if it is running."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
 
     def _end(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -148,11 +148,16 @@ class ZooKeeperServer:
             return False
 
 
-def _java() -> str:
+def java_program() -> str:
+    """Return the path of Java.
+
+    Raises:
+        LayerSkippedError: There is none.
+    """
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     if not java or not Path(java).exists():
-        raise LayerSkippedError("the ZooKeeper server needs Java: JAVA_HOME or java in PATH")
+        raise LayerSkippedError("the server needs Java: JAVA_HOME or java in PATH")
     return java
 
 

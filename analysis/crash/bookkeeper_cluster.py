@@ -1,0 +1,239 @@
+"""A private real BookKeeper cluster: ZooKeeper and bookies, each in its own process, killed and restarted at will."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, java_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JARS = Path(sys.prefix, "share", "ackstate", "bookkeeper")
+"""Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
+LEDGERS_ROOT = "/ledgers"
+_STARTS_WITHIN_S = 60.0
+_LAYOUT = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
+# Small caches and files: three bookies share a machine with the tests.
+_BOOKIE_SETTINGS = {
+    "advertisedAddress": "127.0.0.1",
+    "allowLoopback": "true",
+    "listeningInterface": "lo",
+    "journalSyncData": "true",
+    "journalWriteData": "true",
+    "journalMaxSizeMB": 64,
+    "journalPreAllocSizeMB": 4,
+    "entryLogFilePreallocationEnabled": "false",
+    "skipListSizeLimit": 16 << 20,
+    "numAddWorkerThreads": 1,
+    "numReadWorkerThreads": 1,
+    "serverNumIOThreads": 2,
+    "httpServerEnabled": "false",
+    "diskUsageThreshold": 0.999,
+    "diskUsageWarnThreshold": 0.998,
+    "diskUsageLwmThreshold": 0.997,
+}
+
+
+@contextmanager
+def running_cluster(directory: Path, *, bookie_count: int = 3) -> Iterator[BookKeeperCluster]:
+    """Start a cluster in an empty directory, and stop it at the end.
+
+    Raises:
+        LayerSkippedError: Java, BookKeeper's jars or kazoo are missing.
+    """
+    with ExitStack() as stack:
+        cluster = BookKeeperCluster(directory, bookie_count=bookie_count)
+        stack.callback(cluster.stop)
+        cluster.start()
+        yield cluster
+
+
+@final
+class BookKeeperCluster:
+    """One ZooKeeper server and some bookies, all on 127.0.0.1. Start it from the main thread, with which it ends.
+
+    Args:
+        directory: For all data, settings and logs; empty.
+        bookie_count: The number of bookies.
+
+    Raises:
+        LayerSkippedError: BookKeeper's jars are missing.
+    """
+
+    def __init__(self, directory: Path, *, bookie_count: int) -> None:
+        if not any(JARS.glob("bookkeeper-server-*.jar")):
+            raise LayerSkippedError("BookKeeper's jars are missing: run `bash .ci/setup bookkeeper`")
+        zookeeper_directory = directory / "zookeeper"
+        zookeeper_directory.mkdir()
+        self.zookeeper = ZooKeeperServer(zookeeper_directory)
+        self.bookies = [Bookie(directory / f"bookie-{number}", self.hosts) for number in range(bookie_count)]
+
+    @property
+    def hosts(self) -> str:
+        """The ZooKeeper server, as a client names it."""
+        return self.zookeeper.hosts
+
+    @property
+    def class_path(self) -> str:
+        """BookKeeper's jars, as a client names them."""
+        return f"{JARS}/*"
+
+    def start(self) -> None:
+        """Start all and wait until a client can write.
+
+        Raises:
+            LayerSkippedError: Java or kazoo is missing.
+            RuntimeError: One of them did not start; the message is its log.
+        """
+        self.zookeeper.start()
+        _format(self.hosts)
+        for bookie in self.bookies:
+            bookie.launch()
+        for bookie in self.bookies:
+            bookie.wait_until_it_answers()
+
+    def stop(self) -> None:
+        """Stop all that is running."""
+        for bookie in self.bookies:
+            bookie.kill()
+        self.zookeeper.stop()
+
+    def revive(self) -> None:
+        """Start whatever was killed, and continue whatever was paused."""
+        self.zookeeper.resume()
+        if self.zookeeper.process is None:
+            self.zookeeper.start()
+        for bookie in self.bookies:
+            bookie.resume()
+            if bookie.process is None:
+                bookie.launch()
+        for bookie in self.bookies:
+            bookie.wait_until_it_answers()
+
+
+@final
+class Bookie:
+    """One bookie on its own port and disk.
+
+    Args:
+        directory: For its data, settings and log; it is created.
+        zookeeper_hosts: The ZooKeeper server.
+    """
+
+    def __init__(self, directory: Path, zookeeper_hosts: str) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        settings = {
+            **_BOOKIE_SETTINGS,
+            "metadataServiceUri": f"zk+hierarchical://{zookeeper_hosts}{LEDGERS_ROOT}",
+            "bookiePort": self.port,
+            "zkTimeout": 2_000,
+            "journalDirectories": directory / "journal",
+            "ledgerDirectories": directory / "ledgers",
+        }
+        (directory / "bookie.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    @property
+    def name(self) -> str:
+        """The name under which the cluster knows it."""
+        return f"127.0.0.1:{self.port}"
+
+    def launch(self) -> None:
+        """Start it without waiting.
+
+        Raises:
+            LayerSkippedError: There is no Java.
+        """
+        assert self.process is None
+        command = [
+            java_program(),
+            *("-cp", f"{JARS}/*", "-Xmx128m", "-XX:MaxDirectMemorySize=128m", "-XX:TieredStopAtLevel=1"),
+            *("-XX:+UseSerialGC", "-Dlog4j2.level=WARN", "-Dlog4j2.StatusLogger.level=OFF"),
+            *("org.apache.bookkeeper.server.Main", "--conf", str(self.directory / "bookie.conf")),
+        ]
+        with (self.directory / "bookie.log").open("ab") as log:
+            self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
+                [sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_until_it_answers(self) -> None:
+        """Wait until it accepts connections.
+
+        Raises:
+            RuntimeError: It ended, or did not answer in time; the message is its log.
+        """
+        assert self.process is not None
+        deadline_s = time.monotonic() + _STARTS_WITHIN_S
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError((self.directory / "bookie.log").read_text())
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, if it is running."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(timeout=30)
+            self.process = None
+
+    def pause(self) -> None:
+        """Stop the process; it keeps its connections and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue after `pause`, if it is running."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """Remove all entries of a killed bookie, as if it had a new disk; its cookie stays, so that it can start."""
+        assert self.process is None
+        for kind in ("journal", "ledgers"):
+            current = self.directory / kind / "current"
+            cookie = (current / "VERSION").read_bytes()
+            shutil.rmtree(current)
+            current.mkdir()
+            (current / "VERSION").write_bytes(cookie)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+
+def _format(hosts: str) -> None:
+    """Create the nodes of an empty cluster, as BookKeeper's shell does in its own process."""
+    try:
+        from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise LayerSkippedError(f"BookKeeper needs kazoo: pip install 'ackstate[bookkeeper]' ({error})") from error
+    client = KazooClient(hosts)
+    client.start(timeout=_STARTS_WITHIN_S)
+    try:
+        client.create(f"{LEDGERS_ROOT}/available/readonly", b"", makepath=True)
+        client.create(f"{LEDGERS_ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
+        client.create(f"{LEDGERS_ROOT}/LAYOUT", _LAYOUT)
+    finally:
+        client.stop()
+        client.close()
