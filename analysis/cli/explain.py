@@ -44,7 +44,8 @@ def explain(
         str,
         typer.Argument(
             metavar="STORE",
-            help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, or the http:// URL of a live broker.",
+            help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, the http:// URL of a live broker, or"
+            " pulsar+zk://HOST:PORT[/TENANT[/NAMESPACE[/TOPIC]]] for a live Pulsar cluster.",
         ),
     ],
     topic: TopicOption = None,

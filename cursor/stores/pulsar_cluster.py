@@ -1,11 +1,12 @@
-"""Opens the cursors of a Pulsar cluster by the URL of its metadata: ``pip install 'ackstate[bookkeeper]'``, and Java."""
+"""Opens the cursors of a Pulsar cluster by its URL; needs ``pip install 'ackstate[bookkeeper]'`` and Java."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient, Replication
+from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+from ackstate.cursor.stores.bookkeeper_ledger import Replication
 from ackstate.cursor.stores.pulsar_layout import PulsarLayout
 from ackstate.cursor.stores.pulsar_ledgers import PulsarLedgers
 from ackstate.cursor.stores.pulsar_nodes import parse_pulsar_url

@@ -21,7 +21,8 @@ from ackstate.errors import AckStateError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient, Replication
+    from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+    from ackstate.cursor.stores.bookkeeper_ledger import Replication
     from ackstate.cursor.stores.pulsar_nodes import PulsarNodes
 
 _OWNER_PREFIX = "cursor "
