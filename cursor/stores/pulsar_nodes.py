@@ -23,6 +23,11 @@ class PulsarNodes(Protocol):
         """The metadata store, for errors."""
         ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether brokers may use it at the same time."""
+        ...
+
     def get(self, path: str) -> Versioned | None:
         """Return the value of a path and its version; None if the path does not exist."""
         ...
@@ -37,6 +42,14 @@ class PulsarNodes(Protocol):
 
     def children(self, path: str) -> list[str]:
         """Return the names one level below a path, sorted."""
+        ...
+
+    def create_ephemeral(self, path: str, data: bytes) -> bool:
+        """Create a value that lasts as long as this connection; return False if there is one already."""
+        ...
+
+    def delete_ephemeral(self, path: str) -> None:
+        """Delete a value of `create_ephemeral`; no-op if it is gone."""
         ...
 
     def close(self) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ackstate.cursor.stores.pulsar_nodes import PulsarNodes
-    from ackstate.cursor.stores.pulsar_zookeeper import PulsarZooKeeper
 
 _BROKERS = "/loadbalance/brokers"
 _EXTENSIBLE = "Extensible"
@@ -59,19 +58,24 @@ def find_owner(nodes: PulsarNodes, topic: str) -> str | None:
 
 
 @contextmanager
-def hold_topic(cluster: PulsarZooKeeper, topic: str) -> Iterator[None]:
+def hold_topic(nodes: PulsarNodes, topic: str) -> Iterator[None]:
     """Keep every broker from loading a topic, and the other topics of its bundle.
+
+    No-op for a metadata store that brokers cannot use at the same time.
 
     Raises:
         TopicOwnedError: A broker owns it.
         StoreError: The storage failed, or the brokers keep their ownership outside the metadata store.
         CorruptStateError: A node cannot be decoded.
     """
-    owner = find_owner(cluster, topic)
+    if not nodes.is_shared:
+        yield
+        return
+    owner = find_owner(nodes, topic)
     namespace = _namespace(topic)
-    path = f"/namespace/{namespace}/{_bundle(cluster, namespace, topic)}"
-    if owner is None and not cluster.session.create_ephemeral(path, json.dumps(_UNLOADING).encode()):
-        owner = find_owner(cluster, topic) or "a broker that has just come"
+    path = f"/namespace/{namespace}/{_bundle(nodes, namespace, topic)}"
+    if owner is None and not nodes.create_ephemeral(path, json.dumps(_UNLOADING).encode()):
+        owner = find_owner(nodes, topic) or "a broker that has just come"
     if owner is not None:
         raise TopicOwnedError(
             f"{topic} is owned by {owner}: unload its namespace first (pulsar-admin namespaces unload {namespace}) with"
@@ -80,7 +84,7 @@ def hold_topic(cluster: PulsarZooKeeper, topic: str) -> Iterator[None]:
     try:
         yield
     finally:
-        cluster.session.delete_ephemeral(path)
+        nodes.delete_ephemeral(path)
 
 
 def topic_hash(topic: str) -> int:

@@ -33,6 +33,8 @@ class PulsarZooKeeper:
         StoreError: No server answered in time.
     """
 
+    is_shared = True
+
     def __init__(
         self,
         hosts: str,
@@ -87,6 +89,14 @@ class PulsarZooKeeper:
     def children(self, path: str) -> list[str]:
         """See `PulsarNodes.children`."""
         return sorted(self.session.children(path) or [])
+
+    def create_ephemeral(self, path: str, data: bytes) -> bool:
+        """See `PulsarNodes.create_ephemeral`."""
+        return self.session.create_ephemeral(path, data)
+
+    def delete_ephemeral(self, path: str) -> None:
+        """See `PulsarNodes.delete_ephemeral`."""
+        self.session.delete_ephemeral(path)
 
     def close(self) -> None:
         """See `PulsarNodes.close`."""
