@@ -10,6 +10,7 @@ received, and those that the file does not have acked are given back.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def connected(service_url: str, *, token: str | None = None) -> Iterator[Any]:
     with _errors_of(service_url):
         client = pulsar.Client(
             service_url,
-            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Fatal),
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
             operation_timeout_seconds=_WAIT_MS // 1000,
             **options,
         )
