@@ -134,6 +134,17 @@ class PulsarLedgers:
             self._writers.pop(ledger_id, None)
             self._readers.pop(ledger_id, None)
 
+    def seal(self) -> None:
+        """Close the ledgers that were created here, so that their next reader need not recover them.
+
+        Nothing can be appended to them afterwards. No-op for a ledger that another client has taken over.
+        """
+        with self._lock:
+            writers, self._writers = self._writers, {}
+        for handle, _ in writers.values():
+            with suppress(StoreError):
+                self._client.close_ledger(handle).wait()
+
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`: BookKeeper's recovery, as by a broker that opens the cursor."""
         self._check_writable()

@@ -34,7 +34,7 @@ _BROKER_SETTINGS = {
     "loadBalancerEnabled": "false", "brokerDeleteInactiveTopicsEnabled": "false",
     "numIOThreads": 2, "numHttpServerThreads": 4, "managedLedgerCacheSizeMB": 64,
     "managedLedgerDefaultMarkDeleteRateLimit": 0, "managedLedgerMinLedgerRolloverTimeMinutes": 0,
-    "systemTopicEnabled": "false", "topicLevelPoliciesEnabled": "false",
+    "metadataStoreSessionTimeoutMillis": 5000, "systemTopicEnabled": "false", "topicLevelPoliciesEnabled": "false",
 }  # fmt: skip
 
 
