@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
@@ -10,6 +11,7 @@ from ackstate.cursor.stores.bookkeeper_ledger import Replication
 from ackstate.cursor.stores.pulsar_layout import PulsarLayout
 from ackstate.cursor.stores.pulsar_ledgers import PulsarLedgers
 from ackstate.cursor.stores.pulsar_nodes import parse_pulsar_url
+from ackstate.cursor.stores.pulsar_rocksdb import PulsarRocksDb, SealedLedgers
 from ackstate.cursor.stores.pulsar_zookeeper import PulsarZooKeeper
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         StoreError: A server does not answer, or a package, Java or its classes are missing.
     """
     parts = parse_pulsar_url(url)
+    if parts.scheme == "rocksdb:":
+        database = PulsarRocksDb(
+            Path(parts.place), class_path=class_path, call_timeout_s=call_timeout_s, only_reads=only_reads
+        )
+        return PulsarLayout(database, SealedLedgers(database))
     with ExitStack() as opened:
         nodes = PulsarZooKeeper(
             parts.place, call_timeout_s=call_timeout_s, client_options=client_options, only_reads=only_reads

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.journal.journal import ROOT
-from ackstate.cursor.store import Store, StoreError, check_path
+from ackstate.cursor.store import Store, StoreError, UnknownSizeError, check_path
 from ackstate.cursor.stores.pulsar_message_log import PulsarMessageLog, read_message_log
 from ackstate.cursor.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted, topic_of
 
@@ -126,7 +126,7 @@ class PulsarLayout:
         return self._metadata
 
     def find_message_log(self, topic: str) -> PulsarMessageLog | None:
-        """Return the message log of a topic as it is now; None if there is no such topic.
+        """Return the message log of a topic as it is now; None if there is no such topic, or its size is not known.
 
         Raises:
             ValueError: The topic is not ``persistent://TENANT/NAMESPACE/TOPIC``.
@@ -136,7 +136,10 @@ class PulsarLayout:
         found = self.nodes.get(f"{ROOT}/{managed_ledger_name(topic)}")
         if found is None:
             return None
-        return read_message_log(found.data, self._ledgers, topic=topic)
+        try:
+            return read_message_log(found.data, self._ledgers, topic=topic)
+        except UnknownSizeError:
+            return None
 
     def close(self) -> None:
         """See `Store.close`."""

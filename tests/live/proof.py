@@ -16,9 +16,16 @@ from live.handovers import Handovers
 from live.inspection import Inspection
 from live.java_process import JARS
 from live.opening import JARS_VARIABLE, OpensOurs
+from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
 
-_PARTS = {"opening": OpensOurs, "handovers": Handovers, "inspection": Inspection, "transfer": Transfer}
+_PARTS = {
+    "opening": OpensOurs,
+    "handovers": Handovers,
+    "inspection": Inspection,
+    "transfer": Transfer,
+    "standalone": StandaloneMetadata,
+}
 
 
 def main(page, names):

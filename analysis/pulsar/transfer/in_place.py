@@ -69,7 +69,9 @@ def import_in_place(
     with hold_topic(cluster.nodes, topic):
         log = cluster.find_message_log(topic)
         if log is None:
-            raise AckStateError(f"{cluster.nodes.name} has no topic {topic}; nothing was changed")
+            raise AckStateError(
+                f"{cluster.nodes.name} has no topic {topic}, or its size is unknown; nothing was changed"
+            )
         state = fitted(cursor, log.ledgers)
         check_fingerprints(cursor, log.ledgers, cluster.ledgers)
         opened = ManagedCursor.open(
