@@ -92,13 +92,14 @@ class OpensOurs:
         self.opens = Section(
             "The broker opens what we wrote",
             "`ManagedCursor` creates the cursors in place, in Pulsar's layout, while no broker owns the topics. Then"
-            " the broker loads them: its `internalStats` are compared with the bytes that we wrote, and the messages that a"
-            " consumer receives with the messages that these bytes leave unacked.",
+            " the broker loads them: its `internalStats` are compared with the bytes that we wrote, and the messages"
+            " that a consumer receives with the messages that these bytes leave unacked.",
         )
         self.reads = Section(
             "We open what the broker wrote",
             "A client acks more messages of each subscription. Then the broker unloads the topics, so that it writes"
-            " its cursors, and we read each of them: the unacked messages must be those that neither of the two has acked.",
+            " its cursors, and we read each of them: the unacked messages must be those that neither of the two has"
+            " acked.",
         )
 
     def run(self):

@@ -16,6 +16,7 @@ from live.handovers import Handovers
 from live.inspection import Inspection
 from live.java_process import JARS
 from live.opening import JARS_VARIABLE, OpensOurs
+from live.page import write_page
 from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
 
@@ -42,6 +43,7 @@ def main(page, names):
                 print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
         finally:
             cluster.stop()
+    write_page(page, sections, release=(JARS / ".stamp").read_text().strip())
     for section in sections:
         print(section.title, section.counts, len(section.wrong), "wrong", flush=True)
     return 1 if any(section.wrong for section in sections) else 0

@@ -36,6 +36,7 @@ class Transfer:
     def run(self):
         """Run it."""
         with TemporaryDirectory() as directory:
+            self._cluster.admin("persistent/public/default/move-partitioned/partitions", method="PUT", body=2)
             for topic, batch in (("move", 0), ("move-batched", _BATCH), ("move-partitioned-partition-1", 0)):
                 self._move(Path(directory), topic, batch)
             self._refusals(Path(directory))
@@ -49,6 +50,8 @@ class Transfer:
         self.section.compare("exports of one cursor", len(found["cursors"]), 1, where=topic)
         for copy in ("by-client", "by-client"):
             ackstate_json("pulsar", "import", file, self._cluster.service_url, "--as", copy)
+        # Before the topic is unloaded: 4.2.4 then forgets which messages of a batch are acked.
+        self._received(topic, "by-client", "messages received of a clone through the broker", expected)
         status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", "in-place", "--bookies", 1)
         self.section.compare(
             "imports in place refused while a broker owns", (status, "is owned by" in errors), (2, True)
@@ -56,7 +59,6 @@ class Transfer:
         self._import_in_place(topic, file, "--as", "in-place")
         again = self._import_in_place(topic, file, "--as", "in-place")
         self.section.compare("repeated imports that ack nothing", again["newly_acked"], 0, where=topic)
-        self._received(topic, "by-client", "messages received of a clone through the broker", expected)
         self._received(topic, "in-place", "messages received of a clone in place", expected)
         self._cluster.admin(f"persistent/public/default/{topic}/subscription/s?force=true", method="DELETE")
         again = self._import_in_place(topic, file)
