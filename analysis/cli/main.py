@@ -163,7 +163,7 @@ _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real 
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
 _pulsar.command("export", short_help="Write the ack states of a topic to a file.")(export)
-_pulsar.command("import", short_help="Ack what such a file has acked.")(import_)
+_pulsar.command("import", short_help="Apply the acks of such a file.")(import_)
 app.add_typer(_pulsar, name="pulsar", short_help="Redelivery and ack states of Pulsar brokers.")
 
 _trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)

@@ -40,8 +40,8 @@ def export(
 ) -> None:
     """Write the ack states of a topic's subscriptions to a file. Change nothing in the cluster.
 
-    Of a partitioned topic all partitions are exported. The states are what a
-    broker would recover now: acks that it has not persisted are not in them.
+    All partitions of a partitioned topic are exported. Acks that a broker has
+    not persisted are not in the file.
 
     Exit status: 0, 2 if the cluster or a cursor cannot be read.
     """
@@ -86,7 +86,7 @@ def import_(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Ack what a file of pulsar export has acked. Acks that a subscription already has are kept.
+    """Apply the acks of a file of pulsar export. Acks that a subscription already has are kept.
 
     Through a live broker the acks are sent by an ordinary client. The
     subscription must have no consumers meanwhile, and properties are not

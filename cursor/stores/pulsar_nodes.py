@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Versioned
 
 SCHEMES = {"pulsar+zk://": "zk:", "zk:": "zk:", "pulsar+rocksdb:": "rocksdb:", "rocksdb:": "rocksdb:"}
-"""How a URL may begin, and what that stands for in Pulsar's ``metadataStoreUrl``."""
+"""The beginning of a URL -> the scheme in Pulsar's ``metadataStoreUrl``."""
 
 _OTHERS = {"etcd:": "etcd", "oxia:": "Oxia", "memory:": "the memory of a broker"}
 

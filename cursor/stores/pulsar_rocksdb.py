@@ -58,7 +58,7 @@ class RocksDbValue:
     """A value of the database.
 
     Attributes:
-        data: What Pulsar stored.
+        data: The value that Pulsar stored.
         version: Counts the changes of the value, from 0.
         owner: The process that an ephemeral value belongs to.
         created_ms: When it was created, in milliseconds since 1970.

@@ -1,7 +1,7 @@
 """Hosts RocksDB's Java library: the child process of `ackstate.cursor.stores.pulsar_rocksdb`.
 
 python -P -m ackstate.cursor.stores.pulsar_rocksdb_worker SOCKET, the number of an open socket. It is the release of
-RocksDB that Pulsar uses, so that Pulsar can read what is written. The process ends when the requests end.
+RocksDB that Pulsar uses, so that Pulsar can read the files. The process ends when the requests end.
 """
 
 from __future__ import annotations

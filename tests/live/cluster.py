@@ -39,7 +39,7 @@ _BROKER_SETTINGS = {
 
 
 class Broker:
-    """What both kinds of cluster have: a broker with its admin interface.
+    """A broker with its admin interface, of either kind of cluster.
 
     Attributes:
         service_url: For clients.
@@ -117,7 +117,7 @@ class Cluster(Broker):
 
     Args:
         directory: For everything that it writes.
-        bookie_count: How many bookies it has; each entry is written to so many of them, at most 2.
+        bookie_count: How many bookies it has; each entry is written to at most 2 of them.
     """
 
     def __init__(self, directory, *, bookie_count=1):

@@ -1,4 +1,4 @@
-"""Counts what was compared with a real broker, and how much of it agreed."""
+"""Counts comparisons with a real broker, and how many of them agreed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Section:
 
     Attributes:
         title: Its heading.
-        says: What was done, in a paragraph.
-        counts: What was compared -> how often it agreed, and how often it was compared.
-        wrong: What did not agree, in words.
+        says: A paragraph about the procedure.
+        counts: Name of a comparison -> how often it agreed, and how often it was made.
+        wrong: The comparisons that did not agree, in words.
         notes: Remarks, one a line.
     """
 
@@ -30,7 +30,7 @@ class Section:
         if found == expected:
             counted[0] += 1
             return True
-        self.wrong.append(f"{where}: {what}: found {_short(found)}, expected {_short(expected)}")
+        self.wrong.append(f"{where}: {what}: {_short(found)} instead of {_short(expected)}")
         print(f"WRONG {self.wrong[-1]}", flush=True)
         return False
 

@@ -49,7 +49,7 @@ def place_of(message):
 
 
 def receive(consumer, expected_count, *, quiet_ms=400):
-    """Return the messages that come until so many have come, and then nothing for a while."""
+    """Return the messages of a consumer, until the expected number have come and none follows for a while."""
     found = []
     while True:
         try:

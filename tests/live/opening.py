@@ -1,4 +1,4 @@
-"""A broker opens states that we wrote in place, and we open what the broker made of them."""
+"""A broker opens states that we wrote in place, and we open the states that the broker wrote."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ class OpensOurs:
         self._written = {}  # (topic, subscription) -> mark-delete, deleted, batch, in_record
         self._unacked = {}  # (topic, subscription) -> numbers that no one has acked
         self.opens = Section(
-            "The broker opens what we wrote",
+            "The broker opens our states",
             "`ManagedCursor` creates the cursors in place, in Pulsar's layout, while no broker owns the topics. Then"
             " the broker loads them: its `internalStats` are compared with the bytes that we wrote, and the messages"
             " that a consumer receives with the messages that these bytes leave unacked.",
         )
         self.reads = Section(
-            "We open what the broker wrote",
+            "We open the states of the broker",
             "A client acks more messages of each subscription. Then the broker unloads the topics, so that it writes"
             " its cursors, and we read each of them: the unacked messages must be those that neither of the two has"
             " acked.",

@@ -1,4 +1,4 @@
-"""Writes docs/pulsar-live.md from what was compared with real brokers."""
+"""Writes docs/pulsar-live.md from comparisons with real brokers."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def _section(section):
     lines = [f"\n## {section.title}\n", *_wrapped(section.says), "", "| compared | agree |", "|---|---:|"]
     lines += [f"| {what} | {good:,} of {total:,} |" for what, (good, total) in section.counts.items()]
     lines += [f"\n{note}" for note in section.notes]
-    lines += (
-        ["", "What does not agree:", "", *(f"- {_escaped(each)}" for each in section.wrong)] if section.wrong else []
-    )
+    lines += ["", "Differences:", "", *(f"- {_escaped(each)}" for each in section.wrong)] if section.wrong else []
     return "\n".join(lines) + "\n"
 
 

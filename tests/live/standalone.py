@@ -29,8 +29,8 @@ class StandaloneMetadata:
         self.section = Section(
             "A standalone broker's RocksDB",
             "A standalone broker unloads a topic and is stopped. `inspect` reads the cursor from its metadata"
-            " directory, and `ManagedCursor` opens it in place, acks, and closes it; then the broker is started and must know"
-            " every ack and no other. While the broker runs its database is refused.",
+            " directory, and `ManagedCursor` opens it in place, acks, and closes it; then the broker is started and"
+            " must know every ack and no other. While the broker runs its database is refused.",
         )
 
     def run(self):

@@ -1,4 +1,4 @@
-"""Export and import both ways, and what is refused."""
+"""Export and import both ways, and their refusals."""
 
 from __future__ import annotations
 

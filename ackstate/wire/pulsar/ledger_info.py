@@ -1,6 +1,6 @@
 """Reads a topic's record in the metadata store: the ledgers of its message log.
 
-Only what a reader needs is decoded; unknown fields are skipped.
+Only the fields that a reader needs are decoded.
 
 Source: ``MLDataFormats.proto`` (``ManagedLedgerInfo``), ``ManagedLedgerImpl`` of Apache Pulsar.
 """

@@ -26,7 +26,7 @@ _PUBLISH_TIME, _BATCH_SIZE, _DELIVER_AT = 3, 11, 19
 
 
 class MessageTimes(NamedTuple):
-    """What the metadata of an entry contains.
+    """Fields of an entry's metadata.
 
     Attributes:
         publish_time_ms: When its producer published it, in milliseconds since 1970.

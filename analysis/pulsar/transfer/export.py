@@ -30,7 +30,7 @@ _FINGERPRINTS_MAX = 100
 def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequence[str] = ()) -> list[ExportedCursor]:
     """Return the cursors of a topic, of each partition if it has some, by topic and subscription.
 
-    A state is what a broker would recover now: acks that the broker has not persisted yet are not in it.
+    Acks that the broker has not persisted yet are not in a state.
 
     Args:
         cluster: Where.

@@ -23,7 +23,7 @@ _COUNT_MAX = 2**31
 
 @dataclass(frozen=True, slots=True)
 class ImportedCursor:
-    """What an import did to one cursor.
+    """The outcome of an import for one cursor.
 
     Attributes:
         topic: Its topic.
@@ -33,7 +33,7 @@ class ImportedCursor:
         mark_delete: Its mark-delete position, if it is known.
         range_count: Its individually deleted ranges, if they are known.
         batch_count: How many partly acked batches of the file it now has.
-        remarks: What was not imported.
+        remarks: Parts of the file that were not imported.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Imports ack states through a live broker, with Pulsar's ordinary client: the client acks what the file has acked.
+"""Imports ack states through a live broker, with Pulsar's ordinary client: the client repeats the acks of the file.
 
 The subscription must have no consumers meanwhile. It is created if it does not exist. Everything may be repeated: acks
 of acked messages change nothing, so an import that was interrupted is resumed by running it again.
