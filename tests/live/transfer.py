@@ -54,7 +54,7 @@ class Transfer:
         self._received(topic, "by-client", "messages received of a clone through the broker", expected)
         status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", "in-place", "--bookies", 1)
         self.section.compare(
-            "imports in place refused while a broker owns", (status, "is owned by" in errors), (2, True)
+            "imports in place refused while a broker owns", (status, "is owned by" in errors), (2, True), where=errors
         )
         self._import_in_place(topic, file, "--as", "in-place")
         again = self._import_in_place(topic, file, "--as", "in-place")

@@ -178,6 +178,8 @@ def test_the_record_of_a_topic_names_its_ledgers():
     record = closed[:1] + bytes([len(closed) - 2]) + closed[2:] + offloaded + open_one
     expected = (MessageLedger(3, 50), MessageLedger(5, 2, is_offloaded=True), MessageLedger(9, 0))
     assert decode_ledger_info(record) == expected
+    still_there = b"\x0a\x08\x08\x05\x10\x02\x2a\x02\x18\x01"
+    assert decode_ledger_info(still_there) == (MessageLedger(5, 2),)
     padded = record + b"\x1a\x7e" + b"\x0a\x7c" + b"x" * 124
     assert decode_ledger_info(compress(padded, Compression.ZLIB)) == expected
     for damaged in (record[:-1], record + b"\x0a", open_one + closed, b"\x0a\x00", b"\x0a\x02\x08\xff", b"\x0b"):

@@ -238,8 +238,9 @@ def test_an_export_names_what_there_is(nodes):
     nodes.set(f"{NODE}p-partition-10", nodes.get(NODE).data)
     nodes.set(f"{NODE}p-partition-2/s", nodes.get(f"{NODE}/s").data)
     nodes.set(f"{NODE}p-partition-2", nodes.get(NODE).data)
-    (cursor,) = exported_cursors(store, f"{TOPIC}p")
-    assert cursor.topic == f"{TOPIC}p-partition-2"
+    nodes.set(f"{NODE}p-partition-10/s", nodes.get(f"{NODE}/s").data)
+    found = exported_cursors(store, f"{TOPIC}p")
+    assert [each.topic for each in found] == [f"{TOPIC}p-partition-2", f"{TOPIC}p-partition-10"]
 
 
 def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
