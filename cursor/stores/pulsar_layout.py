@@ -2,8 +2,8 @@
 
 Open a cursor with ``CursorConfig(format=Format.PULSAR)``, and only while no broker owns the topic
 (`ackstate.cursor.stores.pulsar_ownership`). Every change of a cursor's record is a compare-and-set on the node that the
-broker also compares, and a cursor ledger is taken over by BookKeeper's recovery, as brokers do. So an owner that has
-missed a handover can write no longer.
+broker also compares, and a cursor ledger is taken over by BookKeeper's recovery, as brokers do. So a former owner can
+write no longer once the new one has opened the cursor ledger, or has written the record.
 
 The metadata is in ZooKeeper, or in the RocksDB of a standalone broker that is down. The ledgers are in BookKeeper.
 """

@@ -34,8 +34,8 @@ class Handovers:
             f"A broker and `ManagedCursor` own one cursor in turn, {_TURNS} times each, and each acks some messages."
             " The broker gives the topic up because it is unloaded, stopped, or killed with SIGKILL; `ManagedCursor`"
             " closes the cursor, or leaves it as a killed process does. After each handover the new owner must know"
-            " every ack and no other. A cursor object that was left open acks and persists once more after the broker has"
-            " the cursor: it must be refused.",
+            " every ack and no other. A cursor object that was left open acks and persists once more after the broker"
+            " has the cursor: it must be refused.",
         )
 
     def run(self):
