@@ -56,10 +56,6 @@ class LedgerNotFoundError(StoreError):
     """There is no such ledger, or no such entry in it; nothing was changed."""
 
 
-class UnknownSizeError(StoreError):
-    """The size of a ledger is not known without the servers that store it."""
-
-
 class VersionMismatchError(StoreError):
     """The metadata value is not at the expected version; nothing was changed."""
 

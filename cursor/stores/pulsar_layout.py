@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.journal.journal import ROOT
-from ackstate.cursor.store import Store, StoreError, UnknownSizeError, check_path
-from ackstate.cursor.stores.pulsar_message_log import PulsarMessageLog, read_message_log
+from ackstate.cursor.store import Store, StoreError, check_path
+from ackstate.cursor.stores.pulsar_message_log import PulsarMessageLog, UnknownSizeError, read_message_log
 from ackstate.cursor.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted, topic_of
 
 if TYPE_CHECKING:

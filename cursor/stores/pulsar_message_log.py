@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import LedgerNotFoundError
+from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.cursor.topic.message import Message
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import LedgerStore
     from ackstate.position import Position
     from ackstate.wire.pulsar.ledger_info import MessageLedger
+
+
+class UnknownSizeError(StoreError):
+    """The size of a ledger is not known without the servers that store it."""
 
 
 @final
@@ -69,6 +73,7 @@ def read_message_log(data: bytes, store: LedgerStore | None, *, topic: str) -> P
 
     Raises:
         CorruptStateError: The record cannot be decoded, or names no ledger.
+        UnknownSizeError: The last ledger is open, and its servers are down.
         StoreError: The storage failed.
     """
     found = decode_ledger_info(data)

@@ -27,13 +27,13 @@ from ackstate.cursor.store import (
     LedgerNotFoundError,
     StoreError,
     StoreLockedError,
-    UnknownSizeError,
     Versioned,
     VersionMismatchError,
     check_owner,
 )
 from ackstate.cursor.stores.bookkeeper_class_path import find_jars
 from ackstate.cursor.stores.bookkeeper_frames import FrameReader, frame
+from ackstate.cursor.stores.pulsar_message_log import UnknownSizeError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.loose_fields import loose_fields
 from ackstate.wire.pulsar.strict_fields import read_varint
@@ -268,7 +268,7 @@ class SealedLedgers:
 
         Raises:
             LedgerNotFoundError: There is no such ledger.
-            StoreError: It was not closed, so that only its bookies know.
+            UnknownSizeError: It was not closed, so that only its bookies know.
         """
         path = ledger_path(ledger_id)
         found = self._nodes.get(path)

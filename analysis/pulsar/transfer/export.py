@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
 
 _FINGERPRINTS_MAX = 100
+_OWN_CURSORS = ("__compaction", "pulsar.dedup")
+_REPLICATORS = "pulsar.repl."
 
 
 def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequence[str] = ()) -> list[ExportedCursor]:
@@ -35,7 +37,8 @@ def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequen
     Args:
         cluster: Where.
         topic: ``persistent://TENANT/NAMESPACE/TOPIC``.
-        subscriptions: Only these; all if empty.
+        subscriptions: Only these; if empty, all but those of the brokers themselves: compaction, replication,
+            deduplication.
 
     Raises:
         AckStateError: There is no such topic or subscription, or a cursor cannot be read.
@@ -72,7 +75,8 @@ def topics_of(cluster: PulsarLayout, topic: str) -> list[str]:
 def _cursors(cluster: PulsarLayout, topic: str, subscriptions: Sequence[str]) -> Iterator[ExportedCursor]:
     for path in sorted(subscription_paths(cluster, topic)):
         name = subscription_name(path)
-        if subscriptions and name not in subscriptions:
+        is_of_broker = name in _OWN_CURSORS or name.startswith(_REPLICATORS)
+        if (name not in subscriptions) if subscriptions else is_of_broker:
             continue
         log = cluster.find_message_log(topic)
         if log is None:

@@ -230,6 +230,14 @@ def test_an_import_into_an_owned_or_another_topic_changes_nothing(nodes):
 def test_an_export_names_what_there_is(nodes):
     exported(nodes)
     store = layout_of(nodes)
+    for own in ("__compaction", "pulsar.dedup", "pulsar.repl.east"):
+        nodes.set(f"{NODE}/{own}", nodes.get(f"{NODE}/s").data)
+    assert [each.subscription for each in exported_cursors(store, TOPIC)] == ["s"]
+    assert [each.subscription for each in exported_cursors(store, TOPIC, subscriptions=["pulsar.dedup"])] == [
+        "pulsar.dedup"
+    ]
+    for own in ("__compaction", "pulsar.dedup", "pulsar.repl.east"):
+        nodes.delete(f"{NODE}/{own}", expected_version=nodes.get(f"{NODE}/{own}").version)
     with pytest.raises(AckStateError, match="has no subscription 'x'; its subscriptions are: 's'"):
         exported_cursors(store, TOPIC, subscriptions=["x"])
     with pytest.raises(AckStateError, match="has no topic persistent://public/default/none"):
