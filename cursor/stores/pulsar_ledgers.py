@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError, check_owner
+from ackstate.cursor.stores.bookkeeper_errors import BookKeeperError
 from ackstate.cursor.stores.pulsar_names import pulsar_path
 from ackstate.errors import AckStateError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
-    from ackstate.cursor.stores.bookkeeper_ledger import Replication
+    from ackstate.cursor.stores.bookkeeper_ledger import LedgerMetadata, Replication
     from ackstate.cursor.stores.pulsar_nodes import PulsarNodes
 
 _OWNER_PREFIX = "cursor "
@@ -122,7 +123,7 @@ class PulsarLedgers:
         with self._lock:
             if ledger_id in self._writers:
                 return self._writers[ledger_id][1]
-        return last_readable(self._client, self._reader(ledger_id))
+        return _last_readable(self._client, ledger_id, self._reader(ledger_id))
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
@@ -222,13 +223,26 @@ def cursor_metadata(owner: str) -> dict[str, bytes] | None:
     }
 
 
-def last_readable(client: BookKeeperClient, handle: int) -> int:
+def _last_readable(client: BookKeeperClient, ledger_id: int, handle: int) -> int:
     """Return the last entry of a ledger that can be read, confirmed or not; -1 if there is none."""
+    found = client.metadata(ledger_id).wait()
+    if found.last_entry_id is not None:
+        return found.last_entry_id
     last = client.last_confirmed(handle).wait()
     for _ in range(_UNCONFIRMED_MAX):
         try:
             client.read_unconfirmed(handle, last + 1, last + 2).wait()
         except LedgerNotFoundError:
             break
+        except BookKeeperError:
+            if not _would_be_read(client, found):
+                raise
+            break
         last += 1
     return last
+
+
+def _would_be_read(client: BookKeeperClient, ledger: LedgerMetadata) -> bool:
+    """Tell whether an acknowledged entry would be on a bookie that answers, although others do not."""
+    ensemble = ledger.ensembles[max(ledger.ensembles)]
+    return len(set(client.missing_bookies().wait()) & set(ensemble)) < ledger.ack_quorum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import closing
 
@@ -10,6 +11,7 @@ from kazoo.client import KazooClient
 from ackstate import Position
 from live.command import ackstate, ackstate_json
 from live.findings import Section
+from live.java_process import listens
 from live.messages import client_of, publish, receive, subscribe
 
 _TOPICS = {"inspect-a": (400, 2), "inspect-b": (600, 3), "inspect-c": (300, 7)}  # messages, and which are not acked
@@ -45,6 +47,7 @@ class Inspection:
             self.section.compare("exit statuses of fsck", (status, errors), (0, ""))
             self.section.compare("versions of all nodes before and after", self._versions(), before)
             self._compare(inspected, explained, stats)
+            self._without_a_bookie(url, stats)
             self._continue(consumers, stats)
         return [self.section]
 
@@ -84,6 +87,20 @@ class Inspection:
                 first = _first_unacked(found)
                 compare("messages that hold back the mark-delete", reasons["holes"][0]["first"], first, where=where)
                 compare("ages of that message that are known", reasons["holes"][0]["age_ms"] > 0, True, where=where)
+
+    def _without_a_bookie(self, url, stats):
+        """Inspect once more while one bookie is dead."""
+        if len(self._cluster.bookies) < 3:
+            return
+        bookie, port = self._cluster.bookies[0]
+        bookie.end(signal.SIGKILL)
+        for topic in _TOPICS:
+            for cursor in ackstate_json("inspect", f"{url}/public/default/{topic}")["cursors"]:
+                found, where = stats[topic][cursor["subscription"]], f"{topic}, {cursor['subscription']}"
+                shown = (cursor["mark_delete"], cursor["range_count"])
+                theirs = (found["markDeletePosition"], found["totalNonContiguousDeletedMessagesRange"])
+                self.section.compare("states read while one of three bookies is dead", shown, theirs, where=where)
+        bookie.start(lambda: listens(port))
 
     def _continue(self, consumers, stats):
         """Let the broker append to its cursor ledgers once more."""

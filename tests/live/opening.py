@@ -12,7 +12,6 @@ from ackstate.cursor import ManagedCursor
 from ackstate.cursor.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import Recovery
-from ackstate.cursor.stores.bookkeeper_ledger import Replication
 from ackstate.cursor.stores.pulsar_cluster import open_cluster
 from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError, hold_topic
 from ackstate.cursor.topic_name import persistence_name
@@ -28,8 +27,8 @@ BATCH = 10
 
 
 def opened(cluster, *, only_reads=False):
-    """Open the cluster's cursors, with cursor ledgers on one bookie."""
-    return open_cluster(f"pulsar+zk://{cluster.hosts}", only_reads=only_reads, replication=Replication(1, 1, 1))
+    """Open the cluster's cursors."""
+    return open_cluster(f"pulsar+zk://{cluster.hosts}", only_reads=only_reads)
 
 
 def full_name(topic):

@@ -34,7 +34,7 @@ def main(page, names):
     os.environ[JARS_VARIABLE] = str(JARS)
     sections = []
     with tempfile.TemporaryDirectory(prefix="ackstate-live-") as directory:
-        cluster = Cluster(Path(directory))
+        cluster = Cluster(Path(directory), bookie_count=3)
         try:
             cluster.start()
             for name in names or _PARTS:

@@ -52,7 +52,7 @@ class Transfer:
             ackstate_json("pulsar", "import", file, self._cluster.service_url, "--as", copy)
         # Before the topic is unloaded: 4.2.4 then forgets which messages of a batch are acked.
         self._received(topic, "by-client", "messages received of a clone through the broker", expected)
-        status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", "in-place", "--bookies", 1)
+        status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", "in-place")
         self.section.compare(
             "imports in place refused while a broker owns", (status, "is owned by" in errors), (2, True), where=errors
         )
@@ -90,7 +90,7 @@ class Transfer:
         """Import once the broker has given the topic up."""
         self._cluster.unload_namespace()
         for _ in range(60):
-            status, output, errors = ackstate("pulsar", "import", file, self._url, "--bookies", 1, *options, "--json")
+            status, output, errors = ackstate("pulsar", "import", file, self._url, *options, "--json")
             if status == 0:
                 return json.loads(output)["cursors"][0]
             assert "is owned by" in errors, errors
