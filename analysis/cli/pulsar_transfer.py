@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.admin_access import read_token
+from ackstate.analysis.cli.admin_access import check_extra, read_token
 from ackstate.analysis.cli.options import JsonOption, path_argument
 from ackstate.analysis.cli.store import opened_cluster
 from ackstate.analysis.cli.tables import new_table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
 
 _SERVICES = ("pulsar://", "pulsar+ssl://")
+_TIMEOUT_S = 60.0
 
 
 def export(
@@ -84,6 +86,9 @@ def import_(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With pulsar://: a file that holds the broker's token.")
     ] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="URL", help="With pulsar://: the broker's admin URL, to check its cursors.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Apply the acks of a file of pulsar export. Acks that a subscription already has are kept.
@@ -96,8 +101,9 @@ def import_(
     A topic that is not the exported one is refused, by its messages. A missing
     subscription is created. An interrupted import may be repeated.
 
-    Exit status: 0, 2 if something was refused; then the earlier cursors of the
-    file have been imported.
+    Exit status: 0, 1 if --check finds that acks did not reach the broker, 2 if
+    something was refused; then the earlier cursors of the file have been
+    imported.
     """
     from ackstate.analysis.pulsar.transfer.ack_state_file import read_ack_states
 
@@ -112,29 +118,43 @@ def import_(
     if url.startswith(_SERVICES):
         if bookies is not None:
             raise typer.BadParameter("--bookies is for pulsar+zk:// alone: a broker has its own setting")
-        imported = _through_broker(url, chosen, as_subscription, token=read_token(token_file))
+        imported = _through_broker(url, chosen, as_subscription, token=read_token(token_file), check=check)
     else:
-        if token_file is not None:
-            raise typer.BadParameter("--token-file is for pulsar:// alone")
+        if token_file is not None or check is not None:
+            raise typer.BadParameter(f"{'--check' if token_file is None else '--token-file'} is for pulsar:// alone")
         imported = _in_place(url, chosen, as_subscription, bookies=bookies)
     if json:
         console.write_json({"cursors": [_imported_json(each) for each in imported]})
-        return
-    console.show(_imported_table(imported))
-    remarks = [f"{each.topic}, {each.subscription}: {text}" for each in imported for text in each.remarks]
-    console.show(*map(printable, remarks), counted(len(imported), "cursor"))
+    else:
+        console.show(_imported_table(imported))
+        remarks = [f"{each.topic}, {each.subscription}: {text}" for each in imported for text in each.remarks]
+        console.show(*map(printable, remarks), counted(len(imported), "cursor"))
+    if any(each.missing_acks for each in imported):
+        raise typer.Exit(1)
 
 
 def _through_broker(
-    url: str, cursors: Sequence[ExportedCursor], name: str | None, *, token: str | None
+    url: str, cursors: Sequence[ExportedCursor], name: str | None, *, token: str, check: str | None
 ) -> list[ImportedCursor]:
     from ackstate.analysis.pulsar.transfer.through_broker import connected, import_through_broker
 
     with connected(url, token=token) as client:
-        return [
+        imported = [
             import_through_broker(client, each, topic=each.topic, subscription=name or each.subscription)
             for each in cursors
         ]
+    return imported if check is None else _checked(check, cursors, imported, token=token)
+
+
+def _checked(
+    url: str, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor], *, token: str
+) -> list[ImportedCursor]:
+    check_extra()
+    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.transfer.broker_check import checked
+
+    with PulsarAdmin(AdminServer(url, token, _TIMEOUT_S)) as admin:
+        return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
 
 
 def _in_place(
@@ -207,6 +227,7 @@ def _imported_json(cursor: ImportedCursor) -> dict[str, Any]:
         "mark_delete": None if cursor.mark_delete is None else str(cursor.mark_delete),
         "range_count": cursor.range_count,
         "batch_count": cursor.batch_count,
+        "missing_acks": cursor.missing_acks,
         "remarks": list(cursor.remarks),
     }
 

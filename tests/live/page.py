@@ -10,9 +10,9 @@ from ackstate.analysis.atomic_write import write_atomically
 _HEAD = """# A real Pulsar broker and ackstate
 
 `make live` starts a real Apache Pulsar {release} cluster from the jars of Maven Central: a ZooKeeper server, three
-bookies and a broker, each in a process of its own on the loopback address, and a standalone broker. It compares the broker with
-this library, and writes this page. It needs Maven, Java 17, about 250 MB for the jars, 3 GB of memory, and some
-minutes. It ends every process that it starts.
+bookies and a broker, each in a process of its own on the loopback address, and a standalone broker. It compares the
+broker with this library, and writes this page. It needs Maven, Java 17, about 250 MB for the jars, 3 GB of memory, and
+some minutes. It ends every process that it starts.
 
 {compared:,} comparisons, {agreed:,} of which agree.
 

@@ -49,7 +49,9 @@ class Transfer:
         found = ackstate_json("pulsar", "export", self._url, name, file, "--subscription", "s")
         self.section.compare("exports of one cursor", len(found["cursors"]), 1, where=topic)
         for copy in ("by-client", "by-client"):
-            ackstate_json("pulsar", "import", file, self._cluster.service_url, "--as", copy)
+            words = (file, self._cluster.service_url, "--as", copy, "--check", self._cluster.web_url)
+            (imported,) = ackstate_json("pulsar", "import", *words)["cursors"]
+            self.section.compare("imports through the broker without a missing ack", imported["missing_acks"], 0)
         # Before the topic is unloaded: 4.2.4 then forgets which messages of a batch are acked.
         self._received(topic, "by-client", "messages received of a clone through the broker", expected)
         status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", "in-place")

@@ -34,6 +34,7 @@ class ImportedCursor:
         range_count: Its individually deleted ranges, if they are known.
         batch_count: How many partly acked batches of the file it now has.
         remarks: Parts of the file that were not imported.
+        missing_acks: How many acks of the file it does not have; None if that was not checked.
     """
 
     topic: str
@@ -44,6 +45,7 @@ class ImportedCursor:
     range_count: int | None
     batch_count: int
     remarks: tuple[str, ...] = ()
+    missing_acks: int | None = None
 
 
 def import_in_place(

@@ -39,13 +39,13 @@ def connected(service_url: str, *, token: str | None = None) -> Iterator[Any]:
 
     Args:
         service_url: ``pulsar://HOST:PORT`` or ``pulsar+ssl://HOST:PORT``.
-        token: The token to authenticate with, if any.
+        token: The token to authenticate with; empty or None for none.
 
     Raises:
         AckStateError: The client's package is missing.
     """
     pulsar = _package()
-    options = {} if token is None else {"authentication": pulsar.AuthenticationToken(token)}
+    options = {} if not token else {"authentication": pulsar.AuthenticationToken(token)}
     with _errors_of(service_url):
         client = pulsar.Client(
             service_url,

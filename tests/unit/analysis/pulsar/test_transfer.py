@@ -21,9 +21,10 @@ from ackstate.analysis.pulsar.transfer.ack_state_file import (
     read_ack_states,
     write_ack_states,
 )
+from ackstate.analysis.pulsar.transfer.broker_check import checked
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, check_fingerprints, fitted
-from ackstate.analysis.pulsar.transfer.in_place import import_in_place
+from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor, import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.journal.format import CursorState
 from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError
@@ -227,6 +228,40 @@ def test_an_import_into_an_owned_or_another_topic_changes_nothing(nodes):
     assert check_fingerprints(cursor, LedgerMap.from_counts({99: 1}), nodes.store.ledgers) == 0
 
 
+class Admin:
+    """Answers of a broker in order, the last one again and again."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def get(self, path):
+        assert path == "/admin/v2/persistent/public/default/t1/internalStats"
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def internals(mark_delete, ranges):
+    ledgers = [{"ledgerId": 3, "entries": 50}, {"ledgerId": 5, "entries": 0}]
+    cursor = {"markDeletePosition": mark_delete, "individuallyDeletedMessages": ranges, "state": "Open"}
+    return {"ledgers": ledgers, "currentLedgerEntries": 8, "cursors": {"a%2Fb": cursor}}
+
+
+def test_acks_that_did_not_reach_the_broker_are_counted():
+    outcome = ImportedCursor(TOPIC, "a/b", None, None, None, None, 0)
+    for mark_delete, ranges, missing in (
+        ("3:7", "[(3:8..3:19],(3:21..3:22],(5:-1..5:3]]", 0),
+        ("5:3", "[]", 0),
+        ("3:-1", "[]", 8 + 11 + 1 + 4),
+        ("3:4", "[(3:5..3:6],(3:8..3:19],(5:-1..5:1]]", 2 + 1 + 2),
+    ):
+        found = checked(Admin(internals(mark_delete, ranges)), GOLDEN_CURSOR, outcome)
+        assert (found.missing_acks, str(found.mark_delete)) == (missing, mark_delete)
+        assert bool(found.remarks) is bool(missing)
+    late = Admin(internals("3:-1", "[]"), internals("5:3", "[]"))
+    assert checked(late, GOLDEN_CURSOR, outcome).missing_acks == 0
+    with pytest.raises(AckStateError, match="has no such subscription"):
+        checked(Admin(internals("3:-1", "[]")), GOLDEN_CURSOR, replace(outcome, subscription="c"))
+
+
 def test_an_export_names_what_there_is(nodes):
     exported(nodes)
     store = layout_of(nodes)
@@ -271,6 +306,7 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
         ): "has no such cursor; its",
         ("import", golden, "pulsar://127.0.0.1:1", "--bookies", "2"): "--bookies is for pulsar+zk:// alone",
         ("import", golden, "pulsar+zk://h:1", "--token-file", golden): "--token-file is for pulsar:// alone",
+        ("import", golden, "pulsar+zk://h:1", "--check", "http://h"): "--check is for pulsar:// alone",
         ("import", str(second), "pulsar://127.0.0.1:1", "--as", "x"): "--as needs one subscription",
         ("export", f"pulsar+rocksdb:{tmp_path}", "t", str(missing)): "is not the metadata directory of a standalone",
     }.items():
