@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar dist clean
+.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,6 +67,10 @@ RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.js
 
 pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
 	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
+
+live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live.md; needs Maven
+	@bash .ci/setup live
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.proof docs/pulsar-live.md $(ARGS)
 
 # What make test leaves out runs here: tests/soak, tests with the mark soak, and models, decoders and schedules with
 # many more examples.

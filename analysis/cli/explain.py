@@ -44,7 +44,8 @@ def explain(
         str,
         typer.Argument(
             metavar="STORE",
-            help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, or the http:// URL of a live broker.",
+            help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, the http:// URL of a live broker, or"
+            " pulsar+zk://HOST:PORT[/TENANT[/NAMESPACE[/TOPIC]]] for a live Pulsar cluster.",
         ),
     ],
     topic: TopicOption = None,
@@ -78,9 +79,9 @@ def explain(
             store, topic=topic, subscription=subscription, top=top, now_ms=now_ms, json=json, token_file=token_file
         )
         return
+    from ackstate.cursor.inspect.message_logs import find_message_log
     from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
     from ackstate.cursor.inspect.stored_holes import explain_holes
-    from ackstate.cursor.topic.message_log import MessageLog
 
     present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     explained: list[tuple[CursorInspection, StoredHoles | None]] = []
@@ -90,7 +91,7 @@ def explain(
             held = None
             if cursor.content is not None and not cursor.problems:
                 # Read after the state, so that in a live store the log is not older than the state.
-                log = MessageLog.find(opened, topic=name.topic)
+                log = find_message_log(opened, name.topic)
                 held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
             explained.append((cursor, held))
     if json:

@@ -33,6 +33,7 @@ from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, usa
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
+from ackstate.analysis.cli.pulsar_transfer import export, import_
 from ackstate.analysis.cli.recover import recover
 from ackstate.analysis.cli.redelivery import redelivery
 from ackstate.analysis.cli.serve import serve
@@ -158,10 +159,12 @@ app.command("inspect", short_help="Show the cursors of a store.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
-_pulsar = typer.Typer(cls=CommandGroup, help="Redelivery of real Pulsar brokers: recorded runs, and live ones.")
+_pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real Pulsar brokers.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
-app.add_typer(_pulsar, name="pulsar", short_help="Redelivery of Pulsar brokers, recorded or live.")
+_pulsar.command("export", short_help="Write the ack states of a topic to a file.")(export)
+_pulsar.command("import", short_help="Apply the acks of such a file.")(import_)
+app.add_typer(_pulsar, name="pulsar", short_help="Redelivery and ack states of Pulsar brokers.")
 
 _trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)
 _trace.command("convert", short_help="Convert recordings, or logs of other brokers, into a trace.")(trace.convert)

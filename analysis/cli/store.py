@@ -1,7 +1,7 @@
 """Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
 A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. From a ZooKeeper
-cluster, where others may keep writing, it only reads. `docs/operations.md` describes the JSON.
+cluster or a Pulsar cluster, where others may keep writing, it only reads. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ackstate.analysis.wording import counted, printable
+from ackstate.cursor.stores.pulsar_nodes import is_pulsar_url
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.cursor.store import Store
+    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
     from ackstate.position import Position
 
 _ZOOKEEPER = "zookeeper://"
 _DATABASE = "ackstate.sqlite3"
 
 StoreArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
+    str,
+    typer.Argument(
+        metavar="STORE",
+        help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, or"
+        " pulsar+zk://HOST:PORT[/TENANT[/NAMESPACE[/TOPIC]]] for the cursors of a live Pulsar cluster.",
+    ),
 ]
 CopyBytesOption: TypeAlias = Annotated[
     int | None,
@@ -54,13 +61,40 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
     if not store:
         raise typer.BadParameter("STORE is empty")
     try:
-        with closing(
-            _in_zookeeper(store) if store.startswith(_ZOOKEEPER) else _copied(store, copy_bytes_max)
-        ) as opened:
+        with closing(_opened(store, copy_bytes_max)) as opened:
             yield opened
     except CorruptStateError as error:
         what = _what(error.what, f"{store.rstrip('/')}/")
         raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
+
+
+def _opened(store: str, copy_bytes_max: int | None) -> Store:
+    if store.startswith(_ZOOKEEPER):
+        return _in_zookeeper(store)
+    return opened_cluster(store, only_reads=True) if is_pulsar_url(store) else _copied(store, copy_bytes_max)
+
+
+def opened_cluster(url: str, *, only_reads: bool, bookies: int | None = None) -> PulsarLayout:
+    """Open the cursors of a Pulsar cluster.
+
+    Args:
+        url: As on the command line.
+        only_reads: Refuse every change.
+        bookies: On how many bookies new cursor ledgers are stored; None for Pulsar's default.
+
+    Raises:
+        AckStateError: The cluster cannot be reached, or a package is missing.
+    """
+    try:
+        from ackstate.cursor.stores.bookkeeper_ledger import Replication
+        from ackstate.cursor.stores.pulsar_cluster import open_cluster
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
+    try:
+        replication = None if bookies is None else Replication(bookies, bookies, bookies)
+        return open_cluster(url, only_reads=only_reads, replication=replication)
+    except ValueError as error:
+        raise typer.BadParameter(f"{url}: {error}") from error
 
 
 def _copied(store: str, copy_bytes_max: int | None) -> Store:

@@ -23,6 +23,7 @@ from ackstate.cursor.inspect.findings import (
     RepairOutcome,
     StoredRecord,
 )
+from ackstate.cursor.inspect.message_logs import MessageLogFinder, find_message_log
 from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
 from ackstate.cursor.journal.format import CursorState, Format, Repair
 from ackstate.cursor.journal.journal import ROOT, cursor_owner
@@ -30,7 +31,6 @@ from ackstate.cursor.journal.native import parts_of
 from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError, decode_record
 from ackstate.cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.cursor.topic.log_ownership import check_log_record, log_path
-from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
@@ -198,7 +198,7 @@ class _CursorReader:
         contents = [found.recovered.content for found in offers if found.repair is not Repair.START_ANEW]
         record = self._record
         if record is not None and record.format is Format.NATIVE:
-            for entry in self._entries():
+            for _, entry in self._entries():
                 try:
                     read = self._recovery.decode_entry(entry)
                 except AckStateError:
@@ -232,7 +232,7 @@ class _CursorReader:
 
     def _records(self) -> Iterator[JournalRecord]:
         offset = 0
-        for sequence, entry in enumerate(self._entries()):
+        for sequence, entry in self._entries():
             record = JournalRecord(sequence, offset, len(entry))
             try:
                 yield _described(record, entry, self._recovery)
@@ -240,14 +240,16 @@ class _CursorReader:
                 yield replace(record, damage=str(error))
             offset += len(entry)
 
-    def _entries(self) -> Iterator[bytes]:
-        """Yield the journal that the record names, as far as the store can read it."""
+    def _entries(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the journal that the record names, as far as the store can read it, with the numbers of its entries."""
         ledger_id = None if self._record is None else self._record.cursor_ledger_id
         try:
             count = 0 if ledger_id is None else self._ledgers.last(ledger_id) + 1
-            for first in range(0, count, _ENTRIES_AT_ONCE):
+            store = self._store
+            begin = max(0, count - store.journal_records_max) if isinstance(store, MessageLogFinder) else 0
+            for first in range(begin, count, _ENTRIES_AT_ONCE):
                 assert ledger_id is not None
-                yield from self._ledgers.read(ledger_id, first, min(first + _ENTRIES_AT_ONCE, count))
+                yield from enumerate(self._ledgers.read(ledger_id, first, min(first + _ENTRIES_AT_ONCE, count)), first)
         except (LedgerNotFoundError, CorruptStateError):
             # That is the problem which a recovery has with it.
             return
@@ -275,7 +277,7 @@ def _has_record(store: Store, path: str) -> bool:
 
 def message_log_ledgers(store: Store, topic: str) -> LedgerMap | None:
     """Return the ledgers of a topic's message log, None if the store has no log of that topic."""
-    log = MessageLog.find(store, topic=topic)
+    log = find_message_log(store, topic)
     return None if log is None else log.ledgers
 
 

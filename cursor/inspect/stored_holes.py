@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ackstate.ack_hole import AckHole
+    from ackstate.cursor.inspect.message_logs import ReadableLog
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.cursor.topic.message_log import Message, MessageLog
+    from ackstate.cursor.topic.message_log import Message
     from ackstate.position import Position
 
 _BROKER_REST = "only the running broker knows"
@@ -53,7 +54,7 @@ class StoredHoles:
     holes: tuple[HoleReport, ...]
 
 
-def explain_holes(content: CursorState, log: MessageLog | None, *, top: int, now_ms: int) -> StoredHoles:
+def explain_holes(content: CursorState, log: ReadableLog | None, *, top: int, now_ms: int) -> StoredHoles:
     """Explain the holes of a stored cursor.
 
     A ledger that has acks and that the log does not know counts as one that ends with its last acked entry; what is not
@@ -109,7 +110,7 @@ def _state(content: CursorState, ledgers: LedgerMap) -> CursorAckState:
     return state
 
 
-def _lost(content: CursorState, ledgers: LedgerMap, log: MessageLog) -> Iterator[AckHole]:
+def _lost(content: CursorState, ledgers: LedgerMap, log: ReadableLog) -> Iterator[AckHole]:
     """Yield the holes in ledgers that the log does not have.
 
     A broker cannot ack there: its mark-delete position moves past such a ledger once everything below is acked.
@@ -120,8 +121,9 @@ def _lost(content: CursorState, ledgers: LedgerMap, log: MessageLog) -> Iterator
             yield hole
 
 
-def _report(hole: AckHole, log: MessageLog | None, *, now_ms: int) -> HoleReport:
-    sampled = [_read(log, position) for position in sample(hole)] if log else []
+def _report(hole: AckHole, log: ReadableLog | None, *, now_ms: int) -> HoleReport:
+    is_readable = log is not None and log.can_read(hole.ledger_id)
+    sampled = [_read(log, position) for position in sample(hole)] if log and is_readable else []
     messages = [message for message in sampled if message is not None]
     due_ms = [message.deliver_at_ms for message in messages if message.deliver_at_ms > now_ms]
     why, detail = HoleReason.UNKNOWN, _BROKER_ONLY
@@ -151,7 +153,7 @@ def _report(hole: AckHole, log: MessageLog | None, *, now_ms: int) -> HoleReport
     )
 
 
-def _read(log: MessageLog, position: Position) -> Message | None:
+def _read(log: ReadableLog, position: Position) -> Message | None:
     """Return a message, or None if it can be read no more."""
     try:
         return next(log.read([position]), None)

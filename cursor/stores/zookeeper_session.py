@@ -230,6 +230,22 @@ class ZooKeeperSession:
             raise StoreError(f"{self._name}: the servers refuse to carry out a transaction")
         return self._without_errors(results)
 
+    def create_ephemeral(self, path: str, data: bytes) -> bool:
+        """Create a node that disappears with the session, and its missing parents; return False if it exists.
+
+        Raises:
+            StoreError: There is no connection, or it was lost and it is unknown whether the node was created.
+        """
+        self.check_writable()
+        request = partial(self._client.create_async, self._root + path, data, ephemeral=True, makepath=True)
+        (created,) = self._exchange([request])
+        return created is not None
+
+    def delete_ephemeral(self, path: str) -> None:
+        """Delete a node of `create_ephemeral`; no-op if it is gone, as it is after a lost session."""
+        with suppress(StoreError):
+            self._exchange([partial(self._client.delete_async, self._root + path)])
+
     def check_size(self, operations: Sequence[SessionOperation]) -> None:
         """Raise `PayloadTooLargeError` if operations do not fit into one request."""
         size_bytes = self.request_bytes(operations)

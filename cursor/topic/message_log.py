@@ -328,6 +328,10 @@ class MessageLog:
             for index in self._fed:
                 index.learn(delayed)
 
+    def can_read(self, ledger_id: int) -> bool:
+        """Return whether the messages of a ledger are in the store."""
+        return self.ledgers.has_ledger(ledger_id)
+
     def read(self, positions: Sequence[Position]) -> Iterator[Message]:
         """Yield the messages at positions, in their order; neighbours are read from the store together.
 

@@ -1,0 +1,74 @@
+"""Reads when a message of a Pulsar topic was published, and when it is due, from its entry in the message log.
+
+::
+
+    [0x0e 0x02 | size, 4 bytes | broker's metadata]  [0x0e 0x01 | CRC-32C, 4 bytes]  size, 4 bytes | metadata | payload
+
+Numbers are big-endian; the parts in brackets may be missing. The checksum is verified if the entry has it.
+
+Source: ``Commands.parseMessageMetadata``, ``PulsarApi.proto`` of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import google_crc32c
+
+from ackstate.errors import CorruptStateError
+from ackstate.wire.pulsar.loose_fields import loose_fields
+
+WHAT = "message entry"
+_BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
+_NUMBER = struct.Struct(">I")
+_PUBLISH_TIME, _BATCH_SIZE, _DELIVER_AT = 3, 11, 19
+
+
+class MessageTimes(NamedTuple):
+    """Fields of an entry's metadata.
+
+    Attributes:
+        publish_time_ms: When its producer published it, in milliseconds since 1970.
+        deliver_at_ms: The earliest time of its delivery; 0 for at once.
+        message_count: How many messages it holds.
+    """
+
+    publish_time_ms: int
+    deliver_at_ms: int
+    message_count: int
+
+
+def decode_message_times(entry: bytes) -> MessageTimes:
+    """Decode the metadata of an entry.
+
+    Raises:
+        CorruptStateError: The bytes are not an entry of a topic, or do not match their checksum.
+    """
+    at = 0
+    if entry.startswith(_BROKER_METADATA):
+        at += len(_BROKER_METADATA)
+        at += _NUMBER.size + _number(entry, at)
+    if entry.startswith(_CHECKSUM, at):
+        at += len(_CHECKSUM)
+        expected = _number(entry, at)
+        at += _NUMBER.size
+        found = google_crc32c.value(entry[at:])
+        if found != expected:
+            raise CorruptStateError(
+                WHAT, offset=at, expected=f"bytes with the checksum {expected:#010x}", found=hex(found)
+            )
+    size = _number(entry, at)
+    at += _NUMBER.size
+    if size > len(entry) - at:
+        raise CorruptStateError(WHAT, offset=at, expected=f"{size} bytes of metadata", found=f"{len(entry) - at}")
+    numbers = {field.number: field.value for field in loose_fields(entry, at, at + size, what=WHAT)}
+    return MessageTimes(
+        max(0, numbers.get(_PUBLISH_TIME, 0)), max(0, numbers.get(_DELIVER_AT, 0)), max(1, numbers.get(_BATCH_SIZE, 1))
+    )
+
+
+def _number(entry: bytes, at: int) -> int:
+    if at + _NUMBER.size > len(entry):
+        raise CorruptStateError(WHAT, offset=len(entry), expected="a number of 4 bytes", found="the end")
+    return int(_NUMBER.unpack_from(entry, at)[0])

@@ -1,0 +1,247 @@
+"""`ackstate pulsar export` and `import`: the ack states of Pulsar subscriptions, to a file and back."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ackstate.analysis.admin_client import AdminServer
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.admin_access import check_extra, read_token
+from ackstate.analysis.cli.options import JsonOption, path_argument
+from ackstate.analysis.cli.store import opened_cluster
+from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.wording import counted, printable
+from ackstate.cursor.stores.pulsar_nodes import check_topic
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
+    from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
+
+_SERVICES = ("pulsar://", "pulsar+ssl://")
+_TIMEOUT_S = 60.0
+
+
+def export(
+    url: Annotated[str, typer.Argument(metavar="URL", help="pulsar+zk://HOST:PORT[,HOST:PORT], a live cluster.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="persistent://TENANT/NAMESPACE/TOPIC.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=path_argument, help="The file to write.")],
+    subscription: Annotated[
+        list[str] | None, typer.Option(metavar="S", help="Only this subscription; may be repeated.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the ack states of a topic's subscriptions to a file. Change nothing in the cluster.
+
+    All partitions of a partitioned topic are exported. Acks that a broker has
+    not persisted are not in the file.
+
+    Exit status: 0, 2 if the cluster or a cursor cannot be read.
+    """
+    from ackstate.analysis.pulsar.transfer.ack_state_file import AckStateFile, write_ack_states
+    from ackstate.analysis.pulsar.transfer.export import exported_cursors
+
+    name = _topic(topic)
+    with closing(opened_cluster(url, only_reads=True)) as cluster:
+        cursors = exported_cursors(cluster, name, subscriptions=subscription or [])
+    size_bytes = write_ack_states(file, AckStateFile(url, time.time_ns() // 1_000_000, tuple(cursors)))
+    if json:
+        console.write_json(
+            {"file": str(file), "bytes": size_bytes, "cursors": [_exported_json(each) for each in cursors]}
+        )
+        return
+    console.show(_exported_table(cursors))
+    console.show(f"{counted(len(cursors), 'cursor')} in {counted(size_bytes, 'byte')}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=path_argument, help="A file of pulsar export.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="pulsar://HOST:PORT, a live broker; or pulsar+zk://HOST:PORT[,HOST:PORT], a cluster in which no broker"
+            " owns the topic.",
+        ),
+    ],
+    topic: Annotated[str | None, typer.Option(metavar="T", help="Only this topic of the file.")] = None,
+    subscription: Annotated[
+        list[str] | None, typer.Option(metavar="S", help="Only this subscription of the file; may be repeated.")
+    ] = None,
+    as_subscription: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Import the one subscription under this name: a clone.")
+    ] = None,
+    bookies: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of new cursor ledgers, with pulsar+zk://; 2 by default.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With pulsar://: a file that holds the broker's token.")
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="URL", help="With pulsar://: the broker's admin URL, to check its cursors.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Apply the acks of a file of pulsar export. Acks that a subscription already has are kept.
+
+    Through a live broker the acks are sent by an ordinary client. The
+    subscription must have no consumers meanwhile, and properties are not
+    imported. In a cluster the cursors are written in place: refused while a
+    broker owns the topic, and brokers cannot load it meanwhile.
+
+    A topic that is not the exported one is refused, by its messages. A missing
+    subscription is created. An interrupted import may be repeated.
+
+    Exit status: 0, 1 if --check finds that acks did not reach the broker, 2 if
+    something was refused; then the earlier cursors of the file have been
+    imported.
+    """
+    from ackstate.analysis.pulsar.transfer.ack_state_file import read_ack_states
+
+    chosen = _chosen(
+        read_ack_states(file).cursors,
+        file=file,
+        topic=None if topic is None else _topic(topic),
+        names=subscription or [],
+    )
+    if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
+        raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
+    if url.startswith(_SERVICES):
+        if bookies is not None:
+            raise typer.BadParameter("--bookies is for pulsar+zk:// alone: a broker has its own setting")
+        imported = _through_broker(url, chosen, as_subscription, token=read_token(token_file), check=check)
+    else:
+        if token_file is not None or check is not None:
+            raise typer.BadParameter(f"{'--check' if token_file is None else '--token-file'} is for pulsar:// alone")
+        imported = _in_place(url, chosen, as_subscription, bookies=bookies)
+    if json:
+        console.write_json({"cursors": [_imported_json(each) for each in imported]})
+    else:
+        console.show(_imported_table(imported))
+        remarks = [f"{each.topic}, {each.subscription}: {text}" for each in imported for text in each.remarks]
+        console.show(*map(printable, remarks), counted(len(imported), "cursor"))
+    if any(each.missing_acks for each in imported):
+        raise typer.Exit(1)
+
+
+def _through_broker(
+    url: str, cursors: Sequence[ExportedCursor], name: str | None, *, token: str, check: str | None
+) -> list[ImportedCursor]:
+    from ackstate.analysis.pulsar.transfer.through_broker import connected, import_through_broker
+
+    with connected(url, token=token) as client:
+        imported = [
+            import_through_broker(client, each, topic=each.topic, subscription=name or each.subscription)
+            for each in cursors
+        ]
+    return imported if check is None else _checked(check, cursors, imported, token=token)
+
+
+def _checked(
+    url: str, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor], *, token: str
+) -> list[ImportedCursor]:
+    check_extra()
+    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.transfer.broker_check import checked
+
+    with PulsarAdmin(AdminServer(url, token, _TIMEOUT_S)) as admin:
+        return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
+
+
+def _in_place(
+    url: str, cursors: Sequence[ExportedCursor], name: str | None, *, bookies: int | None
+) -> list[ImportedCursor]:
+    from ackstate.analysis.pulsar.transfer.in_place import import_in_place
+
+    with closing(opened_cluster(url, only_reads=False, bookies=bookies)) as cluster:
+        return [
+            import_in_place(
+                cluster,
+                each,
+                topic=each.topic,
+                subscription=name or each.subscription,
+                now_ms=time.time_ns() // 1_000_000,
+            )
+            for each in cursors
+        ]
+
+
+def _topic(topic: str) -> str:
+    try:
+        return check_topic(topic)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _chosen(
+    cursors: Sequence[ExportedCursor], *, file: Path, topic: str | None, names: Sequence[str]
+) -> list[ExportedCursor]:
+    prefix = f"{topic}-partition-"
+    chosen = [
+        each
+        for each in cursors
+        if (topic is None or each.topic == topic or each.topic.startswith(prefix))
+        and (not names or each.subscription in names)
+    ]
+    if not chosen:
+        there = ", ".join(f"{each.subscription!r} of {each.topic!r}" for each in cursors) or "none"
+        raise AckStateError(f"{file} has no such cursor; its cursors are: {there}")
+    return chosen
+
+
+def _exported_json(cursor: ExportedCursor) -> dict[str, Any]:
+    return {
+        "topic": cursor.topic,
+        "subscription": cursor.subscription,
+        "mark_delete": str(cursor.content.mark_delete),
+        "range_count": cursor.content.deleted.range_count,
+        "acked_above": cursor.acked_above,
+        "batch_count": len(cursor.content.batch),
+    }
+
+
+def _exported_table(cursors: Sequence[ExportedCursor]) -> Table:
+    table = new_table("topic", "subscription", "mark-delete", "ranges", "acked above", "batches")
+    for each in cursors:
+        found = _exported_json(each)
+        numbers = (f"{found[name]:,}" for name in ("range_count", "acked_above", "batch_count"))
+        table.add_row(printable(each.topic), printable(each.subscription), found["mark_delete"], *numbers)
+    return table
+
+
+def _imported_json(cursor: ImportedCursor) -> dict[str, Any]:
+    return {
+        "topic": cursor.topic,
+        "subscription": cursor.subscription,
+        "is_new": cursor.is_new,
+        "newly_acked": cursor.newly_acked,
+        "mark_delete": None if cursor.mark_delete is None else str(cursor.mark_delete),
+        "range_count": cursor.range_count,
+        "batch_count": cursor.batch_count,
+        "missing_acks": cursor.missing_acks,
+        "remarks": list(cursor.remarks),
+    }
+
+
+def _imported_table(cursors: Sequence[ImportedCursor]) -> Table:
+    table = new_table("topic", "subscription", "new", "newly acked", "mark-delete", "ranges", "batches")
+    for each in cursors:
+        found = _imported_json(each)
+        table.add_row(
+            printable(each.topic),
+            printable(each.subscription),
+            {None: "-", True: "yes", False: "no"}[each.is_new],
+            *("-" if found[name] is None else f"{found[name]:,}" for name in ("newly_acked",)),
+            found["mark_delete"] or "-",
+            *("-" if found[name] is None else f"{found[name]:,}" for name in ("range_count", "batch_count")),
+        )
+    return table

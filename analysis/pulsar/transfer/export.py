@@ -1,0 +1,111 @@
+"""Reads the durable ack states of a topic's subscriptions from a live Pulsar cluster; nothing is written or fenced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor, Fingerprint
+from ackstate.cursor.inspect.stored_subscriptions import subscription_name, subscription_paths
+from ackstate.cursor.journal.journal import ROOT
+from ackstate.cursor.journal.recovery import Recovery
+from ackstate.cursor.store import LedgerNotFoundError
+from ackstate.cursor.stores.pulsar_names import DOMAIN, topic_of
+from ackstate.cursor.topic_name import parse_topic
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position import Position
+from ackstate.wire.pulsar.message_entry import decode_message_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
+    from ackstate.ledger_map import LedgerMap
+
+_FINGERPRINTS_MAX = 100
+_OWN_CURSORS = ("__compaction", "pulsar.dedup")
+_REPLICATORS = "pulsar.repl."
+
+
+def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequence[str] = ()) -> list[ExportedCursor]:
+    """Return the cursors of a topic, of each partition if it has some, by topic and subscription.
+
+    Acks that the broker has not persisted yet are not in a state.
+
+    Args:
+        cluster: Where.
+        topic: ``persistent://TENANT/NAMESPACE/TOPIC``.
+        subscriptions: Only these; if empty, all but those of the brokers themselves: compaction, replication,
+            deduplication.
+
+    Raises:
+        AckStateError: There is no such topic or subscription, or a cursor cannot be read.
+    """
+    topics = topics_of(cluster, topic)
+    found = [cursor for each in topics for cursor in _cursors(cluster, each, subscriptions)]
+    missing = set(subscriptions) - {cursor.subscription for cursor in found}
+    if missing:
+        names = sorted({subscription_name(path) for each in topics for path in subscription_paths(cluster, each)})
+        there = ", ".join(map(repr, names)) or "none"
+        raise AckStateError(f"{topic} has no subscription {min(missing)!r}; its subscriptions are: {there}")
+    return found
+
+
+def topics_of(cluster: PulsarLayout, topic: str) -> list[str]:
+    """Return a topic, or its partitions.
+
+    Raises:
+        AckStateError: There is neither.
+    """
+    parts = parse_topic(topic)
+    assert parts is not None
+    names = cluster.nodes.children(f"{ROOT}/{parts.namespace}/{DOMAIN}")
+    there = [topic_of(parts.namespace, name) for name in names]
+    if topic in there:
+        return [topic]
+    prefix = f"{topic}-partition-"
+    partitions = [each for each in there if each.startswith(prefix) and each.removeprefix(prefix).isdecimal()]
+    if not partitions:
+        raise AckStateError(f"{cluster.nodes.name} has no topic {topic}")
+    return sorted(partitions, key=lambda name: int(name.removeprefix(prefix)))
+
+
+def _cursors(cluster: PulsarLayout, topic: str, subscriptions: Sequence[str]) -> Iterator[ExportedCursor]:
+    for path in sorted(subscription_paths(cluster, topic)):
+        name = subscription_name(path)
+        is_of_broker = name in _OWN_CURSORS or name.startswith(_REPLICATORS)
+        if (name not in subscriptions) if subscriptions else is_of_broker:
+            continue
+        log = cluster.find_message_log(topic)
+        if log is None:
+            raise AckStateError(f"{topic} was deleted meanwhile")
+        found = Recovery(cluster, path, log.ledgers).find(())
+        if found is None:
+            continue
+        content = found.recovered.content
+        # Read after the state, so that the log is not older than the state.
+        log = cluster.find_message_log(topic) or log
+        yield ExportedCursor(
+            topic,
+            name,
+            content,
+            log.ledgers.counts(),
+            dict(found.record.cursor_properties),
+            tuple(_fingerprints(cluster, content, log.ledgers)),
+        )
+
+
+def _fingerprints(cluster: PulsarLayout, content: CursorState, log: LedgerMap) -> Iterator[Fingerprint]:
+    """Yield the first unacked message and the last acked one of each ledger, as far as BookKeeper has them."""
+    found = {Position(ledger_id, bitmap.max()) for ledger_id, bitmap in content.deleted.bitmaps()}
+    found |= {content.mark_delete, log.next_valid(content.mark_delete)}
+    for position in sorted(each for each in found if log.is_valid(each))[:_FINGERPRINTS_MAX]:
+        ledger_id, entry_id = position
+        try:
+            (entry,) = cluster.ledgers.read(ledger_id, entry_id, entry_id + 1)
+            times = decode_message_times(entry)
+        except (LedgerNotFoundError, CorruptStateError):
+            continue
+        yield Fingerprint(position, google_crc32c.value(entry), times.publish_time_ms)

@@ -1,0 +1,63 @@
+"""Opens the cursors of a Pulsar cluster by its URL; needs ``pip install 'ackstate[bookkeeper]'`` and Java."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+from ackstate.cursor.stores.bookkeeper_ledger import Replication
+from ackstate.cursor.stores.pulsar_layout import PulsarLayout
+from ackstate.cursor.stores.pulsar_ledgers import PulsarLedgers
+from ackstate.cursor.stores.pulsar_nodes import parse_pulsar_url
+from ackstate.cursor.stores.pulsar_rocksdb import PulsarRocksDb, SealedLedgers
+from ackstate.cursor.stores.pulsar_zookeeper import PulsarZooKeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def open_cluster(  # noqa: PLR0913 - settings are named, not packed
+    url: str,
+    *,
+    only_reads: bool = False,
+    replication: Replication | None = None,
+    class_path: str | None = None,
+    ledgers_path: str = "/ledgers",
+    call_timeout_s: float = 30.0,
+    client_options: Mapping[str, Any] | None = None,
+) -> PulsarLayout:
+    """Open the cluster of a URL; see `ackstate.cursor.stores.pulsar_nodes.parse_pulsar_url`.
+
+    Args:
+        url: Where the metadata is, such as ``pulsar+zk://127.0.0.1:2181``.
+        only_reads: Refuse every change with `StoreError`.
+        replication: How new cursor ledgers are replicated; None for Pulsar's default, 2 bookies. The digest and the
+            password must be those of the brokers.
+        class_path: Where BookKeeper's Java client is; None for the environment's.
+        ledgers_path: Where BookKeeper's metadata is in ZooKeeper.
+        call_timeout_s: How long a call waits for an answer.
+        client_options: More arguments for `kazoo.client.KazooClient`.
+
+    Raises:
+        ValueError: The URL is malformed, or names a metadata store that is not supported.
+        StoreError: A server does not answer, or a package, Java or its classes are missing.
+    """
+    parts = parse_pulsar_url(url)
+    if parts.scheme == "rocksdb:":
+        database = PulsarRocksDb(
+            Path(parts.place), class_path=class_path, call_timeout_s=call_timeout_s, only_reads=only_reads
+        )
+        return PulsarLayout(database, SealedLedgers(database))
+    with ExitStack() as opened:
+        nodes = PulsarZooKeeper(
+            parts.place, call_timeout_s=call_timeout_s, client_options=client_options, only_reads=only_reads
+        )
+        opened.callback(nodes.close)
+        uri = f"zk+null://{parts.place.replace(',', ';')}{ledgers_path}"
+        client = BookKeeperClient(uri, class_path=class_path, call_timeout_s=call_timeout_s)
+        opened.pop_all()
+    ledgers = PulsarLedgers(client, nodes, replication or Replication(), only_reads=only_reads)
+    return PulsarLayout(nodes, ledgers, within=parts.within, on_close=client.close)

@@ -1,0 +1,122 @@
+"""The metadata store of a Pulsar cluster, as this library uses it, and the store that its URL names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ackstate.cursor.topic_name import parse_topic
+
+if TYPE_CHECKING:
+    from ackstate.cursor.store import Versioned
+
+SCHEMES = {"pulsar+zk://": "zk:", "zk:": "zk:", "pulsar+rocksdb:": "rocksdb:", "rocksdb:": "rocksdb:"}
+"""The beginning of a URL -> the scheme in Pulsar's ``metadataStoreUrl``."""
+
+_OTHERS = {"etcd:": "etcd", "oxia:": "Oxia", "memory:": "the memory of a broker"}
+
+
+class PulsarNodes(Protocol):
+    """Plain values at Pulsar's paths. Errors are those of `ackstate.cursor.store.MetadataStore`."""
+
+    @property
+    def name(self) -> str:
+        """The metadata store, for errors."""
+        ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether brokers may use it at the same time."""
+        ...
+
+    def get(self, path: str) -> Versioned | None:
+        """Return the value of a path and its version; None if the path does not exist."""
+        ...
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """Replace or create a value by compare-and-set, and return its new version."""
+        ...
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """Delete a value by compare-and-set."""
+        ...
+
+    def children(self, path: str) -> list[str]:
+        """Return the names one level below a path, sorted."""
+        ...
+
+    def create_ephemeral(self, path: str, data: bytes) -> bool:
+        """Create a value that lasts as long as this connection; return False if there is one already."""
+        ...
+
+    def delete_ephemeral(self, path: str) -> None:
+        """Delete a value of `create_ephemeral`; no-op if it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection or the files; no-op if closed."""
+        ...
+
+
+class PulsarUrl(NamedTuple):
+    """Where the metadata of a Pulsar cluster is, and which of its topics are meant.
+
+    Attributes:
+        scheme: ``zk:`` or ``rocksdb:``.
+        place: The servers, or the directory.
+        within: A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``; empty for the whole cluster.
+    """
+
+    scheme: str
+    place: str
+    within: str = ""
+
+    @property
+    def topic(self) -> str | None:
+        """The topic, if the URL names one."""
+        return f"persistent://{self.within}" if self.within.count("/") > 1 else None
+
+
+def parse_pulsar_url(url: str) -> PulsarUrl:
+    """Parse ``pulsar+zk://HOST:PORT[,HOST:PORT][/TENANT[/NAMESPACE[/TOPIC]]]`` or ``pulsar+rocksdb:DIRECTORY``.
+
+    ``zk:`` and ``rocksdb:``, as in a broker's ``metadataStoreUrl``, are accepted, too.
+
+    Raises:
+        ValueError: The URL is not one of these; another metadata store of Pulsar is named.
+    """
+    scheme = next((scheme for scheme in SCHEMES if url.startswith(scheme)), None)
+    if scheme is None:
+        other = next((name for start, name in _OTHERS.items() if url.removeprefix("pulsar+").startswith(start)), None)
+        if other is not None:
+            raise ValueError(f"metadata in {other} is not supported: only in ZooKeeper (zk:) or RocksDB (rocksdb:)")
+        raise ValueError(f"expected pulsar+zk://HOST:PORT[/TENANT/NAMESPACE/TOPIC] or pulsar+rocksdb:DIR, got {url!r}")
+    rest = url.removeprefix(scheme)
+    if SCHEMES[scheme] == "rocksdb:":
+        place = rest.removeprefix("//")
+        if not place:
+            raise ValueError(f"{url!r} names no directory")
+        return PulsarUrl("rocksdb:", place)
+    place, _, within = rest.removeprefix("//").partition("/")
+    within = within.rstrip("/")
+    if not place.strip() or (within and not all(within.split("/")[:2])):
+        raise ValueError(f"expected pulsar+zk://HOST:PORT[/TENANT/NAMESPACE/TOPIC], got {url!r}")
+    return PulsarUrl("zk:", place, within)
+
+
+def is_pulsar_url(url: str) -> bool:
+    """Return whether a store that a user named is the metadata store of a Pulsar cluster, supported or not."""
+    return url.startswith(("pulsar+", *SCHEMES, *_OTHERS))
+
+
+def check_topic(topic: str) -> str:
+    """Return a topic's full name; ``TENANT/NAMESPACE/TOPIC`` and a bare ``TOPIC`` of ``public/default`` are accepted.
+
+    Raises:
+        ValueError: It is the name of a topic that is not persistent.
+    """
+    if "://" not in topic:
+        topic = f"persistent://{topic if topic.count('/') > 1 else f'public/default/{topic}'}"
+    parts = parse_topic(topic)
+    if parts is None or parts.domain != "persistent":
+        raise ValueError(f"topic must be persistent://TENANT/NAMESPACE/TOPIC, got {topic!r}")
+    return topic

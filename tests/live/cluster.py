@@ -1,0 +1,211 @@
+"""A real Pulsar cluster on the loopback address: a ZooKeeper server, bookies and a broker, each a process of its own.
+
+And a standalone broker, which keeps its metadata in RocksDB.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import quote
+
+from live.java_process import JavaProcess, free_port, listens, write_settings
+
+NAME = "standalone"
+_LOADS_WITHIN_S = 60
+_ZOOKEEPER = "org.apache.zookeeper.server.ZooKeeperServerMain"
+_BOOKIE = "org.apache.bookkeeper.server.Main"
+_SET_UP = "org.apache.pulsar.PulsarClusterMetadataSetup"
+_BROKER = "org.apache.pulsar.PulsarBrokerStarter"
+_STANDALONE = "org.apache.pulsar.PulsarStandaloneStarter"
+_BOOKIE_SETTINGS = {
+    "allowLoopback": "true", "listeningInterface": "lo", "advertisedAddress": "127.0.0.1",
+    "allowEphemeralPorts": "true",
+    "journalWriteData": "true", "journalSyncData": "true", "journalPreAllocSizeMB": 4, "gcWaitTime": 600000,
+    "diskUsageThreshold": 0.999, "diskUsageWarnThreshold": 0.99, "diskUsageLwmThreshold": 0.98,
+    "dbStorage_writeCacheMaxSizeMb": 32, "dbStorage_readAheadCacheMaxSizeMb": 16,
+    "dbStorage_rocksDB_blockCacheSize": 16 << 20,
+}  # fmt: skip
+_BROKER_SETTINGS = {
+    "clusterName": NAME, "bindAddress": "127.0.0.1", "advertisedAddress": "127.0.0.1",
+    "loadBalancerEnabled": "false", "brokerDeleteInactiveTopicsEnabled": "false",
+    "numIOThreads": 2, "numHttpServerThreads": 4, "managedLedgerCacheSizeMB": 64,
+    "managedLedgerDefaultMarkDeleteRateLimit": 0, "managedLedgerMinLedgerRolloverTimeMinutes": 0,
+    "metadataStoreSessionTimeoutMillis": 5000, "systemTopicEnabled": "false", "topicLevelPoliciesEnabled": "false",
+}  # fmt: skip
+
+
+class Broker:
+    """A broker with its admin interface, of either kind of cluster.
+
+    Attributes:
+        service_url: For clients.
+        web_url: For admin requests.
+    """
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.service_port, self.web_port = free_port(), free_port()
+        self.service_url = f"pulsar://127.0.0.1:{self.service_port}"
+        self.web_url = f"http://127.0.0.1:{self.web_port}"
+        self.broker = None
+
+    def kill_broker(self):
+        """End the broker with SIGKILL."""
+        self._end_broker(signal.SIGKILL)
+
+    def stop_broker(self):
+        """End the broker with SIGTERM: it closes its cursors."""
+        self._end_broker(signal.SIGTERM)
+
+    def _end_broker(self, how):
+        if self.broker is not None:
+            self.broker.end(how)
+            self.broker = None
+
+    def _start_broker(self, main, words, settings):
+        assert self.broker is None
+        path = self.directory / "broker.conf"
+        write_settings(path, settings)
+        self.broker = JavaProcess(self.directory, "broker", main, *words, heap_mib=768)
+        self.broker.start(self._answers)
+
+    def _answers(self):
+        try:
+            return "default" in str(self.admin("namespaces/public"))
+        except OSError:
+            return False
+
+    def admin(self, path, *, method="GET", body=None):
+        """Return the JSON at a path of the admin interface."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.web_url}/admin/v2/{path}", data=data, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def internal_stats(self, topic):
+        """Return the internal statistics of a topic of `public/default`; this loads it."""
+        deadline_s = time.monotonic() + _LOADS_WITHIN_S
+        while True:
+            try:
+                return self.admin(f"{_path(topic)}/internalStats")
+            except urllib.error.HTTPError:
+                if time.monotonic() > deadline_s:
+                    raise
+            try:
+                urllib.request.urlopen(f"{self.web_url}/lookup/v2/topic/{_path(topic)}", timeout=30).close()
+            except urllib.error.HTTPError:
+                time.sleep(0.25)
+
+    def unload(self, topic):
+        """Make the broker close a topic, and with it the cursors."""
+        self.admin(f"{_path(topic)}/unload", method="PUT")
+
+    def unload_namespace(self):
+        """Make the broker close all topics and give up their bundles, which nothing then owns."""
+        self.admin("namespaces/public/default/unload", method="PUT")
+
+
+class Cluster(Broker):
+    """A cluster whose metadata is in ZooKeeper.
+
+    Args:
+        directory: For everything that it writes.
+        bookie_count: How many bookies it has; each entry is written to at most 2 of them.
+    """
+
+    def __init__(self, directory, *, bookie_count=1):
+        super().__init__(directory)
+        self._zookeeper_port = free_port()
+        self.hosts = f"127.0.0.1:{self._zookeeper_port}"
+        self._quorum = min(2, bookie_count)
+        self._zookeeper = self._make_zookeeper()
+        self.bookies = [self._make_bookie(number) for number in range(bookie_count)]
+
+    def start(self, **broker_settings):
+        """Start everything."""
+        self._zookeeper.start(lambda: listens(self._zookeeper_port))
+        store = f"zk:{self.hosts}"
+        JavaProcess(
+            self.directory, "set-up", _SET_UP, "--cluster", NAME, "--metadata-store", store,
+            "--configuration-metadata-store", store, "--web-service-url", self.web_url,
+            "--broker-service-url", self.service_url,
+        ).run()  # fmt: skip
+        for bookie, port in self.bookies:
+            bookie.start(lambda port=port: listens(port))
+        self.start_broker(**broker_settings)
+        return self
+
+    def start_broker(self, **settings):
+        """Start the broker, with other settings than the default ones."""
+        quorum = {f"managedLedgerDefault{name}": self._quorum for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
+        store = dict.fromkeys(("metadataStoreUrl", "configurationMetadataStoreUrl"), f"zk:{self.hosts}")
+        ports = {"brokerServicePort": self.service_port, "webServicePort": self.web_port}
+        words = ["-c", self.directory / "broker.conf"]
+        self._start_broker(_BROKER, words, _BROKER_SETTINGS | quorum | store | ports | settings)
+
+    def stop(self):
+        """End everything."""
+        self.kill_broker()
+        for bookie, _ in self.bookies:
+            bookie.end(signal.SIGKILL)
+        self._zookeeper.end(signal.SIGKILL)
+
+    def _make_zookeeper(self):
+        settings = {
+            "tickTime": 1000, "dataDir": self.directory / "zookeeper", "clientPort": self._zookeeper_port,
+            "clientPortAddress": "127.0.0.1", "admin.enableServer": "false", "maxClientCnxns": 0,
+        }  # fmt: skip
+        write_settings(self.directory / "zoo.cfg", settings)
+        return JavaProcess(self.directory, "zookeeper", _ZOOKEEPER, self.directory / "zoo.cfg", heap_mib=128)
+
+    def _make_bookie(self, number):
+        port, directory = free_port(), self.directory / f"bookie-{number}"
+        settings = _BOOKIE_SETTINGS | {
+            "bookiePort": port, "metadataServiceUri": f"zk+null://{self.hosts}/ledgers",
+            "journalDirectories": directory / "journal", "ledgerDirectories": directory / "ledgers",
+            "indexDirectories": directory / "ledgers", "zkTimeout": 30000,
+            "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+        }  # fmt: skip
+        path = self.directory / f"bookie-{number}.conf"
+        write_settings(path, settings)
+        return JavaProcess(self.directory, f"bookie-{number}", _BOOKIE, "--conf", path), port
+
+
+class Standalone(Broker):
+    """A standalone broker: its bookie runs in the same process, its metadata is in RocksDB.
+
+    Attributes:
+        metadata_directory: That of RocksDB; a running broker has it locked.
+    """
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.metadata_directory = directory / "metadata"
+        self._bookie_port = free_port()
+
+    def start(self, **settings):
+        """Start it."""
+        own = {
+            "brokerServicePort": self.service_port,
+            "webServicePort": self.web_port,
+            "useHostNameAsBookieID": "false",
+        }
+        quorum = {f"managedLedgerDefault{name}": 1 for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
+        words = [
+            "-c", self.directory / "broker.conf", "-nfw", "-nss", "-a", "127.0.0.1",
+            "--metadata-dir", self.metadata_directory, "--bookkeeper-dir", self.directory / "bookkeeper",
+            "--bookkeeper-port", self._bookie_port,
+        ]  # fmt: skip
+        self._start_broker(_STANDALONE, words, _BOOKIE_SETTINGS | _BROKER_SETTINGS | quorum | own | settings)
+        return self
+
+
+def _path(topic):
+    return f"persistent/public/default/{quote(topic, safe='')}"

@@ -1,0 +1,26 @@
+"""Runs `ackstate` as a user does, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+_ENDS_WITHIN_S = 240
+
+
+def ackstate(*words):
+    """Run a command, and return its exit status, its standard output and its standard error."""
+    done = subprocess.run(
+        [str(Path(sys.prefix, "bin", "ackstate")), *map(str, words)],
+        capture_output=True, text=True, timeout=_ENDS_WITHIN_S, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def ackstate_json(*words):
+    """Run a command that must succeed, and return its JSON."""
+    status, output, errors = ackstate(*words, "--json")
+    assert status == 0, (words, errors)
+    return json.loads(output)

@@ -1,0 +1,138 @@
+"""`inspect`, `fsck` and `explain` on a live cluster, beside the broker's own statistics; nothing is changed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import closing
+
+from kazoo.client import KazooClient
+
+from ackstate import Position
+from live.command import ackstate, ackstate_json
+from live.findings import Section
+from live.java_process import listens
+from live.messages import client_of, publish, receive, subscribe
+
+_TOPICS = {"inspect-a": (400, 2), "inspect-b": (600, 3), "inspect-c": (300, 7)}  # messages, and which are not acked
+_SUBSCRIPTIONS = ("s1", "s2")
+
+
+class Inspection:
+    """The section.
+
+    Args:
+        cluster: A started cluster, without the topics.
+    """
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self.section = Section(
+            "`inspect`, `fsck` and `explain` beside `internalStats`",
+            "The commands read a cluster whose topics are loaded and have consumers. The version of every node of the"
+            " cursors and of BookKeeper's ledgers is the same before and after, and the broker continues to append to"
+            " the same cursor ledgers: nothing was written, and nothing fenced.",
+        )
+
+    def run(self):
+        """Run it."""
+        url = f"pulsar+zk://{self._cluster.hosts}"
+        with client_of(self._cluster) as client:
+            consumers = [self._consumed(client, topic, name) for topic in _TOPICS for name in _SUBSCRIPTIONS]
+            time.sleep(1.5)
+            before, stats = self._versions(), self._stats()
+            inspected = [ackstate_json("inspect", f"{url}/public/default/{topic}", "--all-ranges") for topic in _TOPICS]
+            explained = [ackstate_json("explain", f"{url}/public/default/{topic}") for topic in _TOPICS]
+            status, _, errors = ackstate("fsck", f"{url}/public/default")
+            self.section.compare("exit statuses of fsck", (status, errors), (0, ""))
+            self.section.compare("versions of all nodes before and after", self._versions(), before)
+            self._compare(inspected, explained, stats)
+            self._without_a_bookie(url, stats)
+            self._continue(consumers, stats)
+        return [self.section]
+
+    def _consumed(self, client, topic, name):
+        """Return a consumer that has acked some messages, and one that it has not."""
+        count, step = _TOPICS[topic]
+        consumer = subscribe(client, topic, name)
+        if name == _SUBSCRIPTIONS[0]:
+            subscribe(client, topic, _SUBSCRIPTIONS[1]).close()
+            publish(client, topic, range(count), batch=0)
+        messages = sorted(receive(consumer, count), key=lambda each: int(each.data()))
+        for number, message in enumerate(messages):
+            if number % step:
+                consumer.acknowledge(message)
+        return topic, name, consumer, messages[step]
+
+    def _stats(self):
+        return {topic: self._cluster.internal_stats(topic)["cursors"] for topic in _TOPICS}
+
+    def _compare(self, inspected, explained, stats):
+        for topic, answer, explanation in zip(_TOPICS, inspected, explained, strict=True):
+            self.section.compare("numbers of cursors", len(answer["cursors"]), len(stats[topic]), where=topic)
+            for cursor, reasons in zip(answer["cursors"], explanation["cursors"], strict=True):
+                name = cursor["subscription"]
+                found, state, where = stats[topic][name], cursor["state"], f"{topic}, {name}"
+                ranges = ",".join(
+                    f"({each['ledger_id']}:{each['first'] - 1}..{each['ledger_id']}:{each['last']}]"
+                    for each in state["ranges"]
+                )
+                compare = self.section.compare
+                compare("mark-delete positions", cursor["mark_delete"], found["markDeletePosition"], where=where)
+                compare("lists of ranges", f"[{ranges}]", found["individuallyDeletedMessages"], where=where)
+                compare("cursor ledgers", cursor["cursor_ledger_id"], found["cursorLedger"], where=where)
+                count, _ = _TOPICS[topic]
+                backlog = count - state["entry_count"] - (Position.parse(cursor["mark_delete"]).entry_id + 1)
+                compare("backlogs", reasons["backlog"], backlog, where=where)
+                first = _first_unacked(found)
+                compare("messages that hold back the mark-delete", reasons["holes"][0]["first"], first, where=where)
+                compare("ages of that message that are known", reasons["holes"][0]["age_ms"] > 0, True, where=where)
+
+    def _without_a_bookie(self, url, stats):
+        """Inspect once more while one bookie is dead."""
+        if len(self._cluster.bookies) < 3:
+            return
+        bookie, port = self._cluster.bookies[0]
+        bookie.end(signal.SIGKILL)
+        for topic in _TOPICS:
+            for cursor in ackstate_json("inspect", f"{url}/public/default/{topic}")["cursors"]:
+                found, where = stats[topic][cursor["subscription"]], f"{topic}, {cursor['subscription']}"
+                shown = (cursor["mark_delete"], cursor["range_count"])
+                theirs = (found["markDeletePosition"], found["totalNonContiguousDeletedMessagesRange"])
+                self.section.compare("states read while one of three bookies is dead", shown, theirs, where=where)
+        bookie.start(lambda: listens(port))
+
+    def _continue(self, consumers, stats):
+        """Let the broker append to its cursor ledgers once more."""
+        for _, _, consumer, message in consumers:
+            consumer.acknowledge(message)
+        time.sleep(1.5)
+        after = self._stats()
+        for topic, name, consumer, _ in consumers:
+            old, new = stats[topic][name], after[topic][name]
+            grown = (
+                new["cursorLedger"] == old["cursorLedger"]
+                and new["cursorLedgerLastEntry"] > old["cursorLedgerLastEntry"]
+            )
+            self.section.compare("cursor ledgers that the broker continues", grown, True, where=f"{topic}, {name}")
+            consumer.close()
+
+    def _versions(self):
+        """Return path -> transaction of the last change, of the cursors and BookKeeper's ledgers."""
+        zookeeper = KazooClient(self._cluster.hosts)
+        zookeeper.start(timeout=30)
+        found = {}
+        with closing(zookeeper):
+            paths = ["/managed-ledgers", "/ledgers"]
+            for path in paths:
+                _, stat = zookeeper.get(path)
+                found[path] = (stat.mzxid, stat.cversion)
+                paths += [f"{path}/{name}" for name in zookeeper.get_children(path)]
+            zookeeper.stop()
+        return found
+
+
+def _first_unacked(stats):
+    """Return the first unacked message of a topic of one ledger, by the broker's statistics."""
+    ledger_id, entry_id = Position.parse(stats["markDeletePosition"])
+    return str(Position(ledger_id, entry_id + 1))

@@ -1,0 +1,77 @@
+"""Writes docs/pulsar-live.md from comparisons with real brokers."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from ackstate.analysis.atomic_write import write_atomically
+
+_HEAD = """# A real Pulsar broker and ackstate
+
+`make live` starts a real Apache Pulsar {release} cluster from the jars of Maven Central: a ZooKeeper server, three
+bookies and a broker, each in a process of its own on the loopback address, and a standalone broker. It compares the
+broker with this library, and writes this page. It needs Maven, Java 17, about 250 MB for the jars, 3 GB of memory, and
+some minutes. It ends every process that it starts.
+
+{compared:,} comparisons, {agreed:,} of which agree.
+
+| section | comparisons | agree |
+|---|---:|---:|
+{table}
+
+The commands are described in [operations](operations.md#live-cursors-of-a-pulsar-cluster), the layout in
+[wire format](wire-format.md#pulsars-layout).
+"""
+
+_DIFFERENCES = """
+## Behaviour of Pulsar {release} to know
+
+- **Partly acked batches.** A cursor that is closed writes them to its record in the metadata store, and the next broker
+  does not read them from there: a batch of which one message is unacked is redelivered whole. From a cursor ledger it
+  reads them. So `pulsar import` writes a cursor ledger whatever the size of the state, and leaves the cursor open.
+- **A lone ack of a part of a batch** is written by the broker only when it closes the cursor, or with another ack.
+- **The end of a ledger.** If the mark-delete position is the last entry of a ledger, the broker moves it to the
+  position before the first entry of the next one when it opens the topic. `ManagedCursor` does so, too.
+- **Loading a topic does not change a cursor's record.** The broker takes a cursor ledger over by recovery, so a former
+  owner cannot append to it. A former owner whose state is in the record is kept out by the topic's ownership alone,
+  until the broker writes the record. Write only while you hold the topic (`hold_topic`), as `pulsar import` does.
+- **`topics unload` does not give a topic up**: its bundle stays the broker's. `namespaces unload` does.
+- **A stopped broker** gives its bundles up at once, a killed one when its session ends
+  (`metadataStoreSessionTimeoutMillis`).
+- **A standalone broker** that is stopped does not always close its last ledger, because its bookie stops first. Unload
+  the namespace before.
+"""
+
+
+def write_page(path, sections, *, release):
+    """Write the page."""
+    rows = [(section.title, *_sum(section)) for section in sections]
+    text = _HEAD.format(
+        release=release,
+        compared=sum(row[2] for row in rows),
+        agreed=sum(row[1] for row in rows),
+        table="\n".join(f"| {title} | {total:,} | {good:,} |" for title, good, total in rows),
+    )
+    text += "".join(map(_section, sections)) + _DIFFERENCES.format(release=release)
+    write_atomically(Path(path), text)
+
+
+def _sum(section):
+    return tuple(sum(numbers) for numbers in zip(*section.counts.values(), strict=True))
+
+
+def _section(section):
+    lines = [f"\n## {section.title}\n", *_wrapped(section.says), "", "| compared | agree |", "|---|---:|"]
+    lines += [f"| {what} | {good:,} of {total:,} |" for what, (good, total) in section.counts.items()]
+    lines += [f"\n{note}" for note in section.notes]
+    lines += ["", "Differences:", "", *(f"- {_escaped(each)}" for each in section.wrong)] if section.wrong else []
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(text):
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _escaped(text):
+    return text.replace("|", "\\|")

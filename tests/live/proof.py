@@ -1,0 +1,54 @@
+"""Compares a real broker with ackstate, and writes docs/pulsar-live.md.
+
+python -P -m live.proof PAGE [SECTION ...]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from live.cluster import Cluster
+from live.handovers import Handovers
+from live.inspection import Inspection
+from live.java_process import JARS
+from live.opening import JARS_VARIABLE, OpensOurs
+from live.page import write_page
+from live.standalone import StandaloneMetadata
+from live.transfer import Transfer
+
+_PARTS = {
+    "opening": OpensOurs,
+    "handovers": Handovers,
+    "inspection": Inspection,
+    "transfer": Transfer,
+    "standalone": StandaloneMetadata,
+}
+
+
+def main(page, names):
+    """Run the parts on one cluster, write the page, and return the exit status."""
+    os.environ[JARS_VARIABLE] = str(JARS)
+    sections = []
+    with tempfile.TemporaryDirectory(prefix="ackstate-live-") as directory:
+        cluster = Cluster(Path(directory), bookie_count=3)
+        try:
+            cluster.start()
+            for name in names or _PARTS:
+                begun_s = time.monotonic()
+                sections += _PARTS[name](cluster).run()
+                print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
+        finally:
+            cluster.stop()
+    if not names:
+        write_page(page, sections, release=(JARS / ".stamp").read_text().strip())
+    for section in sections:
+        print(section.title, section.counts, len(section.wrong), "wrong", flush=True)
+    return 1 if any(section.wrong for section in sections) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,320 @@
+"""Export and import of ack states without a broker: the file, the refusals, and the import in place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
+from ackstate.analysis.pulsar.transfer.ack_state_file import (
+    AckStateFile,
+    ExportedCursor,
+    Fingerprint,
+    decode_ack_states,
+    encode_ack_states,
+    read_ack_states,
+    write_ack_states,
+)
+from ackstate.analysis.pulsar.transfer.broker_check import checked
+from ackstate.analysis.pulsar.transfer.export import exported_cursors
+from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, check_fingerprints, fitted
+from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor, import_in_place
+from ackstate.cursor import CursorConfig, Format, ManagedCursor
+from ackstate.cursor.journal.format import CursorState
+from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError
+from ackstate.ledger_map import LedgerMap
+from command_line import assert_one_line, run
+from pulsar_nodes import NODE, OWNED, TOPIC, layout_of, new_nodes
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "ack-states-v1.ack"
+SEALED = b'%s{"crc32c":"%08x"}\n'
+
+
+def state_of(mark_delete, runs=(), batches=()):
+    deleted, batch = DeletedRanges(), BatchIndexes()
+    for each in runs:
+        deleted.add_run(*each)
+    for position, words in batches:
+        batch.ack(Position(*position), words)
+    return CursorState(Position(*mark_delete), deleted, batch, {"horizon": -7})
+
+
+GOLDEN_STATE = state_of((3, 7), [(3, 9, 20), (3, 22, 23), (5, 0, 4)], [((3, 20), [0b101]), ((5, 7), [-1, 3])])
+GOLDEN_CURSOR = ExportedCursor(
+    TOPIC, "billing", GOLDEN_STATE, {3: 50, 5: 8}, {"owner": "team é"},
+    (Fingerprint(Position(3, 22), 0xDCE456D5, 1_795_523_497_557),),
+)  # fmt: skip
+GOLDEN_FILE = AckStateFile("pulsar+zk://127.0.0.1:2181", 1_795_523_993_067, (GOLDEN_CURSOR,))
+
+
+def sealed(*objects):
+    body = b"".join(json.dumps(each).encode() + b"\n" for each in objects)
+    return SEALED % (body, google_crc32c.value(body))
+
+
+def test_the_golden_file_is_what_is_written_and_read(tmp_path):
+    assert encode_ack_states(GOLDEN_FILE) == GOLDEN.read_bytes()
+    assert read_ack_states(GOLDEN) == GOLDEN_FILE
+    assert write_ack_states(tmp_path / "file", GOLDEN_FILE) == len(GOLDEN.read_bytes())
+    assert (tmp_path / "file").read_bytes() == GOLDEN.read_bytes()
+
+
+@given(
+    st.sets(st.integers(0, 400), max_size=60),
+    st.integers(-1, 300),
+    st.dictionaries(st.text(), st.text(), max_size=3),
+    st.text(min_size=1),
+)
+def test_what_is_written_is_read(entries, mark_delete, properties, name):
+    deleted = DeletedRanges()
+    deleted.add_entries(4, [entry for entry in entries if entry > mark_delete])
+    content = CursorState(Position(4, mark_delete), deleted, BatchIndexes(), {})
+    properties = {key: text for key, text in properties.items() if _is_utf8(key + text)}
+    cursor = ExportedCursor(TOPIC, name if _is_utf8(name) else "s", content, {4: 401}, properties)
+    contents = AckStateFile("x", 0, (cursor, cursor))
+    assert decode_ack_states(encode_ack_states(contents)) == contents
+
+
+def _is_utf8(text):
+    return not any(0xD800 <= ord(each) < 0xE000 for each in text)
+
+
+def test_every_damaged_byte_is_found():
+    data = GOLDEN.read_bytes()
+    for at in range(len(data)):
+        with pytest.raises(CorruptStateError):
+            decode_ack_states(data[:at])
+        for bit in (0, 3, 7):
+            damaged = bytes([*data[:at], data[at] ^ 1 << bit, *data[at + 1 :]])
+            with pytest.raises((CorruptStateError, UnsupportedVersionError)):
+                decode_ack_states(damaged)
+
+
+def test_a_file_with_the_right_checksum_and_wrong_fields_is_refused():
+    header, cursor, _ = (json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines())
+    assert decode_ack_states(sealed(header, cursor)) == GOLDEN_FILE
+    for name, value in {
+        "topic": 1, "subscription": None, "mark_delete": "3:8", "cursor_properties": {"a": 1},
+        "ledgers": [[5, 8], [3, 50]], "fingerprints": [[1, 2, 3]], "state": "CAM=",
+    }.items():  # fmt: skip
+        with pytest.raises(CorruptStateError, match="export"):
+            decode_ack_states(sealed(header, cursor | {name: value}))
+    for name, value in {"state": "?", "ledgers": [], "cursor_properties": []}.items():
+        with pytest.raises(CorruptStateError, match="export"):
+            decode_ack_states(sealed(header, cursor | {name: value}))
+    for wrong in (header | {"cursor_count": 2}, header | {"source": 1}, header | {"exported_at_ms": True}):
+        with pytest.raises(CorruptStateError, match="export"):
+            decode_ack_states(sealed(wrong, cursor))
+    with pytest.raises(UnsupportedVersionError, match="version 2; this release reads up to 1"):
+        decode_ack_states(sealed(header | {"ackstate_export": 2}, cursor))
+    for foreign in (b"", b"\n", b"{}\n{}\n", b"PAR1", b"[1]\n"):
+        with pytest.raises(CorruptStateError):
+            decode_ack_states(foreign)
+
+
+def test_a_state_is_fitted_to_a_log_that_was_trimmed_or_has_grown():
+    grown = fitted(GOLDEN_CURSOR, LedgerMap.from_counts({3: 50, 5: 9, 6: 1}))
+    assert grown == GOLDEN_STATE
+    trimmed = fitted(GOLDEN_CURSOR, LedgerMap.from_counts({5: 8}))
+    assert (trimmed.mark_delete, str(trimmed.deleted)) == (Position(5, -1), "[(5:-1..5:3]]")
+    assert list(trimmed.batch) == [Position(5, 7)]
+    assert not fitted(GOLDEN_CURSOR, LedgerMap.from_counts({7: 3})).deleted
+
+
+def test_a_state_of_another_topic_is_refused():
+    for counts, words in {
+        (3, 49, 5, 8): "ledger 3 had 50 entries when it was exported, and the topic has 49 entries in it",
+        (3, 51, 5, 8): "51 entries in it",
+        (3, 50, 5, 7): "7 entries in it",
+        (3, 50, 6, 8): "no such ledger",
+        (1, 5, 3, 50): "no such ledger",
+    }.items():
+        with pytest.raises(OtherTopicError, match=words):
+            fitted(GOLDEN_CURSOR, LedgerMap.from_counts({counts[0]: counts[1], counts[2]: counts[3]}))
+    beyond = replace(GOLDEN_CURSOR, content=state_of((3, 7), [(5, 8, 9)]))
+    with pytest.raises(OtherTopicError, match="an ack of 5:8"):
+        fitted(beyond, LedgerMap.from_counts({3: 50, 5: 8}))
+
+
+@pytest.fixture
+def nodes():
+    """A topic with two ledgers in its store, whose entries are numbers."""
+    found = new_nodes()
+    ledgers = found.store.ledgers
+    ids = [ledgers.create("log") for _ in range(2)]
+    for ledger_id, count in zip(ids, (6, 4), strict=True):
+        for entry in range(count):
+            ledgers.append(ledger_id, _entry(ledger_id * 100 + entry))
+    first, last = ids
+    found.set(NODE, b"\n\x06\x08%c\x10\x06\x20\x05\n\x04\x08%c \x00" % (first, last))
+    found.ids = ids
+    return found
+
+
+def _entry(number):
+    metadata = b"\x0a\x01p\x10%c\x18%c" % (number % 128, number % 128)
+    rest = len(metadata).to_bytes(4, "big") + metadata
+    return b"\x0e\x01" + google_crc32c.value(rest).to_bytes(4, "big") + rest
+
+
+def opened(nodes, name):
+    store = layout_of(nodes)
+    log = store.find_message_log(TOPIC).ledgers
+    return ManagedCursor.open(
+        store, topic=TOPIC, subscription=name, ledgers=log, config=CursorConfig(format=Format.PULSAR), now_ms=0
+    )
+
+
+def exported(nodes):
+    cursor = opened(nodes, "s")
+    first, last = nodes.ids
+    cursor.mark_delete(Position(first, 1), now_ms=1)
+    cursor.ack_many([Position(first, 3), Position(last, 0), Position(last, 2)], now_ms=1)
+    cursor.ack_batch(Position(last, 3), [0b110], now_ms=1)
+    cursor.set_cursor_properties({"owner": "billing"})
+    cursor.persist(now_ms=2)
+    return exported_cursors(layout_of(nodes), TOPIC)
+
+
+def test_a_clone_in_place_has_the_same_state(nodes):
+    (cursor,) = exported(nodes)
+    first, last = nodes.ids
+    assert [each.position for each in cursor.fingerprints] == [
+        Position(first, 1), Position(first, 2), Position(first, 3), Position(last, 2)
+    ]  # fmt: skip
+    store = layout_of(nodes)
+    done = import_in_place(store, cursor, topic=TOPIC, subscription="clone", now_ms=5)
+    assert (done.is_new, done.newly_acked, done.range_count, done.batch_count) == (True, 5, 3, 1)
+    (clone,) = exported_cursors(store, TOPIC, subscriptions=["clone"])
+    assert replace(clone, subscription="s") == cursor
+    again = import_in_place(store, cursor, topic=TOPIC, subscription="clone", now_ms=6)
+    assert (again.is_new, again.newly_acked) == (False, 0)
+
+
+def test_an_import_keeps_acks_that_are_there(nodes):
+    (cursor,) = exported(nodes)
+    first, last = nodes.ids
+    there = opened(nodes, "t")
+    there.mark_delete(Position(first, 4), now_ms=1)
+    there.ack(Position(last, 1), now_ms=1)
+    there.persist(now_ms=1)
+    done = import_in_place(layout_of(nodes), cursor, topic=TOPIC, subscription="t", now_ms=5)
+    assert (done.newly_acked, done.mark_delete) == (2, Position(first, 4))
+    (found,) = exported_cursors(layout_of(nodes), TOPIC, subscriptions=["t"])
+    assert str(found.content.deleted) == f"[({last}:-1..{last}:2]]"
+
+
+def test_an_import_into_an_owned_or_another_topic_changes_nothing(nodes):
+    (cursor,) = exported(nodes)
+    owned = "/namespace/public/default/0x80000000_0xffffffff"
+    nodes.set(owned, OWNED)
+    before = {name: nodes.get(f"{NODE}/{name}") for name in nodes.children(NODE)}
+    with pytest.raises(TopicOwnedError):
+        import_in_place(layout_of(nodes), cursor, topic=TOPIC, subscription="s", now_ms=5)
+    nodes.delete(owned, expected_version=nodes.get(owned).version)
+    (fingerprint, *_) = cursor.fingerprints
+    other = replace(cursor, fingerprints=(replace(fingerprint, checksum=1),))
+    with pytest.raises(OtherTopicError, match=f"the message at {fingerprint.position}"):
+        import_in_place(layout_of(nodes), other, topic=TOPIC, subscription="s", now_ms=5)
+    with pytest.raises(AckStateError, match="has no topic"):
+        import_in_place(layout_of(nodes), cursor, topic="persistent://public/default/t2", subscription="s", now_ms=5)
+    assert {name: nodes.get(f"{NODE}/{name}") for name in nodes.children(NODE)} == before
+    assert check_fingerprints(cursor, LedgerMap.from_counts({99: 1}), nodes.store.ledgers) == 0
+
+
+class Admin:
+    """Answers of a broker in order, the last one again and again."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def get(self, path):
+        assert path == "/admin/v2/persistent/public/default/t1/internalStats"
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def internals(mark_delete, ranges):
+    ledgers = [{"ledgerId": 3, "entries": 50}, {"ledgerId": 5, "entries": 0}]
+    cursor = {"markDeletePosition": mark_delete, "individuallyDeletedMessages": ranges, "state": "Open"}
+    return {"ledgers": ledgers, "currentLedgerEntries": 8, "cursors": {"a%2Fb": cursor}}
+
+
+def test_acks_that_did_not_reach_the_broker_are_counted():
+    outcome = ImportedCursor(TOPIC, "a/b", None, None, None, None, 0)
+    for mark_delete, ranges, missing in (
+        ("3:7", "[(3:8..3:19],(3:21..3:22],(5:-1..5:3]]", 0),
+        ("5:3", "[]", 0),
+        ("3:-1", "[]", 8 + 11 + 1 + 4),
+        ("3:4", "[(3:5..3:6],(3:8..3:19],(5:-1..5:1]]", 2 + 1 + 2),
+    ):
+        found = checked(Admin(internals(mark_delete, ranges)), GOLDEN_CURSOR, outcome)
+        assert (found.missing_acks, str(found.mark_delete)) == (missing, mark_delete)
+        assert bool(found.remarks) is bool(missing)
+    late = Admin(internals("3:-1", "[]"), internals("5:3", "[]"))
+    assert checked(late, GOLDEN_CURSOR, outcome).missing_acks == 0
+    with pytest.raises(AckStateError, match="has no such subscription"):
+        checked(Admin(internals("3:-1", "[]")), GOLDEN_CURSOR, replace(outcome, subscription="c"))
+
+
+def test_an_export_names_what_there_is(nodes):
+    exported(nodes)
+    store = layout_of(nodes)
+    for own in ("__compaction", "pulsar.dedup", "pulsar.repl.east"):
+        nodes.set(f"{NODE}/{own}", nodes.get(f"{NODE}/s").data)
+    assert [each.subscription for each in exported_cursors(store, TOPIC)] == ["s"]
+    assert [each.subscription for each in exported_cursors(store, TOPIC, subscriptions=["pulsar.dedup"])] == [
+        "pulsar.dedup"
+    ]
+    for own in ("__compaction", "pulsar.dedup", "pulsar.repl.east"):
+        nodes.delete(f"{NODE}/{own}", expected_version=nodes.get(f"{NODE}/{own}").version)
+    with pytest.raises(AckStateError, match="has no subscription 'x'; its subscriptions are: 's'"):
+        exported_cursors(store, TOPIC, subscriptions=["x"])
+    with pytest.raises(AckStateError, match="has no topic persistent://public/default/none"):
+        exported_cursors(store, "persistent://public/default/none")
+    nodes.set(f"{NODE}p-partition-1", nodes.get(NODE).data)
+    nodes.set(f"{NODE}p-partition-10", nodes.get(NODE).data)
+    nodes.set(f"{NODE}p-partition-2/s", nodes.get(f"{NODE}/s").data)
+    nodes.set(f"{NODE}p-partition-2", nodes.get(NODE).data)
+    nodes.set(f"{NODE}p-partition-10/s", nodes.get(f"{NODE}/s").data)
+    found = exported_cursors(store, f"{TOPIC}p")
+    assert [each.topic for each in found] == [f"{TOPIC}p-partition-2", f"{TOPIC}p-partition-10"]
+
+
+def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("ACKSTATE_BOOKKEEPER_CLASSPATH", raising=False)
+    missing, golden = tmp_path / "none", str(GOLDEN)
+    second = tmp_path / "two"
+    write_ack_states(second, replace(GOLDEN_FILE, cursors=(GOLDEN_CURSOR, replace(GOLDEN_CURSOR, subscription="b"))))
+    for words, expected in {
+        ("export", "etcd:h:1", "t", str(missing)): "metadata in etcd is not supported",
+        ("export", "pulsar+zk://", "t", str(missing)): "expected pulsar+zk://HOST:PORT",
+        ("export", "pulsar+zk://h:1", "non-persistent://a/b/c", str(missing)): "topic must be persistent://",
+        ("import", str(missing), "pulsar://127.0.0.1:1"): "No such file",
+        ("import", golden, "pulsar+oxia://h:1"): "metadata in Oxia is not supported",
+        (
+            "import",
+            golden,
+            "pulsar://127.0.0.1:1",
+            "--subscription",
+            "x",
+        ): "has no such cursor; its",
+        ("import", golden, "pulsar://127.0.0.1:1", "--bookies", "2"): "--bookies is for pulsar+zk:// alone",
+        ("import", golden, "pulsar+zk://h:1", "--token-file", golden): "--token-file is for pulsar:// alone",
+        ("import", golden, "pulsar+zk://h:1", "--check", "http://h"): "--check is for pulsar:// alone",
+        ("import", str(second), "pulsar://127.0.0.1:1", "--as", "x"): "--as needs one subscription",
+        ("export", f"pulsar+rocksdb:{tmp_path}", "t", str(missing)): "is not the metadata directory of a standalone",
+    }.items():
+        outcome = run(capsys, "pulsar", *words)
+        assert outcome.status == 2, (words, outcome)
+        assert_one_line(outcome)
+        assert expected in outcome.err, (words, outcome.err)
+        assert not missing.exists()
+    for command in ("inspect", "fsck", "explain"):
+        outcome = run(capsys, command, "pulsar+etcd:h:1")
+        assert (outcome.status, "metadata in etcd is not supported" in outcome.err) == (2, True)

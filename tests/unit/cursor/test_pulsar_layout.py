@@ -1,0 +1,266 @@
+"""Pulsar's own layout as a store, on a directory of nodes in memory: paths, names, refusals, the message log."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from ackstate import CorruptStateError, Position, UnsupportedVersionError
+from ackstate.cursor import CursorConfig, Format, ManagedCursor
+from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
+from ackstate.cursor.store import StoreError, VersionMismatchError
+from ackstate.cursor.stores.pulsar_names import decoded, managed_ledger_name, pulsar_path
+from ackstate.cursor.stores.pulsar_nodes import check_topic, is_pulsar_url, parse_pulsar_url
+from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
+from ackstate.cursor.stores.pulsar_rocksdb import (
+    RocksDbValue,
+    closed_ledger_last,
+    decode_value,
+    encode_value,
+    ledger_path,
+)
+from ackstate.ledger_map import LedgerMap
+from ackstate.wire.pulsar import Compression, decode_cursor_info
+from ackstate.wire.pulsar.compression import compress
+from ackstate.wire.pulsar.ledger_info import MessageLedger, decode_ledger_info
+from ackstate.wire.pulsar.message_entry import decode_message_times
+from pulsar_nodes import CURSOR_RECORD, NODE, OWNED, TOPIC, TOPIC_RECORD, layout_of, new_nodes
+
+
+@pytest.fixture
+def nodes():
+    return new_nodes()
+
+
+def test_names_are_those_of_a_broker():
+    for path, expected in {
+        "/managed-ledgers/persistent%3A%2F%2Fpublic%2Fdefault%2Ft1": NODE,
+        "/managed-ledgers/persistent%3A%2F%2Fa%2Fb%2Fx%20y%2Fz/s%2F1": "/managed-ledgers/a/b/persistent/x+y%2Fz/s%2F1",
+        "/managed-ledgers/persistent%3A%2F%2Fa%2Fb%2F~%C3%BC/%2B": "/managed-ledgers/a/b/persistent/%7E%C3%BC/%2B",
+        "/cursor-terms": None,
+        "/managed-ledgers/persistent%3A%2F%2Fa%2Fb%2Fc/s/more": None,
+    }.items():
+        assert pulsar_path(path) == expected
+    assert decoded("x+y%2Fz") == "x y/z"
+    for damaged in ("", "%ff", "a b", "%zz", "~"):
+        with pytest.raises(CorruptStateError):
+            decoded(damaged)
+    for other in ("orders", "non-persistent://a/b/c", "persistent://a/b"):
+        with pytest.raises(ValueError, match="persistent://TENANT/NAMESPACE/TOPIC"):
+            managed_ledger_name(other)
+
+
+def test_urls_name_the_metadata_store():
+    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d") == ("zk:", "h:1,i:2", "a/b/c/d")
+    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d").topic == "persistent://a/b/c/d"
+    assert parse_pulsar_url("zk:h:1") == ("zk:", "h:1", "")
+    assert parse_pulsar_url("zk:h:1").topic is None
+    assert parse_pulsar_url("pulsar+rocksdb:/var/m") == ("rocksdb:", "/var/m", "")
+    assert parse_pulsar_url("rocksdb:data") == ("rocksdb:", "data", "")
+    for url, words in {
+        "etcd:h:1": "metadata in etcd is not supported",
+        "pulsar+oxia://h:1": "metadata in Oxia is not supported",
+        "memory:local": "memory of a broker is not supported",
+        "pulsar+zk://": "expected pulsar\\+zk://HOST:PORT",
+        "pulsar+zk:///a/b": "expected pulsar\\+zk://HOST:PORT",
+        "pulsar+zk://h:1//b": "expected pulsar\\+zk://HOST:PORT",
+        "pulsar+rocksdb:": "names no directory",
+        "pulsar+http://h": "expected pulsar\\+zk://HOST:PORT",
+    }.items():
+        assert is_pulsar_url(url)
+        with pytest.raises(ValueError, match=words):
+            parse_pulsar_url(url)
+    assert not is_pulsar_url("zookeeper://h:1/r")
+    assert not is_pulsar_url("data/zk")
+    assert check_topic("t") == "persistent://public/default/t"
+    assert check_topic("a/b/c") == "persistent://a/b/c"
+    with pytest.raises(ValueError, match="persistent"):
+        check_topic("non-persistent://a/b/c")
+
+
+def test_a_brokers_cursor_is_opened_in_place_and_written_back(nodes):
+    ledger = nodes.store.ledgers.create("cursor of a broker")
+    nodes.store.ledgers.append(ledger, base64.b64decode("CAAQATINCAAQqP2q1arVqgEQAA=="))
+    nodes.set(f"{NODE}/s%2F1", b"\x08%c" % ledger + CURSOR_RECORD[2:])
+    store = layout_of(nodes)
+    assert [(each.topic, each.subscription) for each in find_cursors(store)] == [(TOPIC, "s/1")]
+    cursor = ManagedCursor.open(
+        store, topic=TOPIC, subscription="s/1", ledgers=LedgerMap.from_counts({0: 50}),
+        config=CursorConfig(format=Format.PULSAR), now_ms=0,
+    )  # fmt: skip
+    assert (str(cursor.mark_delete_position), cursor.deleted.range_count) == ("0:1", 22)
+    cursor.ack(Position(0, 2), now_ms=1)
+    cursor.close(now_ms=2)
+    found = decode_cursor_info(nodes.get(f"{NODE}/s%2F1").data)
+    assert (found.mark_delete, found.cursors_ledger_id, found.deleted.range_count) == (Position(0, 3), -1, 21)
+
+
+def test_a_version_of_a_node_is_compared(nodes):
+    store = layout_of(nodes)
+    path = "/managed-ledgers/persistent%3A%2F%2Fpublic%2Fdefault%2Ft1/s"
+    version = store.metadata.put(path, CURSOR_RECORD, expected_version=-1)
+    nodes.set(f"{NODE}/s", CURSOR_RECORD)
+    with pytest.raises(VersionMismatchError):
+        store.metadata.put(path, b"", expected_version=version)
+    for foreign in ("/cursor-terms", "/managed-ledgers/persistent%3A%2F%2Fpublic%2Fdefault%2Ft1"):
+        with pytest.raises(StoreError, match="no place in Pulsar's layout"):
+            store.metadata.put(foreign, b"1", expected_version=-1)
+    assert store.metadata.get("/cursor-terms") is None
+
+
+def test_only_the_cursors_within_a_url_are_listed(nodes):
+    for topic in ("public/default/persistent/t1/s", "public/other/persistent/t1/s", "acme/x/persistent/a%2Fb/s"):
+        nodes.set(f"/managed-ledgers/{topic}", CURSOR_RECORD)
+    for within, expected in {
+        "": ["acme/x/a/b", "public/default/t1", "public/other/t1"],
+        "public": ["public/default/t1", "public/other/t1"],
+        "public/other": ["public/other/t1"],
+        "acme/x/a/b": ["acme/x/a/b"],
+        "public/default/none": [],
+    }.items():
+        names = find_cursors(layout_of(nodes, within))
+        assert sorted(each.topic for each in names) == [f"persistent://{name}" for name in expected]
+
+
+def test_an_inspection_knows_the_message_log(nodes):
+    nodes.set(NODE, b"\n\x06\x08\x00\x10\x32\x20\x05\n\x04\x08\x07 \x00")
+    record = b"\x08" + b"\xff" * 9 + b"\x01\x10\x00\x18\x03"
+    nodes.set(f"{NODE}/s", record)
+    (name,) = find_cursors(layout_of(nodes))
+    found = inspect_cursor(layout_of(nodes), name)
+    assert (found.log_end, found.content.mark_delete, found.problems) == (Position(0, 49), Position(0, 3), ())
+    nodes.set(NODE, b"\n\x06\x08\x00\x10\x02\x20\x05")
+    (problem,) = inspect_cursor(layout_of(nodes), name).problems
+    assert "up to the end of the message log, 0:1" in problem.expected
+    nodes.set(NODE, b"\n\x06\x08\x00")
+    (problem,) = inspect_cursor(layout_of(nodes), name).problems
+    assert problem.what == "managed ledger info"
+
+
+def test_a_topic_is_held_only_while_no_broker_owns_it(nodes):
+    path = (
+        f"/namespace/public/default/{'0x80000000_0xffffffff' if topic_hash(TOPIC) >> 31 else '0x00000000_0x80000000'}"
+    )
+    assert topic_hash(TOPIC) == 0xC1EC4B02
+    with hold_topic(nodes, TOPIC):
+        assert b'"disabled": true' in nodes.get(path).data
+        with pytest.raises(TopicOwnedError, match="holds-this-bundle"), hold_topic(nodes, TOPIC):
+            pytest.fail("two held it")
+    assert nodes.get(path) is None
+    nodes.set("/namespace/public/default/0x00000000_0x80000000", OWNED)
+    assert find_owner(nodes, TOPIC) is None
+    nodes.set(path, OWNED)
+    with pytest.raises(TopicOwnedError, match=r"owned by pulsar://127\.0\.0\.1:6650"), hold_topic(nodes, TOPIC):
+        pytest.fail("a broker owns it")
+    assert nodes.get(path).data == OWNED
+
+
+def test_ownership_that_cannot_be_checked_is_refused(nodes):
+    with pytest.raises(StoreError, match="no bundle for"), hold_topic(nodes, "persistent://a/b/c"):
+        pytest.fail("there is no such namespace")
+    nodes.set("/loadbalance/brokers/b:1", b'{"loadManagerClassName":"x.extensions.ExtensibleLoadManagerImpl"}')
+    with pytest.raises(StoreError, match="broker b:1 keeps the ownership of topics in a topic"):
+        find_owner(nodes, TOPIC)
+    nodes.set("/loadbalance/brokers/b:1", b"\xff")
+    with pytest.raises(CorruptStateError, match="/loadbalance/brokers/b:1"):
+        find_owner(nodes, TOPIC)
+    nodes.set("/loadbalance/brokers/b:1", b"{}")
+    nodes.set("/namespace/public/default/all", OWNED)
+    with pytest.raises(CorruptStateError, match="bundle of namespace public/default"):
+        find_owner(nodes, TOPIC)
+
+
+def test_the_record_of_a_topic_names_its_ledgers():
+    open_one = b"\x0a\x04\x08\x09\x20\x00"
+    closed = b"\x0a\x0a\x08\x03\x10\x32\x18\xb0\x0e\x20\x05\x78" + b"\x01"
+    offloaded = b"\x0a\x0a\x08\x05\x10\x02\x2a\x04\x18\x01\x20\x01"
+    record = closed[:1] + bytes([len(closed) - 2]) + closed[2:] + offloaded + open_one
+    expected = (MessageLedger(3, 50), MessageLedger(5, 2, is_offloaded=True), MessageLedger(9, 0))
+    assert decode_ledger_info(record) == expected
+    still_there = b"\x0a\x08\x08\x05\x10\x02\x2a\x02\x18\x01"
+    assert decode_ledger_info(still_there) == (MessageLedger(5, 2),)
+    padded = record + b"\x1a\x7e" + b"\x0a\x7c" + b"x" * 124
+    assert decode_ledger_info(compress(padded, Compression.ZLIB)) == expected
+    for damaged in (record[:-1], record + b"\x0a", open_one + closed, b"\x0a\x00", b"\x0a\x02\x08\xff", b"\x0b"):
+        with pytest.raises(CorruptStateError):
+            decode_ledger_info(damaged)
+
+
+def test_every_truncation_and_bit_flip_is_a_typed_error():
+    entry = _entry(publish_time_ms=1_795_523_497_557, deliver_at_ms=9)
+    value = encode_value(RocksDbValue(b"data", 3))
+    ledger = b"BookieMetadataFormatVersion\t3\n" + b"\x0a\x08\x01\x10\x01\x18\x00\x20\x31\x28\x03"
+    for data, decode in (
+        (TOPIC_RECORD, decode_ledger_info),
+        (entry, decode_message_times),
+        (value, lambda found: decode_value(found, what="v")),
+        (ledger, lambda found: closed_ledger_last(found, what="l")),
+    ):
+        decode(data)
+        flips = (
+            bytes([*data[:at], data[at] ^ 1 << bit, *data[at + 1 :]]) for at in range(len(data)) for bit in range(8)
+        )
+        for damaged in (*(data[:end] for end in range(len(data))), *flips):
+            try:
+                decode(damaged)
+            except (CorruptStateError, UnsupportedVersionError):
+                continue
+
+
+def test_the_times_of_a_message_are_in_its_entry():
+    entry = _entry(publish_time_ms=1_795_523_497_557, deliver_at_ms=1_795_523_500_000, message_count=10)
+    assert decode_message_times(entry) == (1_795_523_497_557, 1_795_523_500_000, 10)
+    assert decode_message_times(b"\x0e\x02\x00\x00\x00\x03abc" + entry) == decode_message_times(entry)
+    assert decode_message_times(entry[6:]) == decode_message_times(entry)
+    assert decode_message_times(_entry(publish_time_ms=5)) == (5, 0, 1)
+    with pytest.raises(CorruptStateError, match="checksum"):
+        decode_message_times(entry + b"!")
+
+
+def test_a_value_of_rocksdb_is_that_of_a_broker():
+    # Written by a standalone 4.2.4 broker.
+    found = (
+        bytes.fromhex("000000290000000100000000000000010000000000000000000001a20d7ea41d000001a20d7ea46d00")
+        + TOPIC_RECORD
+    )
+    value = decode_value(found, what="v")
+    assert (value.data, value.version, value.owner, value.is_ephemeral) == (TOPIC_RECORD, 1, 0, False)
+    assert value.changed_ms - value.created_ms == 80
+    assert encode_value(value) == found
+    with pytest.raises(UnsupportedVersionError):
+        decode_value(found[:7] + b"\x02" + found[8:], what="v")
+
+
+def test_the_size_of_a_closed_ledger_is_in_its_metadata():
+    mark = b"BookieMetadataFormatVersion\t3\n"
+    # Of an open ledger, as a 4.2.4 broker creates it.
+    opened = mark + b"\x0f\x08\x01\x10\x01\x18\x00\x20" + b"\xff" * 9 + b"\x01\x28\x01"
+    opened = opened[: len(mark)] + bytes([len(opened) - len(mark) - 1]) + opened[len(mark) + 1 :]
+    assert closed_ledger_last(opened, what="l") is None
+    assert closed_ledger_last(opened[:-1] + b"\x03", what="l") == -1
+    assert closed_ledger_last(mark + b"\x0a\x08\x01\x10\x01\x18\x00\x20\x31\x28\x03", what="l") == 49
+    with pytest.raises(UnsupportedVersionError):
+        closed_ledger_last(mark.replace(b"3", b"4"), what="l")
+    assert ledger_path(0) == "/ledgers/00/0000/L0000"
+    assert ledger_path(12_345_678_901) == "/ledgers/000/0000/0123/4567/L8901"
+
+
+def _entry(*, publish_time_ms, deliver_at_ms=0, message_count=1):
+    import google_crc32c
+
+    metadata = b"\x0a\x01p\x10\x07\x18" + _varint(publish_time_ms)
+    if message_count > 1:
+        metadata += b"\x58" + _varint(message_count)
+    if deliver_at_ms:
+        metadata += b"\x98\x01" + _varint(deliver_at_ms)
+    rest = len(metadata).to_bytes(4, "big") + metadata + b"payload"
+    return b"\x0e\x01" + google_crc32c.value(rest).to_bytes(4, "big") + rest
+
+
+def _varint(number):
+    found = b""
+    while number > 127:
+        found += bytes([number & 127 | 128])
+        number >>= 7
+    return found + bytes([number])
