@@ -109,7 +109,7 @@ def test_other_scopes_and_the_recommended_policy_can_be_chosen(browser, show):
     named = {each.get_property("textContent"): each for each in options}
     named["topics, flush_interval_ms=5000"].click()
     assert [row[0] for row in cells(browser, "estimates")] == ["(all)"] * 3
-    named["all at once, as recorded"].click()
+    named["all at once, recorded"].click()
     assert [row[2] for row in cells(browser, "estimates")] == ["2,284.5"]
 
 
@@ -194,8 +194,8 @@ def test_a_line_is_hidden_and_time_is_zoomed_by_buttons(browser, show):
     buttons["Closer"].send_keys(Keys.ENTER)
     closer_begin, closer_end = browser.execute_script(script)
     assert closer_end - closer_begin == pytest.approx((end - begin) / 2, rel=0.01)
-    buttons["as recorded"].click()
-    assert buttons["as recorded"].get_attribute("aria-pressed") == "false"
+    buttons["recorded"].click()
+    assert buttons["recorded"].get_attribute("aria-pressed") == "false"
     # The other policy, and the crashes.
     assert len(browser.find_elements(By.CSS_SELECTOR, "#total .scatterlayer .trace")) == 2
 
@@ -219,7 +219,7 @@ def test_what_is_not_there_is_said_in_words(browser, show, told, said):
 
 
 def test_a_sweep_that_recommends_nothing_still_shows_its_policies(browser, show):
-    dearer = sweep_result(flushes=(90_000, 120_000)).compared_with("as recorded")
+    dearer = sweep_result(flushes=(90_000, 120_000)).compared_with("recorded")
     assert dearer.recommended is None
     show(contents(dearer))
     assert len(cells(browser, "all-policies")) == 3
