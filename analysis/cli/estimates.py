@@ -127,8 +127,9 @@ def estimated(
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         found = estimates(
-            where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None
-        )
+            where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
+            drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
+        )  # fmt: skip
         rows = found.collect()
         _LOG.info("replayed")
         if not rows:
@@ -142,6 +143,15 @@ def estimated(
             report.write(make_contents(rows, covered, trace, result, inputs, command=command(), engine=made_by))
             _LOG.info("report written")
         return result, rows
+
+
+def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None, *, is_recorded_current: bool) -> int:
+    """Return the index of the policy in force, as `SweepResult.current` chooses it."""
+    if is_recorded_current:
+        return 0
+    if current is not None and current.policy in policies:
+        return policies.index(current.policy)
+    return next((number for number, each in enumerate(policies) if each is not None), 0)
 
 
 def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded_current: bool) -> SweepResult:
