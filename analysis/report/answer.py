@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.estimate.broker_conf import PAUSE_KEY, admin_commands, broker_settings_of, runs_on_pulsar
-from ackstate.analysis.estimate.recommendation import short_number
+from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
 from ackstate.analysis.estimate.setting_words import policy_text
 from ackstate.analysis.html_page import printable
 from ackstate.analysis.report.contents import (
@@ -90,11 +90,15 @@ def _shares(found: Sequence[Share]) -> str:
     rows = "".join(
         f'<li><span class="name"><bdi>{escape(printable(each.name))}</bdi>'
         + (f" <small>of <bdi>{escape(printable(each.detail))}</bdi></small>" if each.detail else "")
-        + f'</span><span class="amount">{count_text(each.number)} <small>{each.share:.0%}</small></span>'
+        + f'</span><span class="amount">{count_text(each.number)} <small>{escape(_percent(each.share))}</small></span>'
         f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
         for each in found
     )
     return f'<ul class="shares">{rows}</ul>'
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "< 1%"
 
 
 def _change(contents: Contents) -> str:
@@ -143,8 +147,9 @@ def _namespaces(contents: Contents) -> list[str]:
 
 def _pause(contents: Contents) -> str:
     """Return Pulsar's own remedy for acks beyond the range limit, which is not replayed."""
-    policy = contents.reference.policy
-    if policy is None or not runs_on_pulsar(policy) or not contents.reference.total.cut_by_ranges:
+    policy, total = contents.reference.policy, contents.reference.total
+    is_cut = (total.cut_by_ranges or 0) > GAIN_MIN * (total.expected or 0)
+    if policy is None or not runs_on_pulsar(policy) or not is_cut:
         return ""
     command = f"pulsar-admin brokers update-dynamic-config --config {PAUSE_KEY} --value true"
     return (

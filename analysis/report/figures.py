@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.chart import Layer
-    from ackstate.analysis.estimate.results import PolicyResult, SweepResult
+    from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.pulsar.replay_table import JudgedPrediction
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.curves import Curve
@@ -70,19 +71,38 @@ def is_sawtooth(curve: Curve) -> bool:
     return _teeth(curve) > _TEETH_MAX
 
 
-def slices_of(curve: Curve, count: int) -> list[Slice]:
-    """Return the median and the 99th percentile in equal slices of time; of a thinned curve they are estimates."""
-    begin_ms, end_ms = curve.ts_ms[0], curve.ts_ms[-1]
-    at = np.linspace(begin_ms, end_ms, count * _SAMPLES, endpoint=False) + (end_ms - begin_ms) / count / _SAMPLES / 2
+def slices_of(curve: Curve, count: int, whole: Estimate) -> list[Slice]:
+    """Return the median and the 99th percentile in equal slices of time.
+
+    They are exact if the curve has enough points for each of its teeth. Of a curve that was thinned more than that only
+    peaks are known: then the quantiles of a slice are as far from its peak as those of the whole trace from the peaks.
+
+    Args:
+        curve: The curve.
+        count: The number of slices.
+        whole: The estimate over the whole trace.
+    """
+    edges = np.linspace(curve.ts_ms[0], curve.ts_ms[-1], count + 1)
     times, values = np.array(curve.ts_ms), np.array(curve.value)
-    if len(times) >= _POINTS_PER_TOOTH * max(1, _teeth(curve)):
-        sampled = values[np.searchsorted(times, at, "right") - 1].astype(float)
+    if is_resolved(curve):
+        at = edges[0] + (edges[-1] - edges[0]) * (np.arange(count * _SAMPLES) + 0.5) / (count * _SAMPLES)
+        rows = values[np.searchsorted(times, at, "right") - 1].reshape(count, _SAMPLES)
+        low, high = np.quantile(rows, 0.5, axis=1), np.quantile(rows, 0.99, axis=1)
     else:
-        sampled = np.interp(at, times, values)
-    rows = sampled.reshape(count, _SAMPLES)
-    low, high = np.quantile(rows, 0.5, axis=1), np.quantile(rows, 0.99, axis=1)
-    begins = np.linspace(begin_ms, end_ms, count, endpoint=False)
-    return [Slice(*each) for each in zip(begins.tolist(), low.tolist(), high.tolist(), strict=True)]
+        ends = np.searchsorted(times, edges, "left")
+        peaks = np.array([
+            values[begin:end].max() if end > begin else values[begin - 1] for begin, end in pairwise(ends.tolist())
+        ])  # fmt: skip
+        low, high = (
+            peaks * min(1.0, (number or 0) / max(1.0, float(np.quantile(peaks, share))))
+            for number, share in ((whole.p50, 0.5), (whole.p99, 0.99))
+        )
+    return [Slice(*each) for each in zip(edges[:-1].tolist(), low.tolist(), high.tolist(), strict=True)]
+
+
+def is_resolved(curve: Curve) -> bool:
+    """Return whether a curve has enough points between its falls to compute quantiles from it."""
+    return len(curve.ts_ms) >= _POINTS_PER_TOOTH * max(1, _teeth(curve))
 
 
 def _teeth(curve: Curve) -> int:
@@ -94,7 +114,9 @@ def total_figure(contents: Contents) -> str:
     """Draw all subscriptions at once, under the policies that are shown."""
     totals = [curve for curve in contents.curves if curve.is_total]
     roles = [role_text(contents.result, each) for each in contents.shown]
-    layers = [_drawn(curve, role, number) for number, (curve, role) in enumerate(zip(totals, roles, strict=True))]
+    wholes = [each.total for each in contents.shown]
+    named = zip(totals, roles, wholes, strict=True)
+    layers = [_drawn(curve, role, number, whole) for number, (curve, role, whole) in enumerate(named)]
     chart = _over_time(contents, totals, layers, MESSAGES, height_px=240)
     told = [_death_text(contents), *_band_texts(totals)]
     whole = [
@@ -105,7 +127,7 @@ def total_figure(contents: Contents) -> str:
     told.append(f"Over the whole trace: {'; '.join(whole)}." if whole else "")
     return figure(
         "total", "All subscriptions together, as if the broker crashed", chart, escape(" ".join(filter(None, told))),
-        _curve_table(totals, roles),
+        _curve_table(totals, roles, wholes),
     )  # fmt: skip
 
 
@@ -124,7 +146,7 @@ def worst_figures(contents: Contents) -> str:
         estimate = estimates[curve.topic, curve.subscription]
         numbers = (("mean", estimate.expected), ("p99", estimate.p99), ("max", estimate.max))
         said = [f"{label} {count_text(number)}" for label, number in numbers if number is not None]
-        layers = [*_deaths(contents), _drawn(curve, "", 0)]
+        layers = [*_deaths(contents), _drawn(curve, "", 0, estimate)]
         times = time_axis(curve.ts_ms[0], curve.ts_ms[-1], tick_count=2)
         summary = f"{name}: {', '.join(said)} {_OF_SUBSCRIPTION}"
         drawing = Chart(times, most, layers, summary, 90).html(has_key=False)
@@ -138,7 +160,8 @@ def worst_figures(contents: Contents) -> str:
     caption = f"All have the same scale ({escape(role_text(contents.result, contents.reference))})."
     caption = " ".join([caption, *_band_texts(found)])
     drawn = f'<div class="panels">{"".join(panels)}</div>'
-    return figure("worst", title, drawn, caption, _curve_table(found, names))
+    wholes = [estimates[curve.topic, curve.subscription] for curve in found]
+    return figure("worst", title, drawn, caption, _curve_table(found, names, wholes))
 
 
 def cause_figure(contents: Contents, curve: Curve) -> str:
@@ -194,7 +217,7 @@ def price_figures(result: SweepResult) -> str:
         (names[each.label], _group(result, each), count_text(each.total.expected or 0), *map(count_text, _prices(each)))
         for each in _thin(tried)
     ]
-    numbers_table = table(("policy", "", MESSAGES, *PRICES), rows)
+    numbers_table = table(("policy", "role", MESSAGES, *PRICES), rows)
     caption = "Each sign is a policy: the lower the better, the further left the cheaper."
     return figure(
         "prices", "Redelivery and its price", f'<div class="panels">{"".join(drawn)}</div>', caption, numbers_table
@@ -267,11 +290,11 @@ def broker_figure(verdicts: Sequence[JudgedPrediction]) -> str:
     )
 
 
-def _drawn(curve: Curve, name: str, colour: int) -> Layer:
+def _drawn(curve: Curve, name: str, colour: int, whole: Estimate) -> Layer:
     """Return a curve as a line, or as a band if it has too many teeth for a line."""
     if not is_sawtooth(curve):
         return Line(name, [*zip(curve.ts_ms, curve.value, strict=True)], colour)
-    found = slices_of(curve, _slice_count(curve))
+    found = slices_of(curve, _slice_count(curve), whole)
     points = [(each.begin_ms, each.p50, each.p99) for each in found]
     return Band(name, [*points, (curve.ts_ms[-1], found[-1].p50, found[-1].p99)], colour, is_stepped=True)
 
@@ -288,7 +311,9 @@ def _band_texts(curves: Sequence[Curve]) -> list[str]:
     if not widths_s:
         return []
     low, high = f"{min(widths_s):.3g}", f"{max(widths_s):.3g}"
-    return [f"A band reaches from p50 to p99 in each slice of {low if low == high else f'{low} to {high}'} s."]
+    thinned = any(is_sawtooth(curve) and not is_resolved(curve) for curve in curves)
+    doubt = " Where a slice has too few points, its quantiles are estimated from its peak." if thinned else ""
+    return [f"A band reaches from p50 to p99 in each slice of {low if low == high else f'{low} to {high}'} s.{doubt}"]
 
 
 def _over_time(
@@ -315,8 +340,8 @@ def _death_text(contents: Contents) -> str:
 _ROWS_MAX = 40
 
 
-def _curve_table(curves: Sequence[Curve], names: Sequence[str]) -> str:
-    slices = [slices_of(curve, _ROWS_MAX // 2) for curve in curves]
+def _curve_table(curves: Sequence[Curve], names: Sequence[str], wholes: Sequence[Estimate]) -> str:
+    slices = [slices_of(curve, _ROWS_MAX // 2, whole) for curve, whole in zip(curves, wholes, strict=True)]
     rows = [
         (time_text(round(found[0].begin_ms)), *(f"{each.p50:,.0f} / {each.p99:,.0f}" for each in found))
         for found in zip(*slices, strict=True)

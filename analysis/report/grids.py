@@ -27,7 +27,7 @@ _ESTIMATE_COLUMNS = (
     ("writes", "count"), ("bytes written", "count"), ("bytes kept", "count"),
 )  # fmt: skip
 _POLICY_COLUMNS = (
-    ("policy", "text"), ("", "text"), ("mean, messages", "mean"), ("p99", "count"), ("max", "count"),
+    ("policy", "text"), ("role", "text"), ("mean, messages", "mean"), ("p99", "count"), ("max", "count"),
     ("duplicates a day", "mean"), ("writes/s", "mean"), ("bytes/s", "mean"), ("blocked, s", "mean"),
     ("not beaten", "text"),
 )  # fmt: skip

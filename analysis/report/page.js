@@ -47,7 +47,7 @@ class Grid {
     const scroll = element('div', {className: 'scroll wide', tabIndex: 0},
       element('table', {}, element('thead', {}, element('tr', {}, ...this.heads)), this.body));
     scroll.setAttribute('role', 'region');
-    scroll.setAttribute('aria-label', grid.title);
+    scroll.setAttribute('aria-label', `Table: ${grid.title}`);
     place.append(
       element('div', {className: 'tools'},
         ...(grid.views.length > 1 ? [element('label', {}, 'Show', this.view)] : []),

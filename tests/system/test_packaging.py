@@ -17,7 +17,6 @@ HEAVY = {
     "pyspark",
     "pyarrow",
     "pandas",
-    "plotly",
     "typer",
     "rich",
     "fastapi",
