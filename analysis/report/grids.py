@@ -90,19 +90,26 @@ def _grid(
 
 
 def _limited(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Limit the rows of each view, so that all views together keep within the limit."""
-    share = DATA_BYTES_MAX // max(1, sum(len(grid["views"]) for grid in found))
-    for grid in found:
-        for view in grid["views"]:
-            kept, size = 0, 0
-            for row in view["rows"]:
-                size += len(json.dumps(row))
-                if size > share:
-                    break
-                kept += 1
-            view["omitted"] = len(view["rows"]) - kept
-            view["rows"] = view["rows"][:kept]
+    """Limit the rows of each view, so that all views together keep within the limit: small views keep all rows."""
+    views = [view for grid in found for view in grid["views"]]
+    sizes = {id(view): [len(json_in_html(row)) + 1 for row in view["rows"]] for view in views}
+    rest = DATA_BYTES_MAX
+    for number, view in enumerate(sorted(views, key=lambda each: sum(sizes[id(each)]))):
+        share, kept, size = rest // (len(views) - number), 0, 0
+        for row_size in sizes[id(view)]:
+            if size + row_size > share:
+                break
+            kept, size = kept + 1, size + row_size
+        rest -= size
+        view["omitted"] = len(view["rows"]) - kept
+        view["rows"] = view["rows"][:kept]
     return found
+
+
+def json_in_html(value: Any) -> str:
+    """Return a value as JSON in which no character can end a script or start a comment."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _estimate_row(each: Estimate) -> list[Any]:

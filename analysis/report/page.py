@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from functools import cache
 from html import escape
 from importlib import resources
@@ -18,7 +17,7 @@ from ackstate.analysis.pulsar.replay_table import SCORE_HEADS, score_cells, summ
 from ackstate.analysis.report import figures
 from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import causes, time_text
-from ackstate.analysis.report.grids import grids
+from ackstate.analysis.report.grids import grids, json_in_html
 from ackstate.analysis.report.inputs import KINDS
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 def render(contents: Contents) -> str:
     """Return the page."""
     runs = (contents.inputs.broker_runs or {}).get(PolicyName.PULSAR_4, ())
-    data = _embedded(contents, runs)
+    data = json_in_html({"grids": grids(contents, runs)})
     parts = [
         _over_time(contents), _causes(contents), _policies(contents), _subscriptions(), _calibration(contents),
         _broker_runs(contents, runs), _bad_rows(contents), _settings(contents),
@@ -59,12 +58,6 @@ def _scope(contents: Contents) -> str:
     length = f"{(end_ms - begin_ms) / 1_000:,.0f} s" if end_ms - begin_ms >= 1_000 else f"{end_ms - begin_ms} ms"
     name = escape(printable(Path(contents.result.trace).name))
     return f"Trace <b><bdi>{name}</bdi></b>: {size}, {length} from {time_text(begin_ms)}"
-
-
-def _embedded(contents: Contents, runs: Sequence[JudgedPrediction]) -> str:
-    """Return the data of the page's script: JSON in which no character can end the script or start a comment."""
-    text = json.dumps({"grids": grids(contents, runs)}, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 Part = tuple[str, str, str]
