@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def _who(contents: Contents) -> str:
     rest = count - len(found)
     share = 1 - sum(each.share for each in found)
     more = f"<p>{rest:,} other{'s' if rest != 1 else ''}: {share:.0%}</p>" if rest and share >= 0.005 else ""
-    return _shares(found) + more
+    return _shares(found, "of ") + more
 
 
 def _why(contents: Contents) -> str:
@@ -86,11 +87,11 @@ def _why(contents: Contents) -> str:
     return _shares(found) if found else "<p>Nothing is redelivered, or the trace has no duration.</p>"
 
 
-def _shares(found: Sequence[Share]) -> str:
+def _shares(found: Sequence[Share], before_detail: str = "") -> str:
     rows = "".join(
-        f'<li><span class="name"><bdi>{escape(printable(each.name))}</bdi>'
-        + (f" <small>of <bdi>{escape(printable(each.detail))}</bdi></small>" if each.detail else "")
-        + f'</span><span class="amount">{count_text(each.number)} <small>{escape(_percent(each.share))}</small></span>'
+        f'<li><span class="name"><bdi>{escape(printable(each.name))}</bdi> '
+        f"<small>{before_detail}<bdi>{escape(printable(each.detail))}</bdi></small></span>"
+        f'<span class="amount">{count_text(each.number)} <small>{escape(_percent(each.share))}</small></span>'
         f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
         for each in found
     )
@@ -104,7 +105,7 @@ def _percent(share: float) -> str:
 def _change(contents: Contents) -> str:
     result, advice = contents.result, contents.result.advice
     if len(result.policies) < 2 or advice is None:
-        command = "ackstate sweep TRACE --report report.html"
+        command = f"ackstate sweep {shlex.quote(printable(result.trace))} --report report.html"
         return f"<p>No other policy was compared. This command compares some:</p>{_code([command])}"
     if advice.recommended is None:
         return f"<p>Nothing: {escape(advice.sentence)}.</p>{_native(advice)}"
@@ -125,7 +126,13 @@ def _settings(contents: Contents, advice: Recommendation) -> str:
         return ""
     if not runs_on_pulsar(policy):
         lines = [f"{each.key}={each.after}" for each in advice.changes]
-        return f"<p>Settings of the cursor (<code>CursorConfig</code>):</p>{_code(lines)}" if lines else ""
+        if not lines:
+            return ""
+        return (
+            f"<p>Settings of ackstate's cursor (<code>CursorConfig</code>):</p>{_code(lines)}"
+            '<p class="aside">Is this a Pulsar broker? Then compare its own settings: '
+            "<code>ackstate sweep --broker-conf broker.conf</code>.</p>"
+        )
     settings = broker_settings_of(policy, [each.key for each in advice.changes])
     commands = admin_commands(settings, _namespaces(contents))
     conf = f"<p><code>broker.conf</code>, on every broker, then restart:</p>{_code([each.line for each in settings])}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.chart import CALENDAR_END_MS
 from ackstate.analysis.estimate.parts import CURVE_COUNT_MAX, badness
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED
 from ackstate.analysis.report.inputs import ReportInputs
 
 if TYPE_CHECKING:
@@ -16,9 +17,18 @@ if TYPE_CHECKING:
 
 CAUSE_NAMES = {
     "not_flushed": "not yet flushed", "young": "young", "cut_by_ranges": "cut by the range limit",
-    "cut_by_bytes": "cut by the byte limit", "cut_by_route": "ledger not writable",
+    "cut_by_bytes": "cut by the byte limit", "cut_by_route": "cut because no ledger was writable",
 }  # fmt: skip
 """Causes of redelivery: fields of `Estimate` -> in words."""
+_CAUSE_DETAILS = {
+    "not_flushed": "acked since the last write of their cursor",
+    "young": "held back because their messages were sent only recently",
+    "cut_by_ranges": "in ranges beyond the limit on persisted ranges",
+    "cut_by_bytes": "in records beyond the limit in bytes",
+    "cut_by_route": "in the metadata store, which holds less",
+}
+ROLE_COLOURS = {RECORDED: 0, CURRENT: 1, RECOMMENDED: 2}
+"""The colour of each role in all charts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class Share(NamedTuple):
 
     Attributes:
         name: A subscription or a cause.
-        detail: The topic of a subscription; else empty.
+        detail: The topic of a subscription; an explanation of a cause.
         number: Messages per broker crash.
         share: The share of all, from 0 to 1.
     """
@@ -109,8 +119,12 @@ def causes(result: PolicyResult) -> list[Share]:
     total = result.total
     if not total.expected:
         return []
-    numbers = [(name, getattr(total, key) or 0.0) for key, name in CAUSE_NAMES.items()]
-    found = [Share(name, "", number, number / total.expected) for name, number in numbers if number > 0]
+    numbers = [(key, getattr(total, key) or 0.0) for key in CAUSE_NAMES]
+    found = [
+        Share(CAUSE_NAMES[key], _CAUSE_DETAILS[key], number, number / total.expected)
+        for key, number in numbers
+        if number > 0
+    ]
     return sorted(found, key=lambda each: -each.number)
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_axis, time_axis
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
 from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
 from ackstate.analysis.html_page import printable, table
-from ackstate.analysis.report.contents import CAUSE_NAMES, count_text, role_text, time_text
+from ackstate.analysis.report.contents import CAUSE_NAMES, ROLE_COLOURS, count_text, role_text, time_text
 from ackstate.analysis.report.inputs import KINDS
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def total_figure(contents: Contents) -> str:
     roles = [role_text(contents.result, each) for each in contents.shown]
     wholes = [each.total for each in contents.shown]
     named = zip(totals, roles, wholes, strict=True)
-    layers = [_drawn(curve, role, number, whole) for number, (curve, role, whole) in enumerate(named)]
+    layers = [_drawn(curve, role, ROLE_COLOURS.get(role, 0), whole) for curve, role, whole in named]
     chart = _over_time(contents, totals, layers, MESSAGES, height_px=240)
     told = [_death_text(contents), *_band_texts(totals)]
     whole = [
@@ -140,13 +141,15 @@ def worst_figures(contents: Contents) -> str:
     estimates = {
         (each.topic, each.subscription): each for each in contents.reference.estimates if each.scope == "subscription"
     }
+    role = role_text(contents.result, contents.reference)
+    colour = ROLE_COLOURS.get(role, 0)
     panels = []
     for curve in found:
         name = f"{printable(curve.subscription)}"
         estimate = estimates[curve.topic, curve.subscription]
         numbers = (("mean", estimate.expected), ("p99", estimate.p99), ("max", estimate.max))
         said = [f"{label} {count_text(number)}" for label, number in numbers if number is not None]
-        layers = [*_deaths(contents), _drawn(curve, "", 0, estimate)]
+        layers = [*_deaths(contents), _drawn(curve, "", colour, estimate)]
         times = time_axis(curve.ts_ms[0], curve.ts_ms[-1], tick_count=2)
         summary = f"{name}: {', '.join(said)} {_OF_SUBSCRIPTION}"
         drawing = Chart(times, most, layers, summary, 90).html(has_key=False)
@@ -157,8 +160,8 @@ def worst_figures(contents: Contents) -> str:
         )
     title = f"The {len(found)} worst subscriptions" if len(found) > 1 else "The worst subscription"
     names = [f"{printable(curve.subscription)} of {printable(curve.topic)}" for curve in found]
-    caption = f"All have the same scale ({escape(role_text(contents.result, contents.reference))})."
-    caption = " ".join([caption, *_band_texts(found)])
+    scale = ", on one scale" if len(found) > 1 else ""
+    caption = " ".join([f"{escape(role[:1].upper() + role[1:])}{scale}.", *_band_texts(found)])
     drawn = f'<div class="panels">{"".join(panels)}</div>'
     wholes = [estimates[curve.topic, curve.subscription] for curve in found]
     return figure("worst", title, drawn, caption, _curve_table(found, names, wholes))
@@ -225,8 +228,8 @@ def price_figures(result: SweepResult) -> str:
 
 
 _SIGNS = {
-    "beaten by another policy": ("○", 5), "not beaten": ("◆", 0), "never flushed in this trace": ("△", 5),
-    "recommended policy": ("★", 2), "current policy": ("●", 1),
+    "beaten by another policy": ("○", 5), "not beaten": ("◆", 3), "never flushed in this trace": ("△", 5),
+    RECOMMENDED: ("★", ROLE_COLOURS[RECOMMENDED]), CURRENT: ("●", ROLE_COLOURS[CURRENT]),
 }  # fmt: skip
 
 

@@ -125,11 +125,11 @@ def _policy_row(result: SweepResult, each: PolicyResult, name: str) -> list[Any]
     total = each.total
     # A recording lacks the bytes that were written.
     prices = [total.per_second(total.bytes_written), (total.blocked_ms or 0) / 1_000] if each.policy else [None, None]
-    role = result.role_of(each)
-    note = "never flushed in this trace" if each.never_flushed else "" if role == name else role
+    role = "" if result.role_of(each) == name else result.role_of(each)
+    note = "; ".join(filter(None, (role, "never flushed in this trace" if each.never_flushed else "")))
     return [
         name, note, total.expected, total.p99, total.max, total.duplicates_per_day,
-        total.per_second(total.write_count), *prices, "yes" if each.is_on_front else "",
+        total.per_second(total.write_count), *prices, "yes" if each.is_on_front and not each.never_flushed else "",
     ]  # fmt: skip
 
 

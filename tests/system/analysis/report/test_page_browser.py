@@ -187,7 +187,7 @@ def test_page_and_charts_follow_the_colour_scheme(browser, show):
         show(contents(), scheme=scheme)
         script = (
             "const of = (s, n) => getComputedStyle(document.querySelector(s))[n];"
-            "return [of('body', 'backgroundColor'), of('body', 'color'), of('#total .c0', 'stroke'),"
+            "return [of('body', 'backgroundColor'), of('body', 'color'), of('#total .c1', 'stroke'),"
             " of('#total .area', 'backgroundColor')]"
         )
         *colours, paper = browser.execute_script(script)
@@ -271,7 +271,7 @@ def test_hostile_names_are_read_as_they_are_and_do_nothing(browser, show):
     ("told", "said"),
     [
         (contents(sweep_result(usual_names(1), flushes=()), crashes=(), inputs=ReportInputs()),
-         ["No other policy was compared", "ackstate sweep TRACE --report"]),
+         ["No other policy was compared", "ackstate sweep traces/orders --report"]),
         (contents(sweep_result(usual_names(1), flushes=(), duration_ms=0), duration_ms=0, inputs=ReportInputs()),
          ["The trace has no duration: had the broker crashed, at", "Nothing is redelivered, or"]),
     ],

@@ -100,11 +100,12 @@ def test_a_policy_that_is_no_pulsar_setting_has_no_line_of_broker_conf():
     html = answer(contents())
     assert "flush_interval_ms=5000" in html
     assert "managedLedger" not in html
+    assert "--broker-conf" in html
 
 
 def test_a_report_of_one_policy_names_the_command_that_compares_others():
     html = answer(contents(sweep_result(flushes=())))
-    assert "ackstate sweep TRACE --report" in html
+    assert "ackstate sweep traces/orders --report report.html" in html
 
 
 def test_warnings_are_on_the_first_screen():
