@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 # A table with more columns does not fit on a phone.
 _NARROW_COLUMNS = 5
 
-# The policy forbids every request, so the page cannot even try one. Plotly writes its colours into the elements; text
-# and grid still follow the colour scheme, because an important rule overrides them. Paper is white.
+# The policy forbids every request, so the page cannot even try one. Paper is white.
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -59,9 +58,6 @@ tr.fails td { font-weight: 700; }
   .wide td::before { content: attr(data-column); color: var(--soft); font-weight: 400; text-align: left; }
   .wide td:first-child { font-weight: 600; }
 }
-@media (pointer: coarse) { .mouse { display: none; } }
-.plot .main-svg > g:not(.hoverlayer) text { fill: var(--ink) !important; }
-.plot :is(.gridlayer, .zerolinelayer) path { stroke: var(--line) !important; }
 $style</style>
 </head>
 <body>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from selenium.webdriver.chrome.service import Service
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 MISSING = [path.name for path in (CHROMIUM, DRIVER) if not path.exists()]
+
+# Fetched by `.ci/setup browser`.
+AXE = Path(sys.prefix) / "share" / "ackstate" / "axe" / "axe.min.js"
 
 _OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
@@ -41,9 +45,9 @@ def chromium(profile):
     return webdriver.Chrome(options=options, service=Service(executable_path=str(DRIVER)))
 
 
-def emulate(browser, *, width, scheme):
-    """Set the width in pixels and the colour scheme, and forget what was logged."""
-    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+def emulate(browser, *, width, scheme, height=900):
+    """Set the size in pixels and the colour scheme, and forget earlier log entries."""
+    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -66,3 +70,11 @@ def luminance(colour):
     """Brightness of what the browser calls rgb(r, g, b), from 0 to 1."""
     red, green, blue = (int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
     return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
+
+
+def barriers(browser):
+    """The violations that axe-core finds, each with the elements concerned; all of its rules apply."""
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    script = "const done = arguments[0]; axe.run().then((found) => done(found.violations))"
+    found = browser.execute_async_script(script)
+    return [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ackstate.analysis.cli.output import ReportFiles
+    from ackstate.analysis.estimate.current_policy import CurrentPolicy
     from ackstate.analysis.estimate.results import SweepResult
     from ackstate.analysis.estimate.trace_source import Engine as Runs
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.trace.parquet import Span
 
 
 _LOG = logging.getLogger(__name__)
@@ -88,11 +90,23 @@ def estimated(
     crashes_per_day: float,
     session: Session,
     report: ReportFiles | None = None,
-    baseline: str = "",
+    current: CurrentPolicy | None = None,
+    is_recorded_current: bool = False,
+    covered: Span | None = None,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
     """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
     Policies that cannot be replayed are excluded and listed in `SweepResult.refused`, unless none is left.
+
+    Args:
+        trace: The trace.
+        policies: The grid.
+        crashes_per_day: The rate for which duplicates are counted.
+        session: See `starting`.
+        report: The report to write; None for no report.
+        current: The policy in force, which is in the grid; None if it is unknown.
+        is_recorded_current: Whether the recording is compared with, instead of a policy.
+        covered: The result of `check_trace`; None to call it here.
 
     Raises:
         TraceError: The trace is invalid, or has no subscriptions.
@@ -106,22 +120,22 @@ def estimated(
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
-    covered = check_trace(trace)
+    covered = check_trace(trace) if covered is None else covered
     policies, refused = persistable(policies)
     inputs = None if report is None else report.read_inputs()
     _LOG.info("imports, trace checked")
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         found = estimates(
-            where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None
-        )
+            where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
+            drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
+        )  # fmt: skip
         rows = found.collect()
         _LOG.info("replayed")
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
-        result = SweepResult.of_rows(
-            str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused
-        ).compared_with(baseline)
+        result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
+        result = _compared(result, current, is_recorded_current=is_recorded_current)
         if report is not None and inputs is not None:
             from ackstate.analysis.report.making import make_contents
 
@@ -129,6 +143,31 @@ def estimated(
             report.write(make_contents(rows, covered, trace, result, inputs, command=command(), engine=made_by))
             _LOG.info("report written")
         return result, rows
+
+
+def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None, *, is_recorded_current: bool) -> int:
+    """Return the index of the policy in force, as `SweepResult.current` chooses it."""
+    if is_recorded_current:
+        return 0
+    if current is not None and current.policy in policies:
+        return policies.index(current.policy)
+    return next((number for number, each in enumerate(policies) if each is not None), 0)
+
+
+def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded_current: bool) -> SweepResult:
+    from ackstate.analysis.estimate.results import RECORDED
+
+    if is_recorded_current:
+        return result.compared_with(RECORDED, "the recording itself")
+    if current is not None:
+        return result.compared_with(current.policy.label, current.source, current.warnings)
+    if len(result.policies) < 2:
+        return result
+    doubt = (
+        "The trace has too few persists to infer the policy in force: the first policy of the grid is taken for it. "
+        "Name it with --current-policy or --broker-conf"
+    )
+    return result.compared_with("", "the first policy of the grid", [doubt])
 
 
 @contextmanager

@@ -92,7 +92,7 @@ namespaces and topics as for pulsar-admin: 0 success, 1 failure.
 # Some releases of Typer bundle Click, others use the installed one; this is the base class of its errors.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 # Packages of the extra `spark`.
-_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "plotly"})
+_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas"})
 _WARNINGS_MAX = 10_000
 _INTERRUPTED = 130
 _AGAIN_S = 0.01

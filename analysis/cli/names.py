@@ -9,7 +9,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from ackstate.spelling import did_you_mean
 
-RENAMED_OPTIONS: Final = {"--trace-json": "--trace-summary", "--broker-runs": "--recorded-runs"}
+RENAMED_OPTIONS: Final = {
+    "--trace-json": "--trace-summary", "--broker-runs": "--recorded-runs", "--baseline": "--current-policy",
+}  # fmt: skip
 """Old name -> name; the old name is not in the help, and will be removed with the next release."""
 
 

@@ -32,7 +32,13 @@ from ackstate.analysis.cli.output import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ackstate.analysis.estimate.current_policy import CurrentPolicy
     from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.location import Location
+    from ackstate.analysis.replay.policy import Policy
+
+# The second is the name of the first in earlier releases.
+_RECORDED = ("recorded", "as recorded")
 
 
 def sweep(
@@ -47,9 +53,13 @@ def sweep(
     flush_interval_ms: Annotated[
         str | None, typer.Option(metavar="TIME,TIME", help="Short for --set flush_interval_ms=...")
     ] = None,
-    baseline: Annotated[
-        str, typer.Option(metavar="POLICY", help="The policy in use: 'KEY=V KEY=V', default, or 'as recorded'.")
+    current_policy: Annotated[
+        str, typer.Option(metavar="POLICY", help="The policy in force: 'KEY=V KEY=V', default, or recorded.")
     ] = "",
+    broker_conf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A Pulsar broker's broker.conf, or its runtime configuration in JSON."),
+    ] = None,
     crashes_per_day: Annotated[
         float, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="For duplicates per day.")
     ] = 1.0,
@@ -67,33 +77,61 @@ def sweep(
     """Replay a trace under every combination of some settings, and recommend one that is worth its price.
 
     For each policy: redelivery after a crash of the broker, the bytes
-    written, and whether another policy is better in every respect. As
-    recorded comes first. The recommendation is compared with the first
-    policy of the grid, or with --baseline.
+    written, and whether another policy is better in every respect. The
+    recording comes first. The recommendation is compared with the policy
+    in force: as named, read from a broker's configuration, or inferred
+    from the recording. With --broker-conf, settings that do not vary are
+    those of the broker. Without a grid, a few usual policies are compared.
     """
     flags = list(settings or ())
     if flush_interval_ms is not None:
         flags.append(f"flush_interval_ms={flush_interval_ms}")
-    if (grid is None) == (not flags):
+    if grid is not None and flags:
         raise typer.BadParameter("give the grid by either --grid or --set")
+    if broker_conf is not None and current_policy:
+        raise typer.BadParameter("give the policy in force by either --current-policy or --broker-conf")
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
     with starting(engine, master) as session:
-        from ackstate.analysis.estimate.results import RECORDED_LABEL
-        from ackstate.analysis.replay.grid import policies_of_texts, read_grid, with_baseline
+        from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
+        from ackstate.analysis.replay.policy import Policy
+        from ackstate.analysis.trace.parquet import check_trace
 
-        policies = policies_of_texts(key_value_pairs(flags)) if grid is None else read_grid(grid)
-        if baseline and baseline != RECORDED_LABEL:
-            policies, baseline = with_baseline(policies, baseline)
+        base = None if broker_conf is None else _broker_policy(broker_conf).to_mapping()
+        texts = key_value_pairs(flags)
+        policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
+        named = policy_of_text(current_policy) if current_policy not in ("", *_RECORDED) else None
+        covered = check_trace(trace)
+        current = None if current_policy in _RECORDED else _current(trace, named, broker_conf)
+        if not policies:
+            policies = candidates(Policy() if current is None else current.policy)
+        elif current is not None and current.policy not in policies:
+            policies = [current.policy, *policies]
         result, _ = estimated(
             trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, report=output.report,
-            baseline=baseline,
+            current=current, is_recorded_current=current_policy in _RECORDED, covered=covered,
         )  # fmt: skip
-    refused = [f"{label}: {reason}" for label, reason in result.refused]
-    output.deliver(
-        result, _policy_table(result), *refused, result.recommendation, answer=result.to_json() if json else None
-    )  # fmt: skip
+    lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
+    output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)
+
+
+def _current(trace: Location, named: Policy | None, broker_conf: Path | None) -> CurrentPolicy | None:
+    """Return the policy in force; None if it is unknown."""
+    from ackstate.analysis.estimate.current_policy import CurrentPolicy, recorded_rhythm
+
+    rhythm = recorded_rhythm(trace)
+    if broker_conf is not None:
+        return CurrentPolicy.given(_broker_policy(broker_conf), f"read from {broker_conf.name}", rhythm)
+    if named is not None:
+        return CurrentPolicy.given(named, "named with --current-policy", rhythm)
+    return None if rhythm is None else CurrentPolicy.inferred(rhythm)
+
+
+def _broker_policy(broker_conf: Path) -> Policy:
+    from ackstate.analysis.estimate.current_policy import read_broker_policy
+
+    return read_broker_policy(broker_conf)
 
 
 def _policy_table(result: SweepResult) -> Table:
@@ -101,11 +139,13 @@ def _policy_table(result: SweepResult) -> Table:
     table = numbers_table("policy", columns)
     for each in result.policies:
         total = each.total
+        role = result.role_of(each)
+        label = f"{each.label} ({role})" if role and role != each.label else each.label
         table.add_row(
-            each.label, mean_text(total.expected), count_text(total.p99), f"{total.max:,}",
+            label, mean_text(total.expected), count_text(total.p99), f"{total.max:,}",
             mean_text(total.duplicates_per_day),
             rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
             mean_text(None if total.blocked_ms is None else total.blocked_ms / 1_000),
-            "yes" if each.is_on_front else "",
+            "never flushed in this trace" if each.never_flushed else "yes" if each.is_on_front else "",
         )  # fmt: skip
     return table

@@ -6,41 +6,43 @@ from collections import defaultdict
 from dataclasses import asdict
 from html import escape
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from plotly.offline import get_plotlyjs
-from plotly.subplots import make_subplots
-
-from ackstate.analysis import html_page
-from ackstate.analysis.html_page import section, table
+from ackstate.analysis import chart, html_page
+from ackstate.analysis.chart import Chart, Instants, Line, Marks, number_axis, seconds_axis
+from ackstate.analysis.html_page import printable, section, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
 
-# Each line has its own panel, so colour is only decoration; these three contrast with white and black.
-_COLOURS = ("#2f81c7", "#c2692a", "#3b9150")
-_KILL_COLOUR = "#d63b45"
-# Pixels: a panel, the strip above each panel for its name, the strip on top for the kill's name, the axis below.
-_PANEL, _NAME_STRIP, _TOP, _BOTTOM = 130, 44, 64, 62
 # A longer name is cut in the plot, to fit a phone; the tables have the whole name.
 _NAME_LENGTH_MAX = 24
+_PANEL_PX = 110
+_SLICES_MAX = 40
+_STYLE = """
+.panel h2 { margin: .8rem 0 0; font-size: .9rem; overflow-wrap: anywhere; }
+.chart .area { margin-right: 9.5rem; }
+.chart .x { margin-right: 9.5rem; }
+.chart .killed { left: 100%; padding-left: .9rem; }
+.panel p { margin: 0; font-size: .8rem; }
+"""
 
-_BODY = Template("""<h1>Redelivery if crashed</h1>
+_BODY = Template("""<main>
+<h1>Redelivery if crashed</h1>
 <p id="verdict" class="lead $tone">$verdict</p>
 <p>At every instant of the run: the number of acked messages that would be redelivered if the broker died then. The line
 rises with every ack that is not durable yet and falls when a persist completes. $killed</p>
 <figure>
-<div id="plot" class="plot">$plot</div>
-<figcaption>Messages that a crash would redeliver, over time. At the kill, ○ is Spark's
-prediction from the trace, ✕ the observation of a second process. <span class="mouse">Drag to look
-closer, double-click to see all.</span></figcaption>
+<div id="curve">$plot</div>
+<figcaption>Messages that a crash would redeliver, over time. At the kill (the dashed line at the end), ○ is Spark's
+prediction from the trace, ✕ the observation of a second process.</figcaption>
+<details><summary>Numbers of this chart</summary>
+<div class="scroll" tabindex="0" role="region" aria-label="Numbers of this chart">$numbers</div></details>
 </figure>
-$sections""")
-
-# On a touch screen a finger must scroll the page, not the plot.
-_LET_FINGERS_SCROLL = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false})"
+$sections
+</main>""")
 
 
 def render(runs: Sequence[DemoRun]) -> str:
@@ -63,9 +65,11 @@ def render(runs: Sequence[DemoRun]) -> str:
         verdict=escape(verdict(runs)),
         killed=f"The broker was killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed}).",
         plot=_plot(run),
+        numbers=_numbers(run),
         sections="\n".join(part for part in sections if part),
     )
-    return html_page.document("ackstate demo: redelivery if crashed", body, scripts="'unsafe-inline'")
+    style = chart.STYLE + _STYLE
+    return html_page.document("ackstate demo: redelivery if crashed", body, scripts="'none'", style=style)
 
 
 def verdict(runs: Sequence[DemoRun]) -> str:
@@ -77,35 +81,44 @@ def verdict(runs: Sequence[DemoRun]) -> str:
 
 
 def _plot(run: DemoRun) -> str:
-    """Return the plot with its library: a panel for each subscription, one below the other."""
-    count = max(1, len(run.subscriptions))
-    height = count * _PANEL + (count - 1) * _NAME_STRIP
-    figure = make_subplots(
-        rows=count, shared_xaxes=True, shared_yaxes="all", vertical_spacing=_NAME_STRIP / height if count > 1 else 0
-    )
-    begin_ms = min((ts_ms for _, ts_ms, _, _ in run.curve), default=run.kill.kill_ts_ms)
+    """Return the plot: a panel for each subscription, one below the other, on one scale."""
+    begin_ms = _begin_ms(run)
     kill_s = (run.kill.kill_ts_ms - begin_ms) / 1_000
     curves = _curves(run, begin_ms=begin_ms)
-    for row, outcome in enumerate(run.subscriptions, 1):
-        _draw(figure, outcome, [*curves[outcome.name], (kill_s, outcome.predicted_if_not_written)], row=row)
-    _mark_kill(figure, kill_s, height=height)
-    label_length = max((len(line) for outcome in run.subscriptions for line in _label(outcome)), default=8)
-    figure.update_layout(
-        height=height + _TOP + _BOTTOM, showlegend=False, hovermode="x", template="none",
-        margin={"l": 52, "r": 20 + 7 * label_length, "t": _TOP, "b": _BOTTOM},
-        font={"family": "system-ui, sans-serif", "size": 13},
-        hoverlabel={"bgcolor": "#1b1f24", "bordercolor": "#8a949e", "font_color": "#fff"},
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-    )  # fmt: skip
-    # The kill is at the right edge, even of a run without duration, because its labels are beyond it.
-    figure.update_xaxes(range=[min(0, kill_s - 0.001), kill_s], showgrid=False, zeroline=False)
-    figure.update_xaxes(title_text="seconds since the first event", ticklabelstandoff=6, row=count)
-    figure.update_yaxes(range=[0, 1.05 * _highest(run)], nticks=4, ticklabelstandoff=4, fixedrange=True)
-    body = figure.to_html(
-        full_html=False, include_plotlyjs=False, div_id="curve", config={"displayModeBar": False},
-        post_script=_LET_FINGERS_SCROLL,
-    )  # fmt: skip
-    return f"<script>{get_plotlyjs()}</script>{body}"
+    # The kill is at the right end, even of a run without duration, because its labels are beyond it.
+    across, up = seconds_axis(kill_s), number_axis("messages", [_highest(run)], tick_count=2)
+    panels = []
+    for number, outcome in enumerate(run.subscriptions):
+        points = [*curves[outcome.name], (kill_s, outcome.predicted_if_not_written)]
+        colour = number % chart.COLOUR_COUNT
+        answers = sorted({outcome.predicted_if_not_written, outcome.predicted_if_written})
+        layers: list[chart.Layer] = [
+            Instants("SIGKILL", [kill_s]), Line("", points, colour),
+            Marks("predicted", [(kill_s, each, f"{each} predicted") for each in answers], "○", colour),
+            Marks("observed", [(kill_s, outcome.observed, f"{outcome.observed} observed")], "✕", colour),
+        ]  # fmt: skip
+        lines = _label(outcome)
+        # The label stays inside the panel.
+        place = min(max(up.share(outcome.observed), 0.2), 0.8)
+        label = f'<div class="note killed" style="bottom:{place:.2%}">{"<br>".join(lines)}</div>'
+        summary = f"{printable(outcome.name)}: at the kill, {', '.join(lines)}"
+        drawn = Chart(across, up, layers, summary, _PANEL_PX, label).html(has_key=number == 0)
+        name = outcome.name if len(outcome.name) <= _NAME_LENGTH_MAX else f"{outcome.name[: _NAME_LENGTH_MAX - 1]}…"
+        panels.append(f'<div class="panel"><h2>{escape(name)}</h2>{drawn}</div>')
+    return "".join(panels)
+
+
+def _begin_ms(run: DemoRun) -> int:
+    return min((ts_ms for _, ts_ms, _, _ in run.curve), default=run.kill.kill_ts_ms)
+
+
+def _numbers(run: DemoRun) -> str:
+    """Return points of the curves as a table, at most `_SLICES_MAX` of each subscription."""
+    rows = []
+    for name, points in _curves(run, begin_ms=_begin_ms(run)).items():
+        step = -(-len(points) // _SLICES_MAX)
+        rows += [(name, f"{at_s:g}", value) for at_s, value in points[::step]]
+    return table(("subscription", "seconds", "messages"), rows)
 
 
 def _highest(run: DemoRun) -> int:
@@ -131,55 +144,12 @@ def _curves(run: DemoRun, *, begin_ms: int) -> defaultdict[str, list[tuple[float
     return curves
 
 
-def _draw(figure: Any, outcome: SubscriptionOutcome, points: list[tuple[float, int]], *, row: int) -> None:
-    """Draw one subscription's panel: its line, and the prediction and the observation at the kill, its last point."""
-    colour = _COLOURS[(row - 1) % len(_COLOURS)]
-    name = outcome.name if len(outcome.name) <= _NAME_LENGTH_MAX else f"{outcome.name[: _NAME_LENGTH_MAX - 1]}…"
-    # Plotly parses text as a subset of HTML, in which quotes are literal.
-    name = escape(name, quote=False)
-    kill_s = points[-1][0]
-    figure.add_scatter(
-        x=[x for x, _ in points], y=[y for _, y in points], name=name, mode="lines", row=row, col=1,
-        line={"color": colour, "width": 1.5, "shape": "hv"}, hovertemplate="%{y} at %{x} s<extra></extra>",
-    )  # fmt: skip
-    answers = sorted({outcome.predicted_if_not_written, outcome.predicted_if_written})
-    marks = (("predicted", answers, "circle-open", 13), ("observed", [outcome.observed], "x-thin", 9))
-    for what, values, symbol, size in marks:
-        figure.add_scatter(
-            x=[kill_s] * len(values), y=values, name=f"{name}: {what}", mode="markers", row=row, col=1,
-            marker={"color": colour, "size": size, "symbol": symbol, "line": {"color": colour, "width": 2}},
-            cliponaxis=False, hovertemplate=f"%{{y}} {what}<extra></extra>",
-        )  # fmt: skip
-    panel = "" if row == 1 else row
-    figure.add_annotation(
-        text=f"<b>{name}</b>", xref=f"x{panel} domain", yref=f"y{panel} domain", x=0, y=1, yshift=2,
-        xanchor="left", yanchor="bottom", showarrow=False,
-    )  # fmt: skip
-    figure.add_annotation(
-        text="<br>".join(_label(outcome)), x=kill_s, y=outcome.observed, row=row, col=1,
-        xanchor="left", xshift=14, align="left", showarrow=False,
-    )  # fmt: skip
-
-
 def _label(outcome: SubscriptionOutcome) -> list[str]:
     """Return the lines beside the mark of the kill."""
     lines = [f"predicted {outcome.predicted_if_not_written}", f"observed {outcome.observed}"]
     if outcome.kill_inside_persist:
         lines.insert(1, f"or, if written, {outcome.predicted_if_written}")
     return lines
-
-
-def _mark_kill(figure: Any, kill_s: float, *, height: int) -> None:
-    """Draw the kill through all panels, and its name in the strip above them."""
-    top = 1 + (_TOP - 18) / height
-    figure.add_shape(
-        type="line", x0=kill_s, x1=kill_s, xref="x", y0=0, y1=top, yref="paper", layer="below", name="SIGKILL",
-        line={"color": _KILL_COLOUR, "dash": "dash", "width": 2},
-    )  # fmt: skip
-    figure.add_annotation(
-        text="SIGKILL", x=kill_s, xref="x", y=top, yref="paper", xanchor="left", yanchor="top", xshift=4,
-        showarrow=False,
-    )  # fmt: skip
 
 
 def _outcomes(run: DemoRun) -> str:

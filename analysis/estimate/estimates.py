@@ -37,13 +37,14 @@ CHUNKS_PER_SLICE = 64
 """A worker adds up this many chunks of events in a slice at once."""
 
 
-def estimates(
+def estimates(  # noqa: PLR0913 - each is needed once
     source: TraceSource,
     policies: Sequence[Policy | None],
     *,
     scopes: Sequence[str] = SCOPES,
     crashes_per_day: float = 1,
     is_plotted: bool = False,
+    drawn: int = 0,
 ) -> Rows:
     """Estimate redelivery after a crash at any instant of a trace, under each policy of a grid.
 
@@ -57,6 +58,7 @@ def estimates(
         scopes: The scopes to estimate: a ``topic`` is redelivered by its unload, ``total`` by a crash of the broker.
         crashes_per_day: The rate for which duplicates are counted.
         is_plotted: Whether to return curves, of all together and of the worst subscriptions.
+        drawn: The index of the policy under which curves of single subscriptions are returned.
 
     Returns:
         ``policy``: index in the grid; ``scope, namespace, topic, subscription``: names, empty beyond the scope;
@@ -68,7 +70,7 @@ def estimates(
         time that dispatch of a subscription was blocked; ``duration_ms``: of the trace; ``duplicates_per_day``.
 
         ``curve_ms, curve``: the times of the peak and of the last change in each of about 500 slices of time, and then
-        row by row the values of `SERIES`; for all together under each policy, and under the first also for at least
+        row by row the values of `SERIES`; for all together under each policy, and under the drawn one also for at least
         the `CURVE_COUNT_MAX` subscriptions with most redelivery, if there are as many; null for others.
         ``crash_ms, crash_count``: when processes died, of subscriptions and, at most `CRASHES_MAX` times, of all
         together, and the number of these times, under the first policy. ``crashes``: of a subscription as recorded,
@@ -85,7 +87,7 @@ def estimates(
     replays: list[Rows] = []
     for numbers in _alike(policies):
         mine = [policies[number] for number in numbers]
-        wanted = RequestedParts(mine, numbers, span.begin_ms, slices, is_plotted=is_plotted)
+        wanted = RequestedParts(mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn)
         replays.append(sorted_chunks([source], mine).through(partial(replay, wanted=wanted), PART))
     parts = joined(replays)
     if count:

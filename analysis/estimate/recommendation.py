@@ -1,38 +1,165 @@
-"""Recommends a policy of a grid, in a sentence: the one that buys most for its price, compared with the baseline."""
+"""Recommends a policy of a grid: the one that buys most for its price, compared with the current policy."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.replay.policy import AS_RECORDED, DEFAULT
+from ackstate.analysis.estimate.broker_conf import runs_on_pulsar
+from ackstate.analysis.estimate.setting_words import change_text, policy_text
+from ackstate.analysis.replay.policy import AS_RECORDED, Policy, PolicyError
+from ackstate.cursor.journal.format import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ackstate.analysis.estimate.results import Estimate, PolicyResult
 
 _SECOND_MS = 1_000
+GAIN_MIN = 0.01
+"""A setting that saves a smaller share of the current redelivery is not recommended."""
 
 
-def choose(results: Sequence[PolicyResult], baseline: PolicyResult) -> PolicyResult | None:
-    """Return the policy with less redelivery than the baseline that buys most for its price; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A recommended change of one setting.
 
-    It minimises redelivery plus the highest of its prices, each as a share of the highest value among the policies on
-    the front and the baseline.
+    Attributes:
+        key: Its name in `Policy.from_mapping`.
+        before: Its value in the current policy, as in `Policy.texts`.
+        after: Its value in the recommended policy.
+        gain: Messages per crash of the broker that would be redelivered in addition without this change; None if that
+            was not replayed.
     """
-    front = [each for each in results if each.is_on_front]
-    better = [each for each in front if each.badness[0] < baseline.badness[0]]
-    compared = front if baseline.policy is AS_RECORDED else [*front, baseline]
-    most = [max(values) for values in zip(*(each.badness for each in [*compared, baseline]), strict=True)]
+
+    key: str
+    before: str
+    after: str
+    gain: float | None
+
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        return change_text(self.key, self.after, self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A recommended policy.
+
+    Attributes:
+        current: The policy in force, with which others are compared.
+        recommended: The recommended policy; None if no policy is better.
+        changes: The settings to change, the greatest gain first; empty if the current policy is the recording.
+        native: The best policy with ackstate's native journal, if the broker is Pulsar and it is better than
+            `recommended`; else None.
+    """
+
+    current: PolicyResult
+    recommended: PolicyResult | None
+    changes: tuple[Change, ...] = ()
+    native: PolicyResult | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation in one sentence."""
+        if self.recommended is None:
+            number = self.current.total.expected or 0
+            current = "the recorded one" if self.current.policy is AS_RECORDED else policy_text(self.current.policy)
+            return f"no policy of the grid is better than the current policy ({current}): {number:,.0f} {_PER_CRASH}"
+        said = "; ".join(each.text for each in self.changes) or (
+            f"{_settings(self.recommended)} instead of {_settings(self.current)}"
+        )
+        return f"{said}: {_gain(self.recommended.total, self.current.total)}"
+
+
+def recommend(results: Sequence[PolicyResult], current: PolicyResult) -> Recommendation:
+    """Return the policy with less redelivery than the current one that buys most for its price.
+
+    It minimises redelivery plus the highest of its prices, each as a share of the highest value among the policies
+    that no other beats and the current one. Policies that the broker cannot run, and those that never flushed in this
+    trace, are not considered. A setting is left as it is if its change saves less than `GAIN_MIN`; the grid must have
+    the policy without that change.
+    """
+    possible = [each for each in results if each.policy is not AS_RECORDED and not each.never_flushed]
+    if not _is_pulsar(current):
+        return _with_changes(possible, current)
+    found = _with_changes([each for each in possible if each.policy and runs_on_pulsar(each.policy)], current)
+    native = _choose([each for each in possible if not _is_pulsar(each)], current)
+    limit = (found.recommended or current).badness[0]
+    if native is None or native.badness[0] >= limit:
+        return found
+    return Recommendation(current, found.recommended, found.changes, native)
+
+
+def _is_pulsar(result: PolicyResult) -> bool:
+    return result.policy is not AS_RECORDED and result.policy.cursor.format is Format.PULSAR
+
+
+def _with_changes(possible: Sequence[PolicyResult], current: PolicyResult) -> Recommendation:
+    chosen = _choose(possible, current)
+    if chosen is None or chosen.policy is AS_RECORDED or current.policy is AS_RECORDED:
+        return Recommendation(current, chosen)
+    by_texts = {_key(each.policy): each for each in [current, *possible] if each.policy is not AS_RECORDED}
+    while (simpler := _without_idle_change(chosen, current, by_texts)) is not None:
+        chosen = simpler
+    changes = _changes(chosen, current, by_texts)
+    changes.sort(key=lambda each: -(each.gain or 0))
+    return Recommendation(current, chosen, tuple(changes))
+
+
+def _key(policy: Policy) -> tuple[str, ...]:
+    return tuple(policy.texts.values())
+
+
+def _changes(chosen: PolicyResult, current: PolicyResult, known: dict[tuple[str, ...], PolicyResult]) -> list[Change]:
+    assert chosen.policy is not None
+    assert current.policy is not None
+    before, after = current.policy.texts, chosen.policy.texts
+    found = []
+    for key in after:
+        if after[key] != before[key]:
+            without = _without(chosen.policy, key, before[key], known)
+            gain = None if without is None else without.badness[0] - chosen.badness[0]
+            found.append(Change(key, before[key], after[key], gain))
+    return found
+
+
+def _without(policy: Policy, key: str, value: str, known: dict[tuple[str, ...], PolicyResult]) -> PolicyResult | None:
+    """Return the result of a policy with one setting changed; None if it was not replayed."""
+    try:
+        return known.get(_key(Policy.from_mapping(policy.texts | {key: value})))
+    except PolicyError:
+        return None
+
+
+def _without_idle_change(
+    chosen: PolicyResult, current: PolicyResult, known: dict[tuple[str, ...], PolicyResult]
+) -> PolicyResult | None:
+    """Return the policy without the change that gains least, if that is next to nothing; else None."""
+    assert chosen.policy is not None
+    assert current.policy is not None
+    least = GAIN_MIN * current.badness[0]
+    simpler = [
+        without
+        for change in _changes(chosen, current, known)
+        if (without := _without(chosen.policy, change.key, change.before, known)) is not None
+        and without.badness[0] - chosen.badness[0] < least
+    ]
+    return min(simpler, key=lambda each: each.badness, default=None)
+
+
+def _choose(possible: Sequence[PolicyResult], current: PolicyResult) -> PolicyResult | None:
+    front = [each for each in possible if not any(_beats(rival, each) for rival in possible)]
+    better = [each for each in front if each.badness[0] < (1 - GAIN_MIN) * current.badness[0]]
+    compared = front if current.policy is AS_RECORDED else [*front, current]
+    most = [max(values) for values in zip(*(each.badness for each in [*compared, current]), strict=True)]
     return min(better, key=lambda each: _distance(each, most), default=None)
 
 
-def sentence(chosen: PolicyResult | None, baseline: PolicyResult) -> str:
-    """Return the recommendation as one sentence."""
-    if chosen is None:
-        expected = f"expected duplicates {baseline.total.expected or 0:,.0f}"
-        return f"no setting of the grid is better than {_settings(baseline)}: {expected}"
-    return f"{_difference(chosen, baseline)}: {_gain(chosen.total, baseline.total)}"
+def _beats(one: PolicyResult, other: PolicyResult) -> bool:
+    pairs = zip(one.badness, other.badness, strict=True)
+    return one.badness != other.badness and all(mine <= theirs for mine, theirs in pairs)
 
 
 def _distance(result: PolicyResult, most: Sequence[float]) -> float:
@@ -40,76 +167,8 @@ def _distance(result: PolicyResult, most: Sequence[float]) -> float:
     return redelivery + max(prices)
 
 
-def _difference(chosen: PolicyResult, other: PolicyResult) -> str:
-    if chosen.policy is AS_RECORDED or other.policy is AS_RECORDED:
-        return f"{_settings(chosen)} instead of {_settings(other)}"
-    before, after = other.policy.texts, chosen.policy.texts
-    changes = [_change(key, after[key], before[key]) for key in after if after[key] != before[key]]
-    return "; ".join(changes)
-
-
 def _settings(result: PolicyResult) -> str:
-    if result.policy is AS_RECORDED:
-        return "as recorded"
-    # The flush interval is shown even if it is the default: every policy has one.
-    texts = {"flush_interval_ms": DEFAULT.texts["flush_interval_ms"]} | result.policy.to_mapping()
-    return ", ".join(_said(key, text) for key, text in texts.items())
-
-
-def _change(key: str, new: str, old: str) -> str:
-    said_new, said_old = _said(key, new), _said(key, old)
-    # "flush every 5 s instead of 60 s": a common prefix is shown once.
-    shared = 0
-    for one, other in zip(said_new.split(), said_old.split(), strict=False):
-        if one != other:
-            break
-        shared += 1
-    return f"{said_new} instead of {' '.join(said_old.split()[shared:]) or said_old}"
-
-
-def _said(key: str, text: str) -> str:
-    """Return one setting in words."""
-    return _WORDS[key](text) if key in _WORDS else f"{key} {text}"
-
-
-def _seconds(text: str) -> str:
-    return f"{int(text) / _SECOND_MS:g} s"
-
-
-def _number(text: str) -> str:
-    return f"{int(text):,}"
-
-
-def _rate(text: str) -> str:
-    return "persist at the flush interval only" if text == "0" else f"persist at an ack up to {text} times a second"
-
-
-def _young(text: str) -> str:
-    if not text.startswith("AUTO"):
-        return f"hold acks back for {text} s"
-    share = text.partition(":")[2].partition(":")[0]
-    return "hold acks back for an automatic time" + (f" so that a share of {share} is late" if share else "")
-
-
-def _blocking(text: str) -> str:
-    return "never stop dispatch" if text == "0" else f"stop dispatch at {_number(text)} bytes not yet durable"
-
-
-_WORDS: dict[str, Callable[[str], str]] = {
-    "flush_interval_ms": lambda text: f"flush every {_seconds(text)}",
-    "mark_delete_rate_limit": _rate,
-    "range_count_max": lambda text: f"persist {'any number of' if text == 'none' else _number(text)} ranges",
-    "keep": lambda text: f"keep the {text.lower()} ranges first",
-    "become_old_ack_record_seconds": _young,
-    "max_unpersisted_ack_record_bytes": _blocking,
-    "format": lambda text: "write Pulsar's format" if text == "PULSAR" else "write the native format",
-    "tick_ms": lambda text: f"check each cursor every {_seconds(text)}",
-    "ledger_writable": lambda text: "with ledgers that can be written" if text == "true" else "with no ledger written",
-    "ledger_rollover_ms": lambda text: f"roll ledgers over {'never' if text == '0' else f'after {_seconds(text)}'}",
-    "compaction_bytes_min": lambda text: f"compact journals of at least {_number(text)} bytes",
-    "ledger_entry_count_max": lambda text: f"end ledgers at {_number(text)} entries",
-    "metadata_bytes_max": lambda text: f"give the metadata store up to {_number(text)} bytes",
-}
+    return "recorded" if result.policy is AS_RECORDED else policy_text(result.policy)
 
 
 def short_number(number: float, *, sign: str = "-") -> str:
@@ -122,16 +181,24 @@ def short_number(number: float, *, sign: str = "-") -> str:
     return f"{number:{sign},.0f}" if abs(number) >= 999.5 else f"{number:{sign},.3g}"
 
 
+_PER_CRASH = "messages redelivered per broker crash"
+
+
 def _gain(chosen: Estimate, other: Estimate) -> str:
-    told = [f"expected duplicates {other.expected or 0:,.0f} -> {chosen.expected or 0:,.0f}"]
+    told = [f"{other.expected or 0:,.0f} -> {chosen.expected or 0:,.0f} {_PER_CRASH}", *price_texts(chosen, other)]
+    return ", ".join(told)
+
+
+def price_texts(chosen: Estimate, other: Estimate) -> list[str]:
+    """Return the additional cost of a policy: writes and bytes per second, and time blocked if it differs."""
     pairs = [
         (chosen.per_second(chosen.write_count), other.per_second(other.write_count), "writes/s"),
         (chosen.per_second(chosen.bytes_written), other.per_second(other.bytes_written), "bytes/s"),
     ]
     # A recording may lack these numbers.
     known = ((after, before, unit) for after, before, unit in pairs if after is not None and before is not None)
-    told += [f"{short_number(after - before, sign='+')} {unit}" for after, before, unit in known]
+    told = [f"{short_number(after - before, sign='+')} {unit}" for after, before, unit in known]
     if chosen.blocked_ms is not None and chosen.blocked_ms != (other.blocked_ms or 0):
         blocked_s = (chosen.blocked_ms - (other.blocked_ms or 0)) / _SECOND_MS
         told.append(f"{short_number(blocked_s, sign='+')} s blocked")
-    return ", ".join(told)
+    return told

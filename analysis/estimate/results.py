@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from ackstate.analysis.estimate.recommendation import choose, sentence
+from ackstate.analysis.estimate.recommendation import Recommendation, recommend
 from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
 
 if TYPE_CHECKING:
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
 
 _SECOND_MS = 1_000
-RECORDED_LABEL = "as recorded"
+RECORDED, CURRENT, RECOMMENDED = "recorded", "current policy", "recommended policy"
+"""Names of the recording, and of the two policies that are compared, in headline, recommendation and plots."""
+# The current policy, replayed, and the recording differ by this factor if they do not match.
+_MISMATCH = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,17 @@ class PolicyResult:
     @property
     def label(self) -> str:
         """The name of the policy."""
-        return RECORDED_LABEL if self.policy is AS_RECORDED else self.policy.label
+        return RECORDED if self.policy is AS_RECORDED else self.policy.label
 
     @property
     def total(self) -> Estimate:
         """The estimate of all subscriptions at once."""
         return next(each for each in self.estimates if each.scope == "total")
+
+    @property
+    def never_flushed(self) -> bool:
+        """Whether the trace is too short for the policy: it persists nothing, and its redelivery grows to the end."""
+        return self.policy is not AS_RECORDED and self.total.write_count == 0 and self.total.max > 0
 
     @property
     def badness(self) -> tuple[float, ...]:
@@ -103,7 +111,10 @@ class SweepResult:
         crashes_per_day: The rate for which duplicates are counted.
         policies: In the order of the grid.
         refused: Label and reason of each policy of the grid under which no cursor can be opened.
-        baseline: Label of the policy in use now, with which others are compared. Empty for the first of the grid.
+        baseline: Label of the policy in force, with which others are compared; empty for the first of the grid.
+        current_source: Where that policy is known from, in words.
+        doubts: Reasons to doubt it, as sentences.
+        advice: The recommended policy, compared with the policy in force; None if no policy was tried.
     """
 
     trace: str
@@ -111,6 +122,9 @@ class SweepResult:
     policies: tuple[PolicyResult, ...]
     refused: tuple[tuple[str, str], ...] = ()
     baseline: str = ""
+    current_source: str = ""
+    doubts: tuple[str, ...] = ()
+    advice: Recommendation | None = None
 
     @classmethod
     def of_rows(
@@ -125,18 +139,69 @@ class SweepResult:
             PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
         ]
         known = _with_front([_unknown_taken_out(each) for each in results])
-        return cls(trace, crashes_per_day, tuple(known), tuple(refused))
+        return cls(trace, crashes_per_day, tuple(known), tuple(refused)).compared_with("")
 
-    def compared_with(self, baseline: str) -> Self:
-        """Return the result with another baseline; empty for the first policy of the grid.
+    def compared_with(self, baseline: str, source: str = "", doubts: Sequence[str] = ()) -> Self:
+        """Return the result with another policy in force.
+
+        Args:
+            baseline: Its label; empty for the first policy of the grid.
+            source: Where it is known from, in words.
+            doubts: Reasons to doubt it, as sentences.
 
         Raises:
             PolicyError: No policy of the grid has this label.
         """
         labels = [each.label for each in self.policies]
         if baseline and baseline not in labels:
-            raise PolicyError(f"baseline must be one of {', '.join(map(repr, labels))}, got {baseline!r}")
-        return replace(self, baseline=baseline)
+            raise PolicyError(f"current policy must be one of {', '.join(map(repr, labels))}, got {baseline!r}")
+        found = replace(self, baseline=baseline, current_source=source, doubts=tuple(doubts), advice=None)
+        current = found.current
+        return found if current is None else replace(found, advice=recommend(self.policies, current))
+
+    @property
+    def recorded(self) -> PolicyResult | None:
+        """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable."""
+        found = next((each for each in self.policies if each.policy is AS_RECORDED), None)
+        return None if found is None or found.total.write_count is None else found
+
+    @property
+    def current(self) -> PolicyResult | None:
+        """The policy in force; None if no policy was tried."""
+        tried = [each for each in self.policies if each.policy is not AS_RECORDED]
+        return next((each for each in self.policies if each.label == self.baseline), tried[0]) if tried else None
+
+    @property
+    def recommended(self) -> PolicyResult | None:
+        """The recommended policy; None if no policy is better than the current one."""
+        return None if self.advice is None else self.advice.recommended
+
+    def role_of(self, result: PolicyResult) -> str:
+        """Return `RECORDED`, `CURRENT` or `RECOMMENDED`; empty for other policies."""
+        if result.policy is AS_RECORDED:
+            return RECORDED
+        if result is self.current and len(self.policies) > 1:
+            return CURRENT
+        return RECOMMENDED if result is self.recommended else ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons to doubt the comparison, as sentences."""
+        found = list(self.doubts)
+        recorded, current = self.recorded, self.current
+        if current is None or len(self.policies) < 2:
+            return found
+        if current.never_flushed:
+            found.append(
+                "The current policy never flushed in this trace: the trace is too short for it, and its redelivery is "
+                "higher than shown"
+            )
+        if recorded is not None and recorded is not current and _differ(recorded, current):
+            found.append(
+                f"The recording does not match the current policy: {recorded.total.expected or 0:,.0f} messages per "
+                f"broker crash were recorded, and {current.total.expected or 0:,.0f} are replayed"
+            )
+        return found
 
     @property
     def front(self) -> list[PolicyResult]:
@@ -144,46 +209,37 @@ class SweepResult:
         return sorted((each for each in self.policies if each.is_on_front), key=lambda each: each.badness)
 
     @property
-    def recommended(self) -> PolicyResult | None:
-        """The policy with less redelivery than the baseline that buys most for its price, or else the baseline.
-
-        None if that is the recording, or no policy was tried.
-        """
-        baseline = self._compared_with
-        return baseline and (choose(self.policies, baseline) or (None if baseline.policy is AS_RECORDED else baseline))
-
-    @property
     def recommendation(self) -> str:
-        """One sentence: the recommended policy compared with the baseline, or the reason why there is none."""
-        baseline = self._compared_with
-        if baseline is None or len(self.policies) < 2:
-            return "no policy was compared"
-        return sentence(choose(self.policies, baseline), baseline)
-
-    @property
-    def _compared_with(self) -> PolicyResult | None:
-        """The baseline; None if no policy was tried."""
-        tried = [each for each in self.policies if each.policy is not AS_RECORDED]
-        return next((each for each in self.policies if each.label == self.baseline), tried[0]) if tried else None
+        """One sentence: the recommended policy compared with the current one, or the reason why there is none."""
+        return "no policy was compared" if self.advice is None or len(self.policies) < 2 else self.advice.sentence
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object, which `docs/redelivery.md` describes."""
         return {
             "trace": self.trace,
             "crashes_per_day": self.crashes_per_day,
-            "baseline": None if self._compared_with is None else self._compared_with.label,
+            "baseline": None if self.current is None else self.current.label,
+            "baseline_source": self.current_source,
             "recommendation": self.recommendation,
+            "recommended": None if self.recommended is None else self.recommended.label,
+            "warnings": self.warnings,
             "refused": [{"label": label, "reason": reason} for label, reason in self.refused],
             "policies": [
                 {
                     "policy": None if each.policy is AS_RECORDED else each.policy.to_mapping(),
                     "label": each.label,
                     "is_on_front": each.is_on_front,
+                    "never_flushed": each.never_flushed,
                     "estimates": [asdict(estimate) for estimate in each.estimates],
                 }
                 for each in self.policies
             ],
         }
+
+
+def _differ(recorded: PolicyResult, current: PolicyResult) -> bool:
+    numbers = sorted((recorded.total.expected or 0.0, current.total.expected or 0.0))
+    return numbers[1] > _MISMATCH * numbers[0] + 1
 
 
 def _place(estimate: Estimate) -> tuple[int, str, str, str]:

@@ -42,6 +42,7 @@ class RequestedParts(NamedTuple):
         is_plotted: Whether to return curves; requires slices.
         keeps_states: Whether to return states, so that a later run can resume; requires curves.
         states: The location of the states from which to resume, for error messages.
+        drawn: The index in the grid of the policy whose curves of single subscriptions to return.
     """
 
     policies: Sequence[Policy | None]
@@ -51,6 +52,7 @@ class RequestedParts(NamedTuple):
     is_plotted: bool = False
     keeps_states: bool = False
     states: str = ""
+    drawn: int = 0
 
 
 def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
@@ -75,10 +77,10 @@ def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts) -> Iterato
 
 
 def _plotted(wanted: RequestedParts) -> Sequence[int]:
-    """Return the policies whose curves to return: all if a later run is to resume, else the first."""
+    """Return the policies whose curves to return: all if a later run is to resume, else one."""
     if wanted.keeps_states:
         return range(len(wanted.policies))
-    return [at for at, number in enumerate(wanted.numbers) if number == 0] if wanted.is_plotted else []
+    return [at for at, number in enumerate(wanted.numbers) if number == wanted.drawn] if wanted.is_plotted else []
 
 
 @final

@@ -9,21 +9,27 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
+from ackstate.cursor.journal.format import Format
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 POINT_COUNT_MAX = 10_000
+# The default of Pulsar 4.2.
+_PULSAR_RANGES = 10_000
+# What `candidates` proposes to a Pulsar broker.
+_RATE, _FLUSH_MS, _RANGES = 5, 10_000, 100_000
 
 
-def policies_of(settings: Mapping[str, Sequence[Any]]) -> list[Policy]:
+def policies_of(settings: Mapping[str, Sequence[Any]], base: Mapping[str, str] | None = None) -> list[Policy]:
     """Return a policy for each combination of the values: the last setting varies fastest.
 
     >>> [policy.label for policy in policies_of({"flush_interval_ms": [5000], "keep": ["WIDEST", "LOWEST"]})]
     ['flush_interval_ms=5000 keep=WIDEST', 'flush_interval_ms=5000']
 
     Args:
-        settings: Key -> values, as in `Policy.from_mapping`; if empty, the default policy alone.
+        settings: Key -> values, as in `Policy.from_mapping`; if empty, one policy alone.
+        base: The settings that do not vary; others have their defaults.
 
     Raises:
         PolicyError: A key or a value is wrong, a key has no values, two combinations give the same policy, or there are
@@ -40,13 +46,18 @@ def policies_of(settings: Mapping[str, Sequence[Any]]) -> list[Policy]:
             f"grid: the number of policies must be at most {POINT_COUNT_MAX:,}, got {count:,}; give fewer values"
         )
     points = product(*settings.values())
-    policies = [Policy.from_mapping(dict(zip(settings, point, strict=True))) for point in points]
+    keys = [key.strip().replace("-", "_") for key in settings]
+    policies = [Policy.from_mapping({**(base or {}), **dict(zip(keys, point, strict=True))}) for point in points]
     _refuse_twins(policies)
     return policies
 
 
-def read_grid(path: Path) -> list[Policy]:
+def read_grid(path: Path, base: Mapping[str, str] | None = None) -> list[Policy]:
     """Read a grid from a JSON file: an object of settings, each with one value or a list of them.
+
+    Args:
+        path: The file.
+        base: As in `policies_of`.
 
     Raises:
         PolicyError: The file is invalid, or see `policies_of`.
@@ -60,35 +71,54 @@ def read_grid(path: Path) -> list[Policy]:
         raise PolicyError(f"{path}: a grid must be an object of settings, got {type(found).__name__}")
     settings = {key: value if isinstance(value, list) else [value] for key, value in found.items()}
     try:
-        return policies_of(settings)
+        return policies_of(settings, base)
     except PolicyError as error:
         raise PolicyError(f"{path}: {error}") from None
 
 
-def policies_of_texts(texts: Mapping[str, str]) -> list[Policy]:
+def policies_of_texts(texts: Mapping[str, str], base: Mapping[str, str] | None = None) -> list[Policy]:
     """Return the grid of settings whose values are given as one text each, separated by commas.
 
     Raises:
         PolicyError: See `policies_of`.
     """
-    return policies_of({key: [value for value in text.split(",") if value.strip()] for key, text in texts.items()})
+    return policies_of(
+        {key: [value for value in text.split(",") if value.strip()] for key, text in texts.items()}, base
+    )
 
 
-def with_baseline(policies: Sequence[Policy], text: str) -> tuple[list[Policy], str]:
-    """Add a policy to a grid, unless the grid has it; return the grid and the policy's label.
-
-    Args:
-        policies: The grid.
-        text: The policy, in the form of `Policy.label`.
+def policy_of_text(text: str) -> Policy:
+    """Return the policy that a text in the form of `Policy.label` names.
 
     Raises:
         PolicyError: The text is not a policy.
     """
     pairs = [] if text == Policy().label else [word.partition("=") for word in text.split()]
     if not all(separator and value for _, separator, value in pairs):
-        raise PolicyError(f"baseline must be KEY=V KEY=V or default, got {text!r}")
-    baseline = Policy.from_mapping({key: value for key, _, value in pairs})
-    return [*policies] if baseline in policies else [baseline, *policies], baseline.label
+        raise PolicyError(f"current policy must be KEY=V KEY=V or default, got {text!r}")
+    return Policy.from_mapping({key: value for key, _, value in pairs})
+
+
+def candidates(current: Policy) -> list[Policy]:
+    """Return policies worth comparing with the current one, which is the first.
+
+    On a Pulsar broker: more frequent writes, each of them also with a shorter flush interval or more ranges; and a
+    native journal that flushes as often as the current policy writes. Otherwise shorter flush intervals.
+    """
+    config, texts = current.cursor, current.to_mapping()
+    interval_ms, rate = config.flush_interval_ms, config.mark_delete_rate_limit
+    if config.format is Format.NATIVE:
+        shorter = [each for each in (20_000, 5_000, 1_000) if each < interval_ms] or [interval_ms // 4]
+        return policies_of(
+            {"flush_interval_ms": [interval_ms, *(each for each in shorter if each < interval_ms)]}, texts
+        )
+    ranges = _PULSAR_RANGES if config.range_count_max is None else config.range_count_max
+    often = {"mark_delete_rate_limit": [rate, *(each for each in (_RATE,) if 0 < rate < each)]}
+    soon = {"flush_interval_ms": [interval_ms, *(each for each in (_FLUSH_MS,) if each < interval_ms)]}
+    more = {"range_count_max": [config.range_count_max, *(each for each in (_RANGES,) if ranges < each)]}
+    native = Policy.from_mapping({"flush_interval_ms": min(interval_ms, round(1_000 / rate) if rate else 0)})
+    found = [*policies_of({**often, **soon}, texts), *policies_of({**often, **more}, texts), native]
+    return [each for number, each in enumerate(found) if each not in found[:number]]
 
 
 def _refuse_twins(policies: Sequence[Policy]) -> None:

@@ -1,20 +1,34 @@
-"""The contents of a report: the value from which the page is rendered."""
+"""The contents of a report: the value from which the page is rendered, and the answers of its first screen."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.analysis.chart import CALENDAR_END_MS
 from ackstate.analysis.estimate.parts import CURVE_COUNT_MAX, badness
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED
 from ackstate.analysis.report.inputs import ReportInputs
 
 if TYPE_CHECKING:
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.report.curves import CrashTimes, Curve
 
-# The last millisecond in the calendars of both Python and the plots.
-CALENDAR_END_MS = 253_402_300_799_999
+CAUSE_NAMES = {
+    "not_flushed": "not yet flushed", "young": "young", "cut_by_ranges": "cut by the range limit",
+    "cut_by_bytes": "cut by the byte limit", "cut_by_route": "cut because no ledger was writable",
+}  # fmt: skip
+"""Causes of redelivery: fields of `Estimate` -> in words."""
+_CAUSE_DETAILS = {
+    "not_flushed": "acked since the last write of their cursor",
+    "young": "held back because their messages were sent only recently",
+    "cut_by_ranges": "in ranges beyond the limit on persisted ranges",
+    "cut_by_bytes": "in records beyond the limit in bytes",
+    "cut_by_route": "in the metadata store, which holds less",
+}
+ROLE_COLOURS = {RECORDED: 0, CURRENT: 1, RECOMMENDED: 2}
+"""The colour of each role in all charts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +36,8 @@ class Contents:
     """A report.
 
     Attributes:
-        result: The estimates. Its first policy is the one that the trace was recorded under, or the only one.
-        curves: The total curve of the first and of the recommended policy, and the first one's worst subscriptions.
+        result: The estimates.
+        curves: The total curve of each policy in `shown`, and the worst subscriptions under the reference policy.
         crashes: When processes died.
         provenance: The sources and programs of the report: pairs of name and text.
         inputs: The other files shown.
@@ -37,42 +51,98 @@ class Contents:
 
     @property
     def shown(self) -> list[PolicyResult]:
-        """The policies that are shown in full: the first, and the recommended."""
+        """The policies that are drawn."""
         return shown_policies(self.result)
+
+    @property
+    def reference(self) -> PolicyResult:
+        """The policy that the first screen is about."""
+        return reference_of(self.result)
+
+
+class Share(NamedTuple):
+    """A part of the redelivery of a broker crash.
+
+    Attributes:
+        name: A subscription or a cause.
+        detail: The topic of a subscription; an explanation of a cause.
+        number: Messages per broker crash.
+        share: The share of all, from 0 to 1.
+    """
+
+    name: str
+    detail: str
+    number: float
+    share: float
+
+
+def reference_of(result: SweepResult) -> PolicyResult:
+    """Return the current policy, or the recording if no policy was tried."""
+    return result.current or result.policies[0]
 
 
 def shown_policies(result: SweepResult) -> list[PolicyResult]:
-    """Return the first policy, and the recommended if that is another."""
-    first, recommended = result.policies[0], result.recommended
-    return [first] if recommended is None or recommended is first else [first, recommended]
+    """Return the recording, the current and the recommended policy, as far as they are known."""
+    found = [each for each in (result.recorded, result.current, result.recommended) if each is not None]
+    return [each for number, each in enumerate(found) if each not in found[:number]] or [result.policies[0]]
+
+
+def role_text(result: SweepResult, policy: PolicyResult) -> str:
+    """Return the role of a policy, or else its label."""
+    return result.role_of(policy) or policy.label
 
 
 def worst_subscriptions(result: SweepResult) -> list[tuple[str, str]]:
-    """Return (topic, subscription) of those with most redelivery under the first policy, the worst first."""
-    found = [each for each in result.policies[0].estimates if each.scope == "subscription"]
-    found.sort(key=lambda each: badness(asdict(each)))
-    return [(each.topic, each.subscription) for each in found[:CURVE_COUNT_MAX]]
+    """Return (topic, subscription) of those with most redelivery under the reference policy, the worst first."""
+    return [(each.topic, each.subscription) for each in _worst(reference_of(result))[:CURVE_COUNT_MAX]]
+
+
+def _worst(result: PolicyResult) -> list[Estimate]:
+    found = [each for each in result.estimates if each.scope == "subscription"]
+    return sorted(found, key=lambda each: badness(asdict(each)))
+
+
+def main_subscriptions(result: PolicyResult, *, count_max: int) -> list[Share]:
+    """Return the subscriptions with most redelivery per broker crash, the worst first; none without redelivery."""
+    total = result.total.expected
+    if not total:
+        return []
+    return [
+        Share(each.subscription, each.topic, each.expected, each.expected / total)
+        for each in _worst(result)[:count_max]
+        if each.expected
+    ]
+
+
+def causes(result: PolicyResult) -> list[Share]:
+    """Return the causes of redelivery, the most frequent first, without those that never apply."""
+    total = result.total
+    if not total.expected:
+        return []
+    numbers = [(key, getattr(total, key) or 0.0) for key in CAUSE_NAMES]
+    found = [
+        Share(CAUSE_NAMES[key], _CAUSE_DETAILS[key], number, number / total.expected)
+        for key, number in numbers
+        if number > 0
+    ]
+    return sorted(found, key=lambda each: -each.number)
 
 
 def headline(result: SweepResult) -> str:
     """Return one sentence about redelivery after a crash of the broker."""
-    first = result.policies[0]
-    under = "" if first.policy is None else f"Under {first.label}: "
-    said = _said(first.total)
-    return under + said if not under else under + said[0].lower() + said[1:]
-
-
-def _said(total: Estimate) -> str:
+    reference = reference_of(result)
+    total, role = reference.total, role_text(result, reference)
     if not total.max:
-        return "No acked message would be redelivered, at any time of death"
-    worst = "" if total.max_ts_ms is None else f" at {time_text(total.max_ts_ms)}"
+        return f"If the broker crashed, no acked message would be redelivered, at any time ({role})"
+    worst = "" if total.max_ts_ms is None else f", at {time_text(total.max_ts_ms)}"
     if total.expected is None:
         return (
-            f"The trace has no duration: had the broker died{worst}, {_messages(total.max)} would have been redelivered"
+            f"The trace has no duration: had the broker crashed{worst}, {_messages(total.max)} would have been "
+            f"redelivered ({role})"
         )
     return (
-        f"If the broker died at a random moment, {_messages(total.expected)} would be redelivered; "
-        f"at the worst, {count_text(total.max)}{worst}"
+        f"If the broker crashed now, {_messages(total.expected)} would be redelivered on average ({role}); "
+        f"at worst {count_text(total.max)}{worst}"
     )
 
 
@@ -80,12 +150,14 @@ def _messages(number: float) -> str:
     return f"{count_text(number)} acked message{'' if number == 1 else 's'}"
 
 
-def count_text(number: float) -> str:
-    """Return a number for a sentence, without a fraction if it is large.
+def count_text(number: float, high: float | None = None) -> str:
+    """Return a number for a sentence, without a fraction if it is large; or an interval.
 
-    >>> count_text(41_234.6), count_text(0.25), count_text(7)
-    ('41,235', '0.25', '7')
+    >>> count_text(41_234.6), count_text(0.25), count_text(7), count_text(1_200, 1_900)
+    ('41,235', '0.25', '7', '1,200 to 1,900')
     """
+    if high is not None and high != number:
+        return f"{count_text(number)} to {count_text(high)}"
     return f"{number:,.0f}" if number >= 100 else f"{number:,.3g}"
 
 

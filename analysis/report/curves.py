@@ -69,9 +69,10 @@ class CrashTimes:
 
 
 def curves_of_rows(
-    rows: Sequence[Mapping[str, Any]], span: Span, policies: Sequence[int], *, subscriptions: Sequence[Key]
-) -> list[Curve]:
-    """Return the curve of all subscriptions at once under some policies, and some subscriptions' under the first.
+    rows: Sequence[Mapping[str, Any]], span: Span, policies: Sequence[int], *, subscriptions: Sequence[Key],
+    drawn: int = 0,
+) -> list[Curve]:  # fmt: skip
+    """Return the curve of all subscriptions at once under some policies, and some subscriptions' under one.
 
     Args:
         rows: Rows of `estimates`, with curves.
@@ -79,20 +80,22 @@ def curves_of_rows(
         policies: Indexes in the grid; those of the curves are indexes in this list.
         subscriptions: (topic, subscription) of the requested curves, least redelivery last; at most
             `CURVE_COUNT_MAX`.
+        drawn: Index in the grid of the policy of these subscriptions, one of `policies`.
 
     Returns:
         Totals and subscriptions in the order given.
     """
     points = {(row["policy"], row["topic"], row["subscription"]): row for row in rows if row["curve_ms"] is not None}
-    wanted = [(number, TOTAL) for number in policies] + [(policies[0], key) for key in subscriptions]
+    wanted = [(number, TOTAL) for number in policies] + [(drawn, key) for key in subscriptions]
     found = []
     for number, key in wanted:
         curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
         if row := points.get((number, *key)):
             ts_ms = np.array(row["curve_ms"], np.int64)
             curve.add_thinned(ts_ms, np.array(row["curve"], np.int64).reshape(SERIES, -1))
-        drawn = (policies.index(number), *key)
-        found.append(curve_of(drawn, *curve.points(SERIES), begin_ms=span.begin_ms, end_ms=span.end_ms))
+        found.append(
+            curve_of((policies.index(number), *key), *curve.points(SERIES), begin_ms=span.begin_ms, end_ms=span.end_ms)
+        )
     return found
 
 

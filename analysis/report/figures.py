@@ -1,209 +1,371 @@
-"""The report's plots, as data for plotly.js: the names state the content, and more than colour distinguishes them."""
+"""The report's charts, each with a table of its numbers."""
 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ackstate.analysis.html_page import printable
-from ackstate.analysis.replay.curve_sum import CAUSES
-from ackstate.analysis.report.contents import CALENDAR_END_MS
+import numpy as np
+
+from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_axis, time_axis
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
+from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
+from ackstate.analysis.html_page import printable, table
+from ackstate.analysis.report.contents import CAUSE_NAMES, ROLE_COLOURS, count_text, role_text, time_text
 from ackstate.analysis.report.inputs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.estimate.results import PolicyResult, SweepResult
+    from ackstate.analysis.chart import Layer
+    from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.pulsar.replay_table import JudgedPrediction
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.curves import Curve
     from ackstate.analysis.report.inputs import CalibrationPoint
 
-    Figure = dict[str, Any]
-
-# The contrast to white and to black is at least three to one.
-COLOURS = ("#2f81c7", "#c2692a", "#3b9150", "#9a62c9", "#cc4a6e", "#7a828b", "#2a8c97")
-_ALARM = "#d63b45"
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_PATTERNS = ("", "/", "x", ".", "|")
-CAUSE_NAMES = ("not yet flushed", "young", "cut by the range limit", "cut by the byte limit", "wrong route")
-# Further runs are in the table only.
-_RUNS_MAX = 40
-PRICES = ("bytes written per second", "writes per second", "seconds blocked")
+_Item = TypeVar("_Item")
+MESSAGES = "messages redelivered per broker crash"
+_OF_SUBSCRIPTION = "messages redelivered"
+# A curve that falls to less than half more often than this is drawn as a band.
+_TEETH_MAX = 24
+_SLICES_MAX, _SAMPLES = 60, 32
+# Fewer teeth in a slice of time would show as steps of the band.
+_TEETH_PER_SLICE = 2
+# With fewer points for each tooth, the curve between them is not known.
+_POINTS_PER_TOOTH = 6
 # An axis is logarithmic if its numbers differ by this factor.
 _WIDE = 50
-_NAME_LENGTH_MAX = 40
+# Further runs are in the table only.
+_RUNS_MAX = 40
+_NAME_LENGTH_MAX = 60
 
 
-def total_figure(contents: Contents) -> Figure:
+class Slice(NamedTuple):
+    """A slice of time.
+
+    Attributes:
+        begin_ms: Its begin.
+        p50: The least number that holds for half of its time.
+        p99: The least number that holds for 99 % of its time.
+    """
+
+    begin_ms: float
+    p50: float
+    p99: float
+
+
+def figure(identity: str, title: str, drawing: str, caption: str, numbers: str) -> str:
+    """Return a chart with its title, its caption, and its numbers in a table that opens on demand."""
+    told = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return (
+        f'<figure id="{identity}"><h3>{escape(title)}</h3>{drawing}{told}'
+        f"<details><summary>Numbers of this chart</summary>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Numbers: {escape(title)}">{numbers}</div>'
+        f"</details></figure>"
+    )
+
+
+def is_sawtooth(curve: Curve) -> bool:
+    """Return whether a curve falls too often to be drawn as a line."""
+    return _teeth(curve) > _TEETH_MAX
+
+
+def slices_of(curve: Curve, count: int, whole: Estimate) -> list[Slice]:
+    """Return the median and the 99th percentile in equal slices of time.
+
+    They are exact if the curve has enough points for each of its teeth. Of a curve that was thinned more than that only
+    peaks are known: then the quantiles of a slice are as far from its peak as those of the whole trace from the peaks.
+
+    Args:
+        curve: The curve.
+        count: The number of slices.
+        whole: The estimate over the whole trace.
+    """
+    edges = np.linspace(curve.ts_ms[0], curve.ts_ms[-1], count + 1)
+    times, values = np.array(curve.ts_ms), np.array(curve.value)
+    if is_resolved(curve):
+        at = edges[0] + (edges[-1] - edges[0]) * (np.arange(count * _SAMPLES) + 0.5) / (count * _SAMPLES)
+        rows = values[np.searchsorted(times, at, "right") - 1].reshape(count, _SAMPLES)
+        low, high = np.quantile(rows, 0.5, axis=1), np.quantile(rows, 0.99, axis=1)
+    else:
+        ends = np.searchsorted(times, edges, "left")
+        peaks = np.array([
+            values[begin:end].max() if end > begin else values[begin - 1] for begin, end in pairwise(ends.tolist())
+        ])  # fmt: skip
+        low, high = (
+            peaks * min(1.0, (number or 0) / max(1.0, float(np.quantile(peaks, share))))
+            for number, share in ((whole.p50, 0.5), (whole.p99, 0.99))
+        )
+    return [Slice(*each) for each in zip(edges[:-1].tolist(), low.tolist(), high.tolist(), strict=True)]
+
+
+def is_resolved(curve: Curve) -> bool:
+    """Return whether a curve has enough points between its falls to compute quantiles from it."""
+    return len(curve.ts_ms) >= _POINTS_PER_TOOTH * max(1, _teeth(curve))
+
+
+def _teeth(curve: Curve) -> int:
+    values = np.array(curve.value)
+    return int(np.count_nonzero(values[1:] * 2 < values[:-1]))
+
+
+def total_figure(contents: Contents) -> str:
     """Draw all subscriptions at once, under the policies that are shown."""
     totals = [curve for curve in contents.curves if curve.is_total]
-    lines = [
-        _line(curve, name=result.label, number=number)
-        for number, (curve, result) in enumerate(zip(totals, contents.shown, strict=True))
+    roles = [role_text(contents.result, each) for each in contents.shown]
+    wholes = [each.total for each in contents.shown]
+    named = zip(totals, roles, wholes, strict=True)
+    layers = [_drawn(curve, role, ROLE_COLOURS.get(role, 0), whole) for curve, role, whole in named]
+    chart = _over_time(contents, totals, layers, MESSAGES, height_px=240)
+    told = [_death_text(contents), *_band_texts(totals)]
+    whole = [
+        f"{role}: p50 {count_text(each.total.p50)}, p99 {count_text(each.total.p99)}"
+        for role, each in zip(roles, contents.shown, strict=True)
+        if each.total.p50 is not None and each.total.p99 is not None
     ]
-    return _over_time("total", lines + _crash_marks(contents, totals), totals[0])
+    told.append(f"Over the whole trace: {'; '.join(whole)}." if whole else "")
+    return figure(
+        "total", "All subscriptions together, as if the broker crashed", chart, escape(" ".join(filter(None, told))),
+        _curve_table(totals, roles, wholes),
+    )  # fmt: skip
 
 
-def worst_figure(contents: Contents) -> Figure:
-    """Draw the worst subscriptions, each by itself."""
+def worst_figures(contents: Contents) -> str:
+    """Draw the worst subscriptions, each by itself, on one scale."""
     found = [curve for curve in contents.curves if not curve.is_total]
-    lines = [
-        _line(curve, name=f"{curve.subscription} of {curve.topic}", number=number) for number, curve in enumerate(found)
-    ]
-    return _over_time("worst", lines + _crash_marks(contents, found), found[0])
+    if not found:
+        return ""
+    most = number_axis(_OF_SUBSCRIPTION, [max(curve.value) for curve in found], tick_count=2)
+    estimates = {
+        (each.topic, each.subscription): each for each in contents.reference.estimates if each.scope == "subscription"
+    }
+    role = role_text(contents.result, contents.reference)
+    colour = ROLE_COLOURS.get(role, 0)
+    panels = []
+    for curve in found:
+        name = f"{printable(curve.subscription)}"
+        estimate = estimates[curve.topic, curve.subscription]
+        numbers = (("mean", estimate.expected), ("p99", estimate.p99), ("max", estimate.max))
+        said = [f"{label} {count_text(number)}" for label, number in numbers if number is not None]
+        layers = [*_deaths(contents), _drawn(curve, "", colour, estimate)]
+        times = time_axis(curve.ts_ms[0], curve.ts_ms[-1], tick_count=2)
+        summary = f"{name}: {', '.join(said)} {_OF_SUBSCRIPTION}"
+        drawing = Chart(times, most, layers, summary, 90).html(has_key=False)
+        panels.append(
+            f'<div class="panel"><h4><bdi>{escape(_short(name))}</bdi></h4>'
+            f'<p class="of"><bdi>{escape(_short(printable(curve.topic)))}</bdi></p>'
+            f'<p class="numbers">{", ".join(said)}</p>{drawing}</div>'
+        )
+    title = f"The {len(found)} worst subscriptions" if len(found) > 1 else "The worst subscription"
+    names = [f"{printable(curve.subscription)} of {printable(curve.topic)}" for curve in found]
+    scale = ", on one scale" if len(found) > 1 else ""
+    caption = " ".join([f"{escape(role[:1].upper() + role[1:])}{scale}.", *_band_texts(found)])
+    drawn = f'<div class="panels">{"".join(panels)}</div>'
+    wholes = [estimates[curve.topic, curve.subscription] for curve in found]
+    return figure("worst", title, drawn, caption, _curve_table(found, names, wholes))
 
 
-def cause_figure(curve: Curve) -> Figure:
+def cause_figure(contents: Contents, curve: Curve) -> str:
     """Stack the causes of a total."""
     not_flushed = [value - sum(others) for value, *others in zip(curve.value, *curve.causes, strict=True)]
-    areas = [
-        {
-            "type": "scatter", "mode": "lines", "stackgroup": "one", "name": name, "x": curve.ts_ms, "y": values,
-            "line": {"shape": "hv", "width": 1, "color": colour},
-            "fillpattern": {"shape": pattern, "fgcolor": colour, "size": 8, "solidity": 0.35},
-            "hovertemplate": "%{y:,}",
-        }
-        for name, values, colour, pattern in zip(
-            CAUSE_NAMES, (not_flushed, *curve.causes), COLOURS, _PATTERNS, strict=False
-        )
-        if any(values)
-    ]  # fmt: skip
-    return _over_time("causes", areas, curve) | {"hovermode": "x unified"}
+    names, series = [*CAUSE_NAMES.values()], (not_flushed, *curve.causes)
+    drawn = [(name, values, number) for number, (name, values) in enumerate(zip(names, series, strict=True))]
+    below = [0] * len(curve.ts_ms)
+    layers: list[Layer] = []
+    for name, values, number in drawn:
+        if any(values):
+            above = [low + value for low, value in zip(below, values, strict=True)]
+            points = [*zip(curve.ts_ms, below, above, strict=True)]
+            layers.append(Band(name, points, number, is_stepped=True))
+            below = above
+    chart = _over_time(contents, [curve], layers, MESSAGES, height_px=200)
+    rows = [
+        (time_text(ts_ms), *(f"{values[at]:,}" for _, values, _ in drawn if any(values)))
+        for at, ts_ms in _thin(list(enumerate(curve.ts_ms)))
+    ]
+    numbers = table(("time", *(name for name, values, _ in drawn if any(values))), rows)
+    return figure("causes", "All subscriptions together, by cause", chart, "", numbers)
 
 
-def price_figure(result: SweepResult) -> Figure:
-    """Draw redelivery over each price; the policies that no other beats have their own marks."""
+PRICES = ("writes per second", "bytes written per second", "seconds blocked")
+
+
+def price_figures(result: SweepResult) -> str:
+    """Draw redelivery over each price that differs between policies."""
     tried = [each for each in result.policies if each.policy is not None]
-    recommended = [] if result.recommended is None else [result.recommended]
-    others = [each for each in tried if each not in recommended]
-    groups = (
-        ("beaten by another policy", [each for each in others if not each.is_on_front], "circle-open", 8, COLOURS[5]),
-        ("not beaten", [each for each in others if each.is_on_front], "diamond", 10, COLOURS[0]),
-        ("recommended", recommended, "star", 17, COLOURS[1]),
-    )
-    traces = [
-        {
-            "type": "scatter", "mode": "markers", "name": name, "text": [_label(each.label) for each in members],
-            "y": [each.total.expected or 0 for each in members],
-            "prices": list(zip(*(_prices(each) for each in members), strict=True)),
-            "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"color": colour, "width": 1.5}},
-            "hovertemplate": "%{text}<br>%{y:,.1f} redelivered, price %{x:,.4~g}<extra></extra>",
-        }
-        for name, members, symbol, size, colour in groups
-        if members
-    ]  # fmt: skip
-    axes = [_kind([_prices(each)[at] for each in tried]) for at in range(len(PRICES))]
+    drawn = []
+    names = policy_names(result)
     expected = [each.total.expected or 0 for each in tried]
-    return {
-        "id": "prices", "traces": traces, "prices": PRICES, "priceAxes": axes, "time": False,
-        "x": {"title": PRICES[0], "type": axes[0]}, "y": {"title": "expected duplicates", "type": _kind(expected)},
-    }  # fmt: skip
+    y = number_axis(MESSAGES, expected, is_log=_is_wide(expected))
+    for at, price in enumerate(PRICES):
+        numbers = [_prices(each)[at] for each in tried]
+        if len(set(numbers)) < 2:
+            continue
+        x = number_axis(price, numbers, is_log=_is_wide(numbers))
+        groups: dict[str, list[tuple[float, float, str]]] = {}
+        for each, number in zip(tried, numbers, strict=True):
+            said = (
+                f"{names[each.label]}: {count_text(each.total.expected or 0)} redelivered, {count_text(number)} {price}"
+            )
+            groups.setdefault(_group(result, each), []).append((number, each.total.expected or 0, said))
+        layers = [Marks(name, groups[name], sign, colour) for name, (sign, colour) in _SIGNS.items() if name in groups]
+        drawn.append(
+            f'<div class="panel wide-panel">{Chart(x, y, layers, f"{MESSAGES} over {price}", 190).html()}</div>'
+        )
+    if not drawn:
+        return ""
+    rows = [
+        (names[each.label], _group(result, each), count_text(each.total.expected or 0), *map(count_text, _prices(each)))
+        for each in _thin(tried)
+    ]
+    numbers_table = table(("policy", "role", MESSAGES, *PRICES), rows)
+    caption = "Each sign is a policy: the lower the better, the further left the cheaper."
+    return figure(
+        "prices", "Redelivery and its price", f'<div class="panels">{"".join(drawn)}</div>', caption, numbers_table
+    )
 
 
-def calibration_figure(points: Sequence[CalibrationPoint]) -> Figure:
+_SIGNS = {
+    "beaten by another policy": ("○", 5), "not beaten": ("◆", 3), "never flushed in this trace": ("△", 5),
+    RECOMMENDED: ("★", ROLE_COLOURS[RECOMMENDED]), CURRENT: ("●", ROLE_COLOURS[CURRENT]),
+}  # fmt: skip
+
+
+def _group(result: SweepResult, each: PolicyResult) -> str:
+    if role := result.role_of(each):
+        return role
+    if each.never_flushed:
+        return "never flushed in this trace"
+    return "not beaten" if each.is_on_front else "beaten by another policy"
+
+
+def policy_names(result: SweepResult) -> dict[str, str]:
+    """Return the label of each policy -> all settings that vary in the grid, with their units, in words."""
+    tried = [each.policy for each in result.policies if each.policy is not None]
+    varied = varied_settings(tried) or ["flush_interval_ms"]
+    names = {each.label: ", ".join(setting_text(key, each.texts[key]) for key in varied) for each in tried}
+    return {each.label: names.get(each.label, each.label) for each in result.policies}
+
+
+def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     """Draw observed over predicted numbers."""
-    most = max((number for point in points for number in (point.predicted, point.observed)), default=1) or 1
-    equal = {
-        "type": "scatter", "mode": "lines", "name": "observed as predicted", "x": [0, most], "y": [0, most],
-        "line": {"color": COLOURS[5], "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
-    }  # fmt: skip
+    axis = number_axis("predicted, messages", [n for each in points for n in (each.predicted, each.observed)])
+    y = number_axis("observed, messages", [axis.high])
+    diagonal = Band("observed as predicted", [(0, 0, 0), (axis.high, axis.high, axis.high)], 5)
     marks = [
-        {
-            "type": "scatter", "mode": "markers", "name": KINDS[kind], "hovertemplate": _CALIBRATED,
-            "x": [point.predicted for point in points if point.kind == kind],
-            "y": [point.observed for point in points if point.kind == kind],
-            "text": [_label(point.policy) for point in points if point.kind == kind],
-            "marker": {"symbol": symbol, "size": 9, "color": colour, "line": {"color": colour, "width": 1.5}},
-        }
-        for kind, symbol, colour in zip(KINDS, ("circle-open", "triangle-down-open"), COLOURS, strict=False)
-        if any(point.kind == kind for point in points)
+        Marks(name, [
+            (each.predicted, each.observed, f"{printable(each.policy)}: predicted {each.predicted:,}, observed "
+             f"{each.observed:,}") for each in points if each.kind == kind
+        ], sign, colour)
+        for colour, ((kind, name), sign) in enumerate(zip(KINDS.items(), "○▽", strict=True))
     ]  # fmt: skip
-    return {
-        "id": "calibrated", "traces": [equal, *marks], "time": False,
-        "x": {"title": "predicted", "type": "linear"}, "y": {"title": "observed", "type": "linear"},
-    }  # fmt: skip
+    layers: list[Layer] = [diagonal, *(each for each in marks if each.points)]
+    chart = Chart(axis, y, layers, "observed over predicted messages").html()
+    rows = [
+        (printable(each.policy), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
+        for each in _thin(points)
+    ]
+    numbers = table(("policy", "ended by", "predicted", "observed"), rows)
+    return figure("calibrated", "Observed over predicted", chart, escape(caption), numbers)
 
 
-def broker_figure(verdicts: Sequence[JudgedPrediction]) -> Figure:
+def broker_figure(verdicts: Sequence[JudgedPrediction]) -> str:
     """Draw the predicted interval and the measured number of each recorded run."""
     shown = verdicts[:_RUNS_MAX]
-    rows = list(range(len(shown)))
-    low = [each.prediction.low for each in shown]
-    width = [each.prediction.high - each.prediction.low for each in shown]
-    measured = [(row, len(each.measured)) for row, each in enumerate(shown) if each.measured is not None]
-    traces = [
-        {
-            "type": "scatter", "mode": "markers", "name": "predicted: one number, or the interval of a bar", "y": rows,
-            "x": low, "hovertemplate": "%{x:,} at least<extra></extra>",
-            "error_x": {"type": "data", "symmetric": False, "array": width, "arrayminus": [0] * len(rows),
-                        "thickness": 3, "width": 6, "color": COLOURS[0]},
-            "marker": {"symbol": "circle-open", "size": 13, "color": COLOURS[0], "line": {"width": 2}},
-        },
-        {
-            "type": "scatter", "mode": "markers", "name": "measured", "y": [row for row, _ in measured],
-            "x": [count for _, count in measured], "hovertemplate": "%{x:,} measured<extra></extra>",
-            "marker": {"symbol": "x-thin", "size": 8, "color": COLOURS[1], "line": {"color": COLOURS[1], "width": 2}},
-        },
-    ]  # fmt: skip
-    return {
-        "id": "runs-plot", "traces": traces, "time": False, "height": 110 + 24 * len(rows),
-        "x": {"title": "messages", "type": "linear"},
-        "y": {"title": "", "type": "linear", "tickvals": rows, "ticktext": [_label(each.prediction.topic, 24)
-              for each in shown], "range": [len(rows) - 0.5, -0.5]},
-    }  # fmt: skip
+    numbers = [n for each in shown for n in (each.prediction.high, len(each.measured or ()))]
+    x = number_axis("messages", numbers)
+    rows = "".join(
+        f'<tr><th scope="row"><bdi>{escape(_short(printable(each.prediction.topic)))}</bdi></th>'
+        f'<td class="bar"><span class="interval c0" style="left:{x.share(each.prediction.low):.2%};'
+        f'width:{x.share(each.prediction.high) - x.share(each.prediction.low):.2%}"></span>'
+        + (f'<i class="c1" style="left:{x.share(len(each.measured)):.2%}">✕</i>' if each.measured is not None else "")
+        + f"</td><td>{count_text(each.prediction.low, each.prediction.high)}</td>"
+        f"<td>{'-' if each.measured is None else f'{len(each.measured):,}'}</td></tr>"
+        for each in shown
+    )
+    return (
+        '<figure id="runs-plot"><h3>Predicted and measured</h3><div class="scroll" tabindex="0" role="region" '
+        'aria-label="Predicted and measured"><table class="runs"><thead><tr><th scope="col">run</th>'
+        f'<td class="bar">0 to {escape(x.ticks[-1].label)} messages</td><th scope="col">predicted</th>'
+        f'<th scope="col">measured ✕</th></tr></thead><tbody>{rows}</tbody></table></div></figure>'
+    )
 
 
-def _line(curve: Curve, *, name: str, number: int) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines", "name": _label(name), "label": printable(name), "x": curve.ts_ms,
-        "y": curve.value,
-        "line": {"shape": "hv", "width": 1.75, "color": COLOURS[number % len(COLOURS)],
-                 "dash": _DASHES[number % len(_DASHES)]},
-        "hovertemplate": "%{y:,}",
-    }  # fmt: skip
+def _drawn(curve: Curve, name: str, colour: int, whole: Estimate) -> Layer:
+    """Return a curve as a line, or as a band if it has too many teeth for a line."""
+    if not is_sawtooth(curve):
+        return Line(name, [*zip(curve.ts_ms, curve.value, strict=True)], colour)
+    found = slices_of(curve, _slice_count(curve), whole)
+    points = [(each.begin_ms, each.p50, each.p99) for each in found]
+    return Band(name, [*points, (curve.ts_ms[-1], found[-1].p50, found[-1].p99)], colour, is_stepped=True)
 
 
-def _crash_marks(contents: Contents, curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    times = contents.crashes.ts_ms
-    if not times:
+def _slice_count(curve: Curve) -> int:
+    return min(_SLICES_MAX, _teeth(curve) // _TEETH_PER_SLICE)
+
+
+def _band_texts(curves: Sequence[Curve]) -> list[str]:
+    """Return the meaning of the bands, if there are any."""
+    widths_s = [
+        (curve.ts_ms[-1] - curve.ts_ms[0]) / _slice_count(curve) / 1_000 for curve in curves if is_sawtooth(curve)
+    ]
+    if not widths_s:
         return []
-    top = max([1, *(max(curve.value) for curve in curves)])
-    return [{
-        "type": "scatter", "mode": "lines", "name": f"crash ({len(times)})", "connectgaps": False,
-        "x": [x for ts_ms in times for x in (ts_ms, ts_ms, None)], "y": [0, top, None] * len(times),
-        "line": {"color": _ALARM, "dash": "dot", "width": 1.5}, "hovertemplate": "a process died<extra></extra>",
-    }]  # fmt: skip
+    low, high = f"{min(widths_s):.3g}", f"{max(widths_s):.3g}"
+    thinned = any(is_sawtooth(curve) and not is_resolved(curve) for curve in curves)
+    doubt = " Where a slice has too few points, its quantiles are estimated from its peak." if thinned else ""
+    return [f"A band reaches from p50 to p99 in each slice of {low if low == high else f'{low} to {high}'} s.{doubt}"]
 
 
-def _over_time(identity: str, traces: list[dict[str, Any]], curve: Curve) -> Figure:
-    begin_ms, end_ms = curve.ts_ms[0], curve.ts_ms[-1]
-    is_dated = begin_ms >= 0 and end_ms <= CALENDAR_END_MS
-    # An axis needs a width, even if the trace has no duration.
-    span = [begin_ms, end_ms] if end_ms > begin_ms else [begin_ms - 1, end_ms + 1]
-    return {
-        "id": identity, "traces": traces, "time": True,
-        "x": {"title": "time (UTC)" if is_dated else "time in ms", "type": "date" if is_dated else "linear",
-              "range": span},
-        "y": {"title": "messages", "type": "linear", "rangemode": "tozero"},
-    }  # fmt: skip
+def _over_time(
+    contents: Contents, curves: Sequence[Curve], layers: Sequence[Layer], unit: str, *, height_px: int
+) -> str:
+    x = time_axis(curves[0].ts_ms[0], curves[0].ts_ms[-1])
+    y = number_axis(unit, [max(curve.value) for curve in curves])
+    return Chart(x, y, [*_deaths(contents), *layers], f"{unit}, over time", height_px).html()
+
+
+def _deaths(contents: Contents) -> list[Layer]:
+    times = contents.crashes.ts_ms
+    return [Instants(f"crash in the trace ({len(times)})", times)] if times else []
+
+
+def _death_text(contents: Contents) -> str:
+    crashes = contents.crashes
+    if not crashes.count:
+        return ""
+    drawn = f", of which the first {len(crashes.ts_ms):,} are drawn" if crashes.count > len(crashes.ts_ms) else ""
+    return f"Processes died at {crashes.count:,} moment{'' if crashes.count == 1 else 's'}{drawn}."
+
+
+_ROWS_MAX = 40
+
+
+def _curve_table(curves: Sequence[Curve], names: Sequence[str], wholes: Sequence[Estimate]) -> str:
+    slices = [slices_of(curve, _ROWS_MAX // 2, whole) for curve, whole in zip(curves, wholes, strict=True)]
+    rows = [
+        (time_text(round(found[0].begin_ms)), *(f"{each.p50:,.0f} / {each.p99:,.0f}" for each in found))
+        for found in zip(*slices, strict=True)
+    ]
+    return table(("from", *(f"{name}, p50 / p99" for name in names)), rows)
+
+
+def _thin(items: Sequence[_Item]) -> list[_Item]:
+    step = -(-len(items) // _ROWS_MAX) or 1
+    return [*items[::step]]
 
 
 def _prices(result: PolicyResult) -> tuple[float, float, float]:
     total = result.total
-    written, writes = (total.per_second(number or 0) for number in (total.bytes_written, total.write_count))
-    return written, writes, (total.blocked_ms or 0) / 1_000
+    writes, written = (total.per_second(number or 0) for number in (total.write_count, total.bytes_written))
+    return writes, written, (total.blocked_ms or 0) / 1_000
 
 
-def _kind(numbers: Sequence[float]) -> str:
-    return "log" if min(numbers) > 0 and max(numbers) > _WIDE * min(numbers) else "linear"
+def _is_wide(numbers: Sequence[float]) -> bool:
+    return min(numbers) > 0 and max(numbers) > _WIDE * min(numbers)
 
 
-def _label(text: str, length_max: int = _NAME_LENGTH_MAX) -> str:
-    """Return a text escaped for a plot, whose HTML subset leaves quotes alone."""
-    shown = printable(text)
-    return escape(shown if len(shown) <= length_max else f"{shown[: length_max - 1]}…", quote=False)
-
-
-_CALIBRATED = "%{text}<br>%{y:,} observed, %{x:,} predicted<extra></extra>"
-assert len(CAUSE_NAMES) == 1 + len(CAUSES)
+def _short(text: str) -> str:
+    return text if len(text) <= _NAME_LENGTH_MAX else f"{text[: _NAME_LENGTH_MAX - 1]}…"

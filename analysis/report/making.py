@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.replay.curve_sum import SERIES
-from ackstate.analysis.report.contents import Contents, shown_policies, worst_subscriptions
+from ackstate.analysis.report.contents import Contents, reference_of, shown_policies, worst_subscriptions
 from ackstate.analysis.report.curves import TOTAL, CrashTimes, curve_of, curves_of_rows
 from ackstate.analysis.trace.check import trace_hash
 
@@ -42,7 +42,8 @@ def make_contents(  # noqa: PLR0913 - each is needed once
         TraceError: The trace cannot be read.
     """
     shown = [result.policies.index(each) for each in shown_policies(result)]
-    lines = curves_of_rows(rows, span, shown, subscriptions=worst_subscriptions(result))
+    drawn = result.policies.index(reference_of(result))
+    lines = curves_of_rows(rows, span, shown, subscriptions=worst_subscriptions(result), drawn=drawn)
     told = ("SHA-256 of the trace", trace_hash(trace))
     made_by = (told, *_made_by(command, engine))
     return Contents(result, tuple(lines), CrashTimes.of_rows(rows), made_by, inputs)

@@ -19,7 +19,6 @@ HEAVY = {
     "pyspark",
     "pyarrow",
     "pandas",
-    "plotly",
     "typer",
     "rich",
     "fastapi",

@@ -341,7 +341,7 @@ def test_a_java_that_does_not_start_spark_is_one_line(good_trace, tmp_path):
 
 BARE = """
 import sys
-for name in ("pyspark", "py4j", "pyarrow", "pandas", "plotly"):
+for name in ("pyspark", "py4j", "pyarrow", "pandas"):
     sys.modules[name] = None
 """
 

@@ -22,9 +22,9 @@ def test_a_sweep_says_what_a_setting_buys(spark, trace, tmp_path, capsys):
     assert status_of("sweep", trace, "--flush-interval-ms", "5000,100", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["label"] for each in found["policies"]] == [
-        "as recorded", "flush_interval_ms=5000", "flush_interval_ms=100",
+        "recorded", "flush_interval_ms=5000", "flush_interval_ms=100",
     ]  # fmt: skip
-    assert found["recommendation"].startswith("flush every 0.1 s instead of 5 s: expected duplicates 2,5")
+    assert found["recommendation"].startswith("flush every 0.1 s instead of 5 s: 2,5")
     out = tmp_path / "found.csv"
     assert status_of("redelivery", trace, "--policy", "flush_interval_ms=100", "--format", "csv", "--out", out) == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))

@@ -39,5 +39,5 @@ def test_every_prediction_comes_true(spark, tmp_path_factory, capsys, flush_inte
         assert outcome["predicted_at_kill"] == outcome["observed"]
         assert outcome["max"] >= outcome["p99"] >= outcome["p50"]
         assert flush_interval_ms == 1 or 0 < outcome["expected"] < outcome["max"]
-    assert (out / "report.html").stat().st_size > 1_000_000
+    assert 10_000 < (out / "report.html").stat().st_size < 600_000
     assert (out / "trace.parquet").is_dir()

@@ -89,5 +89,5 @@ def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(spark, tmp
         assert sum(causes) == pytest.approx(row["expected"])
     result = SweepResult.of_rows("trace", policies, rows, crashes_per_day=2)
     assert [each["label"] for each in result.to_json()["policies"]] == [
-        "as recorded", "flush_interval_ms=70", "range_count_max=0",
+        "recorded", "flush_interval_ms=70", "range_count_max=0",
     ]  # fmt: skip

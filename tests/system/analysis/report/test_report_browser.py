@@ -9,7 +9,7 @@ from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.by import By
 
 from ackstate.analysis.demo.report import render
-from chromium import MISSING, Rectangle, emulate, luminance, requests
+from chromium import AXE, MISSING, Rectangle, barriers, emulate, luminance, requests
 from demo_runs import NAMES, demo_run, killed_inside_persist, of_one_millisecond
 
 pytestmark = [
@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 DESKTOP, TELEPHONE = 1280, 390
+LINES = "#curve .area path[class^=c]"
 HOSTILE_NAMES = ("<script>alert(1)</script>", "</script>", "<a href='x:y'>z</a>")
 
 
@@ -42,7 +43,8 @@ def cells(browser, section):
 
 def labels(browser):
     found = browser.execute_script(
-        "return [...document.querySelectorAll('#curve text')].filter(e => e.textContent).map(e => "
+        "return [...document.querySelectorAll('#curve :is(.x, .y, .key) :is(span, bdi), #curve :is(.note, .unit, h2)')]"
+        ".filter(e => e.textContent && getComputedStyle(e).visibility !== 'hidden').map(e => "
         "{const r = e.getBoundingClientRect(); return [e.textContent, r.left, r.top, r.right, r.bottom]})"
     )
     return [Rectangle(*label) for label in found]
@@ -74,12 +76,12 @@ def test_the_tables_show_the_values(browser, show):
 def test_the_plot_has_a_line_for_each_subscription_and_the_kill(browser, show):
     run = demo_run()
     show(run)
-    lines = browser.find_elements(By.CSS_SELECTOR, "#curve .scatterlayer path.js-line")
+    lines = browser.find_elements(By.CSS_SELECTOR, LINES)
     assert len(lines) == len(NAMES)
-    assert all(line.size["width"] > 400 and line.size["height"] > 80 for line in lines)
+    assert all(line.size["width"] > 400 and line.size["height"] > 60 for line in lines)
     texts = [label.text for label in labels(browser)]
     assert texts.count("SIGKILL") == 1
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#curve .shapelayer path")) == 1
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#curve .area .alarm")) == len(NAMES)
     assert [text for text in texts if text in NAMES] == list(NAMES)
     for found in run.subscriptions:
         assert f"predicted {found.predicted_at_kill}observed {found.observed}" in texts
@@ -87,8 +89,8 @@ def test_the_plot_has_a_line_for_each_subscription_and_the_kill(browser, show):
 
 def test_the_kill_is_where_the_lines_end(browser, show):
     show(demo_run())
-    kill = browser.find_element(By.CSS_SELECTOR, "#curve .shapelayer path").rect
-    for line in browser.find_elements(By.CSS_SELECTOR, "#curve .scatterlayer path.js-line"):
+    kill = browser.find_element(By.CSS_SELECTOR, "#curve .area .alarm").rect
+    for line in browser.find_elements(By.CSS_SELECTOR, LINES):
         assert line.rect["x"] + line.rect["width"] == pytest.approx(kill["x"] + kill["width"] / 2, abs=2)
 
 
@@ -128,7 +130,7 @@ def test_hostile_names_open_no_dialog_and_are_read_as_they_are(browser, show):
     assert [row[0] for row in cells(browser, "outcomes")] == list(HOSTILE_NAMES)
     texts = [label.text for label in labels(browser)]
     assert {"<script>alert(1)</scrip…", *HOSTILE_NAMES[1:]} < set(texts)
-    assert browser.find_elements(By.CSS_SELECTOR, "#curve a") == []
+    assert browser.find_elements(By.CSS_SELECTOR, "#curve a, script") == []
     assert browser.get_log("browser") == []
 
 
@@ -139,11 +141,20 @@ def test_the_page_and_its_plot_follow_the_colour_scheme(browser, show):
         paper[scheme] = luminance(style(browser, "body", "backgroundColor"))
         ink[scheme] = [
             luminance(style(browser, "body", "color")),
-            luminance(style(browser, "#curve [class$=tick] text", "fill")),
-            luminance(style(browser, "#curve .annotation text", "fill")),
+            luminance(style(browser, "#curve .note", "color")),
         ]
-        assert style(browser, "#curve .main-svg", "backgroundColor") == "rgba(0, 0, 0, 0)"
+        # Small text has less contrast, but enough: axe-core examines it.
+        soft = luminance(style(browser, "#curve .x span", "color"))
+        assert soft < 0.4 if scheme == "light" else soft > 0.6
+        assert style(browser, "#curve .area", "backgroundColor") == "rgba(0, 0, 0, 0)"
     assert paper["light"] > 0.9
     assert paper["dark"] < 0.15
     assert max(ink["light"]) < 0.2
     assert min(ink["dark"]) > 0.8
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: .ci/setup browser")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_barrier(browser, show, scheme):
+    show(inside(demo_run()), demo_run(seed=9), scheme=scheme)
+    assert barriers(browser) == []

@@ -20,10 +20,15 @@ def trace(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep", "{trace}"], "give the grid by either --grid or --set"),
+        (["sweep", "{trace}", "--set", "tick_ms=1", "--grid", "x"], "give the grid by either --grid or --set"),
+        (["sweep", "{trace}", "--current-policy", "default", "--broker-conf", "x"], "the policy in force by either"),
+        (["sweep", "{trace}", "--broker-conf", "none.conf"], "none.conf: No such file"),
         (["sweep", "{trace}", "--set", "x=1"], "unknown key 'x'"),
         (["sweep", "{trace}", "--set", "x=1", "--baseline", "y=2"], "unknown key 'x'"),
-        (["sweep", "{trace}", "--set", "tick_ms=1", "--baseline", "keep"], "baseline must be KEY=V KEY=V or default"),
+        (
+            ["sweep", "{trace}", "--set", "tick_ms=1", "--baseline", "keep"],
+            "current policy must be KEY=V KEY=V or default",
+        ),
         (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "nan"], "got nan"),
         (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "-1"], "got -1.0"),
         (["sweep", "{trace}", "--set", "tick_ms=1,1"], "the policy 'default' occurs twice"),
@@ -75,7 +80,8 @@ def test_the_front_is_what_nothing_beats():
     assert [each.label for each in result.front] == [f"flush_interval_ms={each}" for each in (1, 2, 4)]
     # 5/50 + 50/100 is less than 1/50 + 100/100.
     assert result.recommendation == (
-        "flush every 0.002 s instead of 0.004 s: expected duplicates 50 -> 5, +40 writes/s, +40 bytes/s"
+        "flush every 0.002 s instead of 0.004 s: 50 -> 5 messages redelivered per broker crash, +40 writes/s, "
+        "+40 bytes/s"
     )
     assert result.recommended is not None
     assert result.recommended.label == "flush_interval_ms=2"
@@ -97,21 +103,25 @@ def test_time_blocked_is_a_price():
     ("points", "baseline", "said"),
     [
         ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "",
-         "no setting of the grid is better than flush every 1 s: expected duplicates 1"),
+         "no policy of the grid is better than the current policy (flush every 1 s): 1 messages redelivered per broker "
+         "crash"),
         ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "flush_interval_ms=5000",
-         "flush every 1 s instead of 5 s: expected duplicates 5 -> 1, +80 writes/s, +80 bytes/s"),
+         "flush every 1 s instead of 5 s: 5 -> 1 messages redelivered per broker crash, +80 writes/s, +80 bytes/s"),
         # What a recording wrote is not known, nor is what it would have been without a persist.
-        ([(flush(5_000), 5, 20)], "as recorded",
-         "flush every 5 s instead of as recorded: expected duplicates 9 -> 5"),
-        ([(flush(5_000), 50, 20)], "as recorded",
-         "no setting of the grid is better than as recorded: expected duplicates 9"),
-        ([(flush(5_000), 5, 20)], "", "no setting of the grid is better than flush every 5 s: expected duplicates 5"),
+        ([(flush(5_000), 5, 20)], "recorded",
+         "flush every 5 s instead of recorded: 9 -> 5 messages redelivered per broker crash"),
+        ([(flush(5_000), 50, 20)], "recorded",
+         "no policy of the grid is better than the current policy (the recorded one): 9 messages redelivered per "
+         "broker crash"),
+        ([(flush(5_000), 5, 20)], "",
+         "no policy of the grid is better than the current policy (flush every 5 s): 5 messages redelivered per broker "
+         "crash"),
         ([({"range_count_max": 10, "keep": "LOWEST"}, 7, 20), ({"keep": "WIDEST"}, 3, 20)], "",
          "persist any number of ranges instead of 10 ranges; keep the widest ranges first instead of lowest ranges "
-         "first: expected duplicates 7 -> 3, +0 writes/s, +0 bytes/s"),
+         "first: 7 -> 3 messages redelivered per broker crash, +0 writes/s, +0 bytes/s"),
         ([(flush(60_000) | {"become_old_ack_record_seconds": 9}, 41_000, 1), (flush(5_000), 3_400, 2)], "",
-         "flush every 5 s instead of 60 s; hold acks back for 0 s instead of 9 s: expected "
-         "duplicates 41,000 -> 3,400, +1 writes/s, +1 bytes/s"),
+         "flush every 5 s instead of 60 s; hold acks back for 0 s instead of 9 s: 41,000 -> 3,400 "
+         "messages redelivered per broker crash, +1 writes/s, +1 bytes/s"),
         ([], "", "no policy was compared"),
     ],
 )  # fmt: skip
@@ -128,7 +138,7 @@ def test_what_a_recording_does_not_say_is_null_and_not_zero():
 
 
 def test_a_baseline_that_is_no_policy_of_the_grid_is_named():
-    with pytest.raises(PolicyError, match="baseline must be one of 'as recorded', 'default', got 'keep=WIDEST'"):
+    with pytest.raises(PolicyError, match="current policy must be one of 'recorded', 'default', got 'keep=WIDEST'"):
         sweep_result(({}, 1, 2), baseline="keep=WIDEST")
 
 

@@ -1,0 +1,131 @@
+"""Writes a policy as settings of a Pulsar 4.2 broker: lines of ``broker.conf`` and commands of ``pulsar-admin``.
+
+Source: Pulsar's ``ServiceConfiguration``. Of the settings that concern a cursor's persists none is dynamic there
+(``@FieldContext(dynamic = true)``), so ``pulsar-admin brokers update-dynamic-config`` refuses them. The rate of writes
+is also a policy of a namespace, which takes effect at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.cursor import pulsar_conf
+from ackstate.cursor.journal.format import Format
+from ackstate.selection import Keep
+from ackstate.wire.pulsar import LimitRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ackstate.analysis.replay.policy import Policy
+
+_SECOND_MS = 1_000
+# The default of Pulsar 4.2.
+_RANGES = 10_000
+
+
+class BrokerSetting(NamedTuple):
+    """A setting of ``broker.conf``.
+
+    Attributes:
+        key: Its name.
+        value: Its value.
+        is_dynamic: Whether a running broker accepts it.
+    """
+
+    key: str
+    value: str
+    is_dynamic: bool
+
+    @property
+    def line(self) -> str:
+        """The line of ``broker.conf``."""
+        return f"{self.key}={self.value}"
+
+
+def runs_on_pulsar(policy: Policy) -> bool:
+    """Return whether a Pulsar 4.2 broker can run a policy: every setting has a key there, and a value that it takes."""
+    config = policy.cursor
+    if config.format is not Format.PULSAR or config.range_limit_rule is not LimitRule.PULSAR_4_2:
+        return False
+    has_own_settings = policy.blocks or config.become_old_ack_record_seconds != 0 or config.keep is not Keep.LOWEST
+    # Without a limit on writes, Pulsar writes at each ack, and has no need of an interval.
+    is_paced = config.mark_delete_rate_limit > 0 or config.flush_interval_ms == 0
+    in_seconds = config.flush_interval_ms % _SECOND_MS == 0 and config.ledger_rollover_ms % _SECOND_MS == 0
+    return is_paced and in_seconds and not has_own_settings and policy.ledger_writable
+
+
+def broker_settings_of(policy: Policy, keys: Iterable[str]) -> list[BrokerSetting]:
+    """Return some settings of a policy as those of a broker; settings without a key there are left out.
+
+    Args:
+        policy: A policy that `runs_on_pulsar`.
+        keys: Names as in `Policy.from_mapping`.
+    """
+    found: dict[str, BrokerSetting] = {}
+    for key in keys:
+        # Without a limit on writes there is nothing to flush.
+        if key in _BROKER_KEYS and (key != "flush_interval_ms" or policy.cursor.flush_interval_ms):
+            broker_key, value_of = _BROKER_KEYS[key]
+            found[broker_key] = BrokerSetting(broker_key, value_of(policy), broker_key in DYNAMIC_KEYS)
+    return list(found.values())
+
+
+def admin_commands(settings: Sequence[BrokerSetting], namespaces: Sequence[str]) -> list[str]:
+    """Return the commands that change settings of a running cluster.
+
+    Args:
+        settings: The settings.
+        namespaces: The namespaces that should have them.
+    """
+    commands = [
+        f"pulsar-admin brokers update-dynamic-config --config {each.key} --value {each.value}"
+        for each in settings
+        if each.is_dynamic
+    ]
+    rates = [each.value for each in settings if each.key == pulsar_conf.MARK_DELETE_RATE]
+    commands += [
+        f"pulsar-admin namespaces set-persistence --bookkeeper-ensemble 2 --bookkeeper-write-quorum 2 "
+        f"--bookkeeper-ack-quorum 2 --ml-mark-delete-max-rate {rate} {namespace}"
+        for rate in rates
+        for namespace in namespaces
+    ]
+    return commands
+
+
+PAUSE_KEY = "dispatcherPauseOnAckStatePersistentEnabled"
+"""Stops dispatch to a subscription that has more ranges than can be persisted, instead of losing acks in a crash."""
+DYNAMIC_KEYS = frozenset({PAUSE_KEY})
+"""The dynamic settings of Pulsar 4.2 among those that concern redelivery after a crash."""
+
+
+def _seconds(milliseconds: int) -> str:
+    return str(milliseconds // _SECOND_MS)
+
+
+def _ranges(policy: Policy) -> str:
+    limit = policy.cursor.range_count_max
+    return str(_RANGES if limit is None else limit)
+
+
+_BROKER_KEYS: dict[str, tuple[str, Callable[[Policy], str]]] = {
+    "flush_interval_ms": (pulsar_conf.FLUSH_SECONDS, lambda policy: _seconds(policy.cursor.flush_interval_ms)),
+    "mark_delete_rate_limit": (
+        pulsar_conf.MARK_DELETE_RATE, lambda policy: f"{policy.cursor.mark_delete_rate_limit:g}"
+    ),
+    "range_count_max": (pulsar_conf.RANGES, _ranges),
+    "batch_count_max": (pulsar_conf.BATCHES, lambda policy: str(policy.cursor.batch_count_max)),
+    "metadata_range_count_max": (
+        pulsar_conf.METADATA_RANGES, lambda policy: str(policy.cursor.closing_range_count_max)
+    ),
+    "ledger_entry_count_max": (pulsar_conf.LEDGER_ENTRIES, lambda policy: str(policy.cursor.ledger_entry_count_max)),
+    "ledger_rollover_ms": (pulsar_conf.ROLLOVER_SECONDS, lambda policy: _seconds(policy.cursor.ledger_rollover_ms)),
+    "range_form": (
+        pulsar_conf.AS_WORDS, lambda policy: str(policy.cursor.range_form.name == "WORDS").lower()
+    ),
+    "compression": (pulsar_conf.COMPRESSION, lambda policy: policy.cursor.compression.name),
+    "compression_bytes_min": (
+        pulsar_conf.COMPRESSION_BYTES, lambda policy: str(policy.cursor.compression_bytes_min)
+    ),
+    "batch_index_acks": (pulsar_conf.BATCH_INDEX_ACKS, lambda policy: str(policy.cursor.batch_index_acks).lower()),
+}  # fmt: skip

@@ -1,0 +1,215 @@
+"""Renders the first screen of the report: the amount, the subscriptions, the causes, the change and its price."""
+
+from __future__ import annotations
+
+import shlex
+from html import escape
+from typing import TYPE_CHECKING
+
+from ackstate.analysis.estimate.broker_conf import PAUSE_KEY, admin_commands, broker_settings_of, runs_on_pulsar
+from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
+from ackstate.analysis.estimate.setting_words import policy_text
+from ackstate.analysis.html_page import printable
+from ackstate.analysis.report.contents import (
+    Share,
+    causes,
+    count_text,
+    headline,
+    main_subscriptions,
+    role_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ackstate.analysis.estimate.recommendation import Recommendation
+    from ackstate.analysis.estimate.results import Estimate, PolicyResult
+    from ackstate.analysis.report.contents import Contents
+
+_MAIN_MAX = 3
+_NAMESPACES_MAX = 3
+
+
+def answer(contents: Contents) -> str:
+    """Return the first screen."""
+    result = contents.result
+    cards = "".join(_card(contents, each) for each in contents.shown)
+    warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in result.warnings)
+    parts = [
+        _part("who", "Mainly for", _who(contents)), _part("why", "Why", _why(contents)),
+        _part("change", "What to change", _change(contents)), _part("price", "What it costs", _price(contents)),
+    ]  # fmt: skip
+    return (
+        f'<section id="answer" aria-label="Answer">\n<p class="lead" id="headline">{escape(headline(result))}.</p>\n'
+        f'<div class="cards">{cards}</div>\n{warnings}<div class="answers">{"".join(parts)}</div>\n</section>'
+    )
+
+
+def _part(identity: str, title: str, content: str) -> str:
+    return f'<section id="{identity}"><h2>{title}</h2>{content}</section>' if content else ""
+
+
+def _card(contents: Contents, policy: PolicyResult) -> str:
+    total, role = policy.total, role_text(contents.result, policy)
+    average = "no duration" if total.expected is None else count_text(total.expected)
+    spread = [("p99", total.p99), ("at worst", total.max)]
+    said = ", ".join(f"{name} {count_text(number)}" for name, number in spread if number is not None)
+    return (
+        f'<div class="card"><h2>{escape(role)}</h2><p class="big">{average}</p>'
+        f"<p>messages per broker crash; {said}</p><p>{escape(_settings_text(contents, policy))}</p></div>"
+    )
+
+
+def _settings_text(contents: Contents, policy: PolicyResult) -> str:
+    if policy.policy is None:
+        return "as the persists of the trace made acks durable"
+    if policy.never_flushed:
+        return "never flushed in this trace: the trace is too short for this policy"
+    words = policy_text(policy.policy)
+    source = contents.result.current_source if policy is contents.result.current else ""
+    return f"{words} ({source})" if source else words
+
+
+def _who(contents: Contents) -> str:
+    reference = contents.reference
+    found = main_subscriptions(reference, count_max=_MAIN_MAX)
+    count = sum(each.scope == "subscription" for each in reference.estimates)
+    if not found:
+        return "<p>No subscription.</p>"
+    rest = count - len(found)
+    share = 1 - sum(each.share for each in found)
+    more = f"<p>{rest:,} other{'s' if rest != 1 else ''}: {share:.0%}</p>" if rest and share >= 0.005 else ""
+    return _shares(found, "of ") + more
+
+
+def _why(contents: Contents) -> str:
+    found = causes(contents.reference)
+    return _shares(found) if found else "<p>Nothing is redelivered, or the trace has no duration.</p>"
+
+
+def _shares(found: Sequence[Share], before_detail: str = "") -> str:
+    rows = "".join(
+        f'<li><span class="name"><bdi>{escape(printable(each.name))}</bdi> '
+        f"<small>{before_detail}<bdi>{escape(printable(each.detail))}</bdi></small></span>"
+        f'<span class="amount">{count_text(each.number)} <small>{escape(_percent(each.share))}</small></span>'
+        f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
+        for each in found
+    )
+    return f'<ul class="shares">{rows}</ul>'
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "< 1%"
+
+
+def _change(contents: Contents) -> str:
+    result, advice = contents.result, contents.result.advice
+    if len(result.policies) < 2 or advice is None:
+        command = f"ackstate sweep {shlex.quote(printable(result.trace))} --report report.html"
+        return f"<p>No other policy was compared. This command compares some:</p>{_code([command])}"
+    if advice.recommended is None:
+        return f"<p>Nothing: {escape(advice.sentence)}.</p>{_native(advice)}"
+    items = "".join(
+        f"<li>{escape(each.text)}"
+        + ("" if each.gain is None else f": saves {count_text(each.gain)} messages")
+        + "</li>"
+        for each in advice.changes
+    )
+    said = f"<ul>{items}</ul>" if items else f"<p>{escape(advice.sentence)}.</p>"
+    return said + _settings(contents, advice) + _pause(contents) + _native(advice)
+
+
+def _settings(contents: Contents, advice: Recommendation) -> str:
+    """Return the changed settings in the form in which they are set."""
+    policy = None if advice.recommended is None else advice.recommended.policy
+    if policy is None:
+        return ""
+    if not runs_on_pulsar(policy):
+        lines = [f"{each.key}={each.after}" for each in advice.changes]
+        if not lines:
+            return ""
+        return (
+            f"<p>Settings of ackstate's cursor (<code>CursorConfig</code>):</p>{_code(lines)}"
+            '<p class="aside">Is this a Pulsar broker? Then compare its own settings: '
+            "<code>ackstate sweep --broker-conf broker.conf</code>.</p>"
+        )
+    settings = broker_settings_of(policy, [each.key for each in advice.changes])
+    commands = admin_commands(settings, _namespaces(contents))
+    conf = f"<p><code>broker.conf</code>, on every broker, then restart:</p>{_code([each.line for each in settings])}"
+    if not commands:
+        return conf
+    return (
+        f"{conf}<details><summary>Without a restart</summary><p>The rate of writes is a policy of a namespace, too. "
+        f"The command replaces all of its persistence policy: see "
+        f"<code>pulsar-admin namespaces get-persistence</code> first.</p>{_code(commands)}</details>"
+    )
+
+
+def _namespaces(contents: Contents) -> list[str]:
+    """Return the namespaces of the worst subscriptions."""
+    found = main_subscriptions(contents.reference, count_max=100)
+    names = [each.detail.partition("://")[2].rpartition("/")[0] for each in found]
+    return [*dict.fromkeys(printable(name) for name in names if name.count("/") == 1)][:_NAMESPACES_MAX]
+
+
+def _pause(contents: Contents) -> str:
+    """Return Pulsar's own remedy for acks beyond the range limit, which is not replayed."""
+    policy, total = contents.reference.policy, contents.reference.total
+    is_cut = (total.cut_by_ranges or 0) > GAIN_MIN * (total.expected or 0)
+    if policy is None or not runs_on_pulsar(policy) or not is_cut:
+        return ""
+    command = f"pulsar-admin brokers update-dynamic-config --config {PAUSE_KEY} --value true"
+    return (
+        "<details><summary>Against acks beyond the range limit</summary><p>Pulsar can stop dispatch to a subscription "
+        f"whose acks cannot all be persisted. This report does not replay that.</p>{_code([command])}</details>"
+    )
+
+
+def _native(advice: Recommendation) -> str:
+    if advice.native is None or advice.native.policy is None:
+        return ""
+    total = advice.native.total
+    return (
+        f'<p class="aside">Not a setting of Pulsar: ackstate\'s native journal '
+        f"({escape(policy_text(advice.native.policy))}) would redeliver {count_text(total.expected or 0)} messages per "
+        f"broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
+    )
+
+
+def _price(contents: Contents) -> str:
+    result = contents.result
+    current, recommended = contents.reference, result.recommended
+    shown = [current] if recommended is None else [current, recommended]
+    head = "".join(f'<th scope="col">{escape(role_text(result, each))}</th>' for each in shown)
+    rows = [
+        (name, [of(each.total) for each in shown])
+        for name, of in (("writes/s", _writes), ("bytes/s", _bytes), ("blocked, s", _blocked))
+    ]
+    body = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_number(each)}</td>" for each in numbers)}</tr>'
+        for name, numbers in rows
+        if any(number is not None and (number or name != "blocked, s") for number in numbers)
+    )
+    if not body:
+        return ""
+    return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _writes(total: Estimate) -> float | None:
+    return total.per_second(total.write_count)
+
+
+def _bytes(total: Estimate) -> float | None:
+    return total.per_second(total.bytes_written)
+
+
+def _blocked(total: Estimate) -> float | None:
+    return None if total.blocked_ms is None else total.blocked_ms / 1_000
+
+
+def _number(number: float | None) -> str:
+    return "-" if number is None else short_number(number)
+
+
+def _code(lines: Sequence[str]) -> str:
+    return f'<pre tabindex="0">{escape(chr(10).join(lines))}</pre>'

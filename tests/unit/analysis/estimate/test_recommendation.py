@@ -1,0 +1,149 @@
+"""The recommendation: the gain of each setting, limits of a Pulsar broker, and the lines of its configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from ackstate.analysis.estimate.broker_conf import admin_commands, broker_settings_of, runs_on_pulsar
+from ackstate.analysis.estimate.current_policy import PULSAR_4_2
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, Estimate, SweepResult
+from ackstate.analysis.estimate.setting_words import policy_text, setting_text, varied_settings
+from ackstate.analysis.replay.grid import candidates
+from ackstate.analysis.replay.policy import KEYS, Policy
+
+MINUTE, NATIVE = {"flush_interval_ms": 60_000}, {"flush_interval_ms": 1_000}
+
+
+def pulsar(**settings):
+    return PULSAR_4_2 | settings
+
+
+def estimate(expected, writes, most=None):
+    numbers = dict.fromkeys(Estimate.__dataclass_fields__, 0) | {"expected": expected, "write_count": writes}
+    names = {"scope": "total", "namespace": "", "topic": "", "subscription": ""}
+    most = int(expected) if most is None else most
+    return numbers | names | {"duration_ms": 1_000, "bytes_written": writes, "max": most}
+
+
+def sweep(*points, recorded=(1_000, 3), current=""):
+    """A result of points, each of settings, redelivery per crash, and writes."""
+    policies = [None, *(Policy.from_mapping(settings) for settings, *_ in points)]
+    costs = [recorded, *(rest for _, *rest in points)]
+    rows = [estimate(*each) | {"policy": index} for index, each in enumerate(costs)]
+    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(current)
+
+
+def test_each_change_has_its_gain_and_one_that_gains_next_to_nothing_is_left_out():
+    rate, ranges, flush = {"mark_delete_rate_limit": 5}, {"range_count_max": 100_000}, {"flush_interval_ms": 10_000}
+    every = [
+        (pulsar(**a, **b, **c), 1_000 - 700 * bool(a) - 200 * bool(b) - 9 * bool(c), 10)
+        for a in ({}, rate) for b in ({}, ranges) for c in ({}, flush)
+    ]  # fmt: skip
+    result = sweep(*every)
+    assert result.recommended is not None
+    assert result.recommended.total.expected == 100
+    assert [(each.key, each.before, each.after, each.gain) for each in result.advice.changes] == [
+        ("mark_delete_rate_limit", "1", "5", 700), ("range_count_max", "10000", "100000", 200),
+    ]  # fmt: skip
+    assert [result.role_of(each) for each in result.policies].count("") == 6
+    assert result.role_of(result.policies[0]) == RECORDED
+    assert result.role_of(result.current) == CURRENT
+    assert result.role_of(result.recommended) == RECOMMENDED
+
+
+def test_the_gain_of_a_change_that_was_not_replayed_alone_is_unknown():
+    result = sweep((pulsar(), 1_000, 10), (pulsar(mark_delete_rate_limit=5, range_count_max=20_000), 100, 10))
+    assert {each.gain for each in result.advice.changes} == {None}
+
+
+def test_less_than_one_percent_is_not_worth_a_change():
+    assert sweep((MINUTE, 1_000, 10), (NATIVE, 991, 10)).recommended is None
+    assert sweep((MINUTE, 1_000, 10), (NATIVE, 989, 10)).recommended is not None
+
+
+def test_a_pulsar_broker_is_recommended_its_own_settings_and_the_native_journal_is_named_apart():
+    better = pulsar(mark_delete_rate_limit=5)
+    impossible = pulsar(keep="WIDEST", range_limit_rule="EXACT")
+    result = sweep((pulsar(), 1_000, 10), (better, 200, 40), (impossible, 10, 10), (NATIVE, 100, 10))
+    assert result.recommended.policy == Policy.from_mapping(better)
+    assert result.advice.native.policy == Policy.from_mapping(NATIVE)
+    assert "200 messages redelivered per broker crash" in result.recommendation
+    worse = sweep((pulsar(), 1_000, 10), (better, 200, 40), (NATIVE, 300, 10))
+    assert worse.advice.native is None
+
+
+def test_a_policy_that_never_flushed_is_marked_and_never_recommended():
+    result = sweep((MINUTE, 1_000, 10), (NATIVE, 10, 0))
+    assert [each.never_flushed for each in result.policies] == [False, False, True]
+    assert result.recommended is None
+    assert [each["never_flushed"] for each in result.to_json()["policies"]] == [False, False, True]
+    assert not sweep((MINUTE, 0, 0)).policies[1].never_flushed
+
+
+@pytest.mark.parametrize(
+    ("recorded", "current", "said"),
+    [
+        ((1_000, 3), (1_200, 3), []),
+        ((1_000, 3), (1_400, 3), ["The recording does not match the current policy: 1,000 messages"]),
+        ((1_400, 3), (1_000, 3), ["The recording does not match the current policy: 1,400 messages"]),
+        ((1_000, 0), (1_400, 3), []),  # Without a persist, a recording says nothing.
+        ((1_000, 3), (1_000, 0), ["The current policy never flushed in this trace"]),
+    ],
+)
+def test_a_current_policy_that_does_not_fit_the_recording_is_a_warning(recorded, current, said):
+    warnings = sweep((MINUTE, *current), (NATIVE, 1, 1), recorded=recorded).warnings
+    assert len(warnings) == len(said)
+    assert all(warning.startswith(text) for warning, text in zip(warnings, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_possible"),
+    [
+        (pulsar(), True), (pulsar(mark_delete_rate_limit=0, flush_interval_ms=0), True), (pulsar(format="NATIVE",
+         range_limit_rule="EXACT"), False), (pulsar(flush_interval_ms=1_500), False), (pulsar(mark_delete_rate_limit=0),
+         False), (pulsar(become_old_ack_record_seconds=3), False), (pulsar(ledger_writable=False), False),
+        (pulsar(max_unpersisted_ack_record_bytes=5_000), False), (NATIVE, False),
+    ],
+)  # fmt: skip
+def test_a_broker_runs_what_its_settings_can_express(settings, is_possible):
+    assert runs_on_pulsar(Policy.from_mapping(settings)) == is_possible
+
+
+def test_settings_are_lines_of_broker_conf_and_commands_where_they_can_be():
+    policy = Policy.from_mapping(pulsar(mark_delete_rate_limit=2.5, flush_interval_ms=10_000, range_form="LIST"))
+    keys = ("mark_delete_rate_limit", "flush_interval_ms", "range_count_max", "range_form", "tick_ms")
+    settings = broker_settings_of(policy, keys)
+    assert [each.line for each in settings] == [
+        "managedLedgerDefaultMarkDeleteRateLimit=2.5", "managedLedgerCursorPositionFlushSeconds=10",
+        "managedLedgerMaxUnackedRangesToPersist=10000", "managedLedgerPersistIndividualAckAsLongArray=false",
+    ]  # fmt: skip
+    (command,) = admin_commands(settings, ["a/b"])
+    assert command.endswith("--ml-mark-delete-max-rate 2.5 a/b")
+    assert admin_commands([each._replace(is_dynamic=True) for each in settings[1:2]], ["a/b"]) == [
+        "pulsar-admin brokers update-dynamic-config --config managedLedgerCursorPositionFlushSeconds --value 10"
+    ]
+
+
+def test_an_unlimited_rate_needs_no_interval():
+    policy = Policy.from_mapping(pulsar(mark_delete_rate_limit=0, flush_interval_ms=0))
+    found = broker_settings_of(policy, ("mark_delete_rate_limit", "flush_interval_ms"))
+    assert [each.line for each in found] == ["managedLedgerDefaultMarkDeleteRateLimit=0"]
+
+
+def test_candidates_begin_with_the_current_policy_and_a_pulsar_broker_can_run_all_but_the_native_one():
+    for settings in (pulsar(), pulsar(range_count_max="none"), NATIVE, MINUTE, {"flush_interval_ms": 0}):
+        current = Policy.from_mapping(settings)
+        found = candidates(current)
+        assert found[0] == current
+        assert len({each.label for each in found}) == len(found)
+        if "format" in settings:
+            assert [runs_on_pulsar(each) for each in found] == [True] * (len(found) - 1) + [False]
+
+
+def test_a_policy_is_named_with_all_settings_that_vary():
+    policies = [Policy.from_mapping(each) for each in (NATIVE, MINUTE | {"keep": "WIDEST"})]
+    varied = varied_settings(policies)
+    assert varied == ["flush_interval_ms", "keep"]
+    assert policy_text(policies[0], varied) == "flush every 1 s, keep the lowest ranges first"
+    assert all(setting_text(key, text) for key, text in policies[0].texts.items())
+    assert set(KEYS) == policies[0].texts.keys()

@@ -1,0 +1,176 @@
+"""The contents of a report: its three terms, its answers, its bands, and its size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ackstate.analysis.estimate.current_policy import PULSAR_4_2
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.report.answer import answer
+from ackstate.analysis.report.contents import (
+    causes,
+    headline,
+    main_subscriptions,
+    reference_of,
+    role_text,
+    shown_policies,
+    worst_subscriptions,
+)
+from ackstate.analysis.report.figures import is_resolved, is_sawtooth, policy_names, slices_of
+from ackstate.analysis.report.grids import DATA_BYTES_MAX, grids
+from ackstate.analysis.report.inputs import ReportInputs
+from ackstate.analysis.report.page import render
+from report_contents import BEGIN_MS, DURATION_MS, contents, row, saw, sweep_result, sweep_rows, usual_names
+
+
+def pulsar_result(*, names=None, current=None, better=None):
+    """As recorded, the default policy of Pulsar, and a better one."""
+    names = usual_names() if names is None else names
+    policies = [None, Policy.from_mapping(PULSAR_4_2), Policy.from_mapping(PULSAR_4_2 | (better or {}))]
+    shares = (1, current or 1, 0.2)
+    rows = [
+        each for number, share in enumerate(shares) for each in sweep_rows(number, names, share=share, scale=4**number)
+    ]
+    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(
+        policies[1].label, "read from broker.conf"
+    )
+
+
+BETTER = {"mark_delete_rate_limit": 5, "range_count_max": 50_000}
+
+
+def test_headline_cards_and_charts_use_the_same_three_terms():
+    told = contents()
+    assert [role_text(told.result, each) for each in told.shown] == [RECORDED, CURRENT, RECOMMENDED]
+    page = render(told)
+    for role in (RECORDED, CURRENT, RECOMMENDED):
+        assert f"<h2>{role}</h2>" in page
+        assert f"<bdi>{role}</bdi>" in page
+    assert "as recorded" not in page
+    assert "baseline" not in answer(told)
+    assert f"({CURRENT})" in headline(told.result)
+
+
+def test_the_reference_is_the_current_policy_and_the_recording_only_if_no_policy_was_tried():
+    result = sweep_result()
+    assert reference_of(result).label == "flush_interval_ms=60000"
+    alone = sweep_result(flushes=())
+    assert reference_of(alone).label == RECORDED
+    assert shown_policies(alone) == [alone.policies[0]]
+
+
+def test_a_recording_without_persists_is_not_drawn():
+    rows = [row(0, "total", expected=5.0, most=9) | {"write_count": 0}, row(1, "total", expected=2.0, most=4)]
+    result = SweepResult.of_rows("t", [None, Policy()], rows, crashes_per_day=1)
+    assert [each.label for each in shown_policies(result)] == ["default"]
+
+
+def test_the_worst_subscriptions_have_their_share_of_the_whole():
+    result = sweep_result()
+    first, second, *_ = main_subscriptions(reference_of(result), count_max=3)
+    assert (first.name, round(first.number, 1)) == ("sub-0000", 1000.5)
+    assert first.share == pytest.approx(2 * second.share)
+    assert worst_subscriptions(result)[0] == (first.detail, first.name)
+    assert main_subscriptions(sweep_result(duration_ms=0).policies[1], count_max=3) == []
+
+
+def test_causes_that_never_apply_are_left_out():
+    found = causes(reference_of(sweep_result()))
+    assert [each.name for each in found] == ["not yet flushed", "young", "cut by the range limit"]
+    assert sum(each.share for each in found) == pytest.approx(1)
+    assert causes(sweep_result(duration_ms=0).policies[0]) == []
+
+
+def test_the_answer_has_the_gain_of_each_setting_its_lines_and_its_price():
+    html = answer(contents(pulsar_result(better=BETTER)))
+    for each in ("managedLedgerDefaultMarkDeleteRateLimit=5", "managedLedgerMaxUnackedRangesToPersist=50000"):
+        assert each in html
+    assert "--ml-mark-delete-max-rate 5 public/default" in html
+    assert "update-dynamic-config --config dispatcherPauseOnAckStatePersistentEnabled" in html
+    assert "read from broker.conf" in html
+    assert "bytes/s" in html
+    single = answer(contents(pulsar_result(better={"mark_delete_rate_limit": 5})))
+    assert "5 times a second instead of once a second: saves 1,828 messages" in single
+
+
+def test_a_policy_that_is_no_pulsar_setting_has_no_line_of_broker_conf():
+    html = answer(contents())
+    assert "flush_interval_ms=5000" in html
+    assert "managedLedger" not in html
+    assert "--broker-conf" in html
+
+
+def test_a_report_of_one_policy_names_the_command_that_compares_others():
+    html = answer(contents(sweep_result(flushes=())))
+    assert "ackstate sweep traces/orders --report report.html" in html
+
+
+def test_warnings_are_on_the_first_screen():
+    html = answer(contents(pulsar_result(current=3)))
+    assert "The recording does not match the current policy" in html
+
+
+def test_nothing_redelivered_and_no_duration_are_said():
+    still = SweepResult.of_rows("t", [None], [row(0, "total")], crashes_per_day=1)
+    assert headline(still) == "If the broker crashed, no acked message would be redelivered, at any time (recorded)"
+    sudden = sweep_result(flushes=(), duration_ms=0)
+    assert "The trace has no duration: had the broker crashed, at" in headline(sudden)
+
+
+def test_a_policy_is_labelled_with_every_setting_that_varies():
+    names = policy_names(pulsar_result(better=BETTER))
+    assert sorted(names.values()) == [
+        "persist at an ack up to 5 times a second, persist 50,000 ranges",
+        "persist at an ack up to once a second, persist 10,000 ranges", RECORDED,
+    ]  # fmt: skip
+
+
+def test_many_teeth_are_a_band_between_exact_quantiles():
+    smooth, rough = saw(0, ("", ""), 1_200), saw(0, ("", ""), 1_200, points=400)
+    assert not is_sawtooth(smooth)
+    assert is_sawtooth(rough)
+    assert is_resolved(rough)
+    whole = sweep_result().policies[0].total
+    found = slices_of(rough, 16, whole)
+    assert [each.begin_ms for each in found[:2]] == [BEGIN_MS, BEGIN_MS + DURATION_MS / 16]
+    # Each tooth takes each of twelve values for the same time.
+    assert all(480 <= each.p50 <= 620 and 1_000 <= each.p99 <= 1_101 for each in found)
+
+
+def test_of_a_thinned_curve_quantiles_follow_the_peaks():
+    curve = saw(0, ("", ""), 1_200, points=400)
+    alternating = tuple(1_000 if number % 2 else 0 for number in range(len(curve.ts_ms)))
+    thinned = replace(curve, value=alternating)
+    assert not is_resolved(thinned)
+    whole = replace(sweep_result().policies[0].total, p50=500, p99=990)
+    assert {(each.p50, each.p99) for each in slices_of(thinned, 16, whole)} == {(500.0, 990.0)}
+
+
+def test_sections_without_content_are_left_out():
+    page = render(contents(sweep_result(usual_names(1), flushes=()), crashes=(), inputs=ReportInputs()))
+    for identity in ("calibration", "brokers", "bad-rows", "by-cause", "policies"):
+        assert f'id="{identity}"' not in page
+    full = render(contents())
+    for identity in ("calibration", "brokers", "bad-rows", "by-cause", "policies"):
+        assert f'id="{identity}"' in full
+
+
+def test_a_page_stays_small_whatever_it_shows():
+    names = [(f"persistent://t/n/{'x' * 250}{number}", "y" * 200 + str(number)) for number in range(2_000)]
+    told = contents(sweep_result(names, flushes=(60_000, 5_000)))
+    page = render(told)
+    assert len(page.encode()) < 600_000
+    views = [view for grid in grids(told, ()) for view in grid["views"]]
+    assert sum(view["omitted"] for view in views) > 1_000
+    assert page.count("x" * 250) < DATA_BYTES_MAX // 250 + 100
+
+
+def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():
+    page = render(contents())
+    policy = page[page.index("Content-Security-Policy") :].partition('">')[0]
+    assert "'unsafe-inline'" not in policy.partition("style-src")[0]
+    assert page.count("<script") == 2
+    assert page.count("<figure") == page.count("Numbers of this chart") + page.count('id="runs-plot"')
