@@ -116,6 +116,10 @@ class Topic:
                 self._drop(name)
         return MappingProxyType(self._subscriptions)
 
+    def copy_subscriptions(self) -> dict[str, Subscription]:
+        """Return the open subscriptions, by name; any thread may call this, at any time."""
+        return self._subscriptions.copy()
+
     def publish(self, messages: Sequence[Message], *, now_ms: int) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
 
