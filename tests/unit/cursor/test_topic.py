@@ -433,3 +433,10 @@ def test_a_ledger_ends_with_the_first_publish_after_a_time():
 def test_limits_of_a_ledger_are_checked(limit):
     with pytest.raises(ValueError, match=next(iter(limit))):
         TopicSettings(**limit)
+
+
+def test_a_type_is_checked_also_if_the_subscription_is_open():
+    topic = Topic.open(MemoryStore(), "t", now_ms=0)
+    topic.subscribe("s", now_ms=0)
+    with pytest.raises(TypeError, match="kind must be a SubscriptionType"):
+        topic.subscribe("s", kind="Exclusive", now_ms=0)
