@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import CursorStats, PersistResult
     from ackstate.cursor.subscription import Subscription
+    from ackstate.cursor.topic.topics import Topics
     from ackstate.position import Position
 
 
@@ -125,6 +126,8 @@ class CursorCollector(Collector):
         self._lock = threading.Lock()
         # By name: Prometheus refuses a whole scrape in which two cursors have the same labels.
         self._exported: dict[_TopicLabels, _Exported] = {}
+        self._topics: list[weakref.ref[Topics]] = []
+        self._of_topics: dict[_TopicLabels, _Exported] = {}  # those of the last scrape
 
     def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
         """Export a cursor from now on, in place of the one that was added with the same names before.
@@ -147,6 +150,18 @@ class CursorCollector(Collector):
         """
         self._add(_Exported(subscription.cursor, subscription), topic, name)
 
+    def add_topics(self, topics: Topics) -> None:
+        """Export every subscription that is open in `topics`, also those that are opened later.
+
+        One that is added by itself under the same names takes precedence. No-op for topics that were added before.
+
+        Args:
+            topics: Held weakly. Of `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
+        """
+        with self._lock:
+            if all(each() is not topics for each in self._topics):
+                self._topics.append(weakref.ref(topics))
+
     def collect(self) -> Iterable[Metric]:
         """Read each subscription or cursor once, so that its numbers are of one instant."""
         return _families(*self._read())
@@ -162,7 +177,8 @@ class CursorCollector(Collector):
     def _read(self) -> tuple[list[tuple[_TopicLabels, _Reading]], int]:
         """Return the numbers of those that are open, forget the others, and count those that cannot be read."""
         with self._lock:
-            exported = self._exported.copy()
+            self._follow_topics()
+            exported = self._of_topics | self._exported
         read, closed, unreadable = [], [], 0
         for labels, each in exported.items():
             try:
@@ -176,6 +192,18 @@ class CursorCollector(Collector):
                 if self._exported.get(labels) is exported[labels]:
                     del self._exported[labels]
         return read, unreadable
+
+    def _follow_topics(self) -> None:
+        """Update the subscriptions of topics; the caller holds the lock."""
+        self._topics = [each for each in self._topics if each() is not None]
+        known, self._of_topics = self._of_topics, {}
+        for topics in [each() for each in self._topics]:
+            for topic, name, subscription in () if topics is None else topics.open_subscriptions:
+                labels = _labels(topic, name)
+                exported = known.get(labels)
+                if exported is None or not exported.is_of(subscription):
+                    exported = _Exported(subscription.cursor, subscription)
+                self._of_topics[labels] = exported
 
 
 class _Reading(NamedTuple):
@@ -193,6 +221,10 @@ class _Exported:
         self._cursor = weakref.ref(cursor)
         self._subscription = None if subscription is None else weakref.ref(subscription)
         self._oldest: tuple[Position, int] | None = None  # a position, and its publish time
+
+    def is_of(self, subscription: Subscription) -> bool:
+        """Return whether this is the subscription."""
+        return self._subscription is not None and self._subscription() is subscription
 
     def read(self) -> _Reading:
         """Return the present numbers.

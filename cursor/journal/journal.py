@@ -150,8 +150,7 @@ class Journal:
     def prepare(self, content: CursorState) -> tuple[int, bytes]:
         """Return the ledger and the entry to be appended to it.
 
-        To be followed by `appended` or `not_appended`. Without them, because the outcome is unknown, the next write
-        must begin a new ledger.
+        To be followed by `appended`. Without it, because the append failed, the next write must begin a new ledger.
         """
         assert self._open_ledger is not None
         ledger_id, self._open_ledger = self._open_ledger, None
@@ -163,10 +162,6 @@ class Journal:
         self._advance_chain(encoded)
         self.delta_bytes += len(encoded)
         return len(encoded)
-
-    def not_appended(self, ledger_id: int) -> None:
-        """Note that the entry is certain not to have been appended."""
-        self._open_ledger = ledger_id
 
     def begin_ledger(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> Steps[int]:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.

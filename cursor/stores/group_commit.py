@@ -151,10 +151,9 @@ def write_together(
     numbers: list[int] = []
     for number, write in enumerate(writes):
         try:
-            write.execute(store)
+            outcomes[number] = write.execute(store)  # To be replaced, unless it takes no change, as a delete may.
         except AckStateError as error:
             outcomes[number] = error
-            continue
         if len(changes) > len(numbers):
             numbers.append(number)
     if numbers:
@@ -162,7 +161,7 @@ def write_together(
     for outcome in outcomes.values():
         if isinstance(outcome, Exception) and not isinstance(outcome, AckStateError):
             raise outcome  # An error of ours.
-    return [outcomes.get(number) or 0 for number in range(len(writes))]
+    return [outcomes[number] or 0 for number in range(len(writes))]
 
 
 def fail(calls: list[Call[_Medium]], make_error: Callable[[], Exception]) -> None:

@@ -141,8 +141,8 @@ class MemoryDisk:
 class MemoryStore:
     """A store whose disk is an object, with scripted faults; thread-safe.
 
-    Mutations are `create`, `append`, `append_all`, `delete` and `fence` of the ledgers, `put` and `delete` of
-    the metadata. A refused call (fenced, not found, other version) does not count. Each is O(its own size).
+    Mutations are the calls that write, and each write of a `write_all`. A refused one (fenced, not found, another
+    version) does not count. Each is O(its own size).
 
     Args:
         disk: The disk of an earlier store; a new one by default. Several stores may share one at the same time.

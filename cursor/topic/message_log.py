@@ -19,7 +19,7 @@ from ackstate.cursor.topic.message import NO_DELAY, Message, checked_messages, d
 from ackstate.cursor.topic.sole_use import SoleUse
 from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, CorruptStateError
-from ackstate.integers import check_within
+from ackstate.integers import check_count, check_within
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, positions_of
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
 
 _COUNT_END = 2**32
+BYTES_PER_LEDGER_MAX = 2_048 << 20
+"""The bytes after which a ledger is closed, unless the caller that opens a log sets another limit."""
 
 
 class LogListener(Protocol):
@@ -106,13 +108,21 @@ class MessageLog:
         self._ownership = ownership  # None for a log that is only read
         self._trimmed: list[int] = []  # ledgers that are to be deleted once the record names a later one, lowest first
         self._entries_per_ledger_max = 0
+        self._bytes_per_ledger_max = 0
         self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
         # Weak, since an index lives as long as its views, and a listener as long as its subscription.
         self._fed: WeakSet[SharedDelayIndex] = WeakSet()
         self._listeners: WeakSet[LogListener] = WeakSet()
 
     @classmethod
-    def open(cls, store: Store, *, topic: str, entries_per_ledger_max: int = 50_000) -> MessageLog:
+    def open(
+        cls,
+        store: Store,
+        *,
+        topic: str,
+        entries_per_ledger_max: int = 50_000,
+        bytes_per_ledger_max: int = BYTES_PER_LEDGER_MAX,
+    ) -> MessageLog:
         """Open a topic's log and take it over from its owner, or create it if the store has none.
 
         From then on no earlier owner can append, and all messages that any of them has published are in this log.
@@ -122,21 +132,29 @@ class MessageLog:
             topic: Any text but an empty one.
             entries_per_ledger_max: A ledger that has this many is closed and a new one begun; Pulsar's
                 ``managedLedgerMaxEntriesPerLedger``.
+            bytes_per_ledger_max: Likewise for a ledger whose entries have this many bytes; Pulsar's
+                ``managedLedgerMaxSizePerLedgerMbytes``, whose default is 2,048 MiB.
 
         Raises:
-            TypeError: The topic is no text, or the limit no integer.
-            ValueError: The topic is empty, or the limit below 1 or above 2**32.
+            TypeError: The topic is no text, or a limit no integer.
+            ValueError: The topic is empty, or a limit below 1, or that on entries above 2**32.
             UnsupportedVersionError: A newer release has opened the log; nothing was changed.
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
-        return run(store, cls.opening(store, topic=topic, entries_per_ledger_max=entries_per_ledger_max))
+        steps = cls.opening(
+            store, topic=topic, entries_per_ledger_max=entries_per_ledger_max, bytes_per_ledger_max=bytes_per_ledger_max
+        )
+        return run(store, steps)
 
     @classmethod
-    def opening(cls, store: Store, *, topic: str, entries_per_ledger_max: int) -> Steps[MessageLog]:
+    def opening(
+        cls, store: Store, *, topic: str, entries_per_ledger_max: int, bytes_per_ledger_max: int
+    ) -> Steps[MessageLog]:
         """Open a topic's log as `open`, in steps that can be taken together with those of other logs."""
         check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
+        check_count("bytes_per_ledger_max", bytes_per_ledger_max, least=1)
         ownership = yield from LogOwnership.take_over(store, topic)
         record = ownership.record
         trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
@@ -147,6 +165,7 @@ class MessageLog:
             counts, room, record = {first: 0}, entries_per_ledger_max, record._replace(ledger_sizes=((first, 0),))
         log = cls(store, topic, counts, record, ownership)
         log._entries_per_ledger_max, log._room, log._trimmed = entries_per_ledger_max, room, trimmed
+        log._bytes_per_ledger_max = bytes_per_ledger_max
         with suppress(StoreError, CorruptStateError):  # Garbage, which the next trim deletes.
             log._delete_trimmed()
         return log
@@ -231,6 +250,11 @@ class MessageLog:
         """Return whether a number of entries fits into the open ledger; else publishing them begins another."""
         return self._room >= count
 
+    def end_ledger(self) -> None:
+        """Let the next batch begin a new ledger, unless the open one is empty. It costs nothing until then."""
+        if self.ledgers.entry_count(self.ledgers.current_ledger_id):
+            self._room = 0
+
     def trim(self, before_ledger_id: int) -> int:
         """Delete the closed ledgers below a ledger, whatever they hold, and return how many ledgers left the log.
 
@@ -279,6 +303,9 @@ class MessageLog:
         ledger_id = publication.entries[0][0]
         self.sizes.appended(ledger_id, sum([len(entry) for _, entry in publication.entries]))
         self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
+        # Without a size, as after an append that failed, it ends by the number of its entries or by its age.
+        if self.sizes.known.get(ledger_id, 0) >= self._bytes_per_ledger_max:
+            self._room = 0
         positions = list(positions_of(ledger_id, entry_ids))
         if self._fed:
             self._feed_all(positions, publication.messages)

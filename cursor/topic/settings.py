@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.dispatch.options import SubscriptionOptions
+from ackstate.cursor.topic.message_log import BYTES_PER_LEDGER_MAX
 from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
 from ackstate.cursor.topic.publisher import PublishCounters
 from ackstate.cursor.topic.retention import Retention
@@ -26,6 +27,9 @@ class TopicSettings:
 
     Attributes:
         entries_per_ledger_max: As for `MessageLog.open`.
+        bytes_per_ledger_max: Likewise.
+        ledger_rollover_ms: A publish begins a new ledger if the open one was begun this long ago, so that trimming can
+            delete it; Pulsar's ``managedLedgerMaxLedgerRolloverTimeMinutes``. 0 for never.
         delay_tick_ms: The tick of the delay index, as for `TopicDelayIndex`; None for no index: every message is
             delivered at once, whatever its time.
         cursor: How the subscriptions persist.
@@ -41,10 +45,12 @@ class TopicSettings:
 
     Raises:
         TypeError: A field is of another type.
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or `ledger_rollover_ms` below 0.
     """
 
     entries_per_ledger_max: int = 50_000
+    bytes_per_ledger_max: int = BYTES_PER_LEDGER_MAX
+    ledger_rollover_ms: int = 240 * 60_000
     delay_tick_ms: int | None = 1_000
     cursor: CursorConfig = field(default_factory=CursorConfig)
     limits: GateLimits = field(default_factory=GateLimits)
@@ -55,8 +61,17 @@ class TopicSettings:
     delayed_delivery: BrokerDelayedDelivery = field(default_factory=BrokerDelayedDelivery)
     counters: PublishCounters = field(default_factory=lambda: PublishCounters(cluster="standalone"))
 
+    @property
+    def log_limits(self) -> dict[str, int]:
+        """The limits of a ledger, for `MessageLog.opening`."""
+        return {
+            "entries_per_ledger_max": self.entries_per_ledger_max, "bytes_per_ledger_max": self.bytes_per_ledger_max,
+        }  # fmt: skip
+
     def __post_init__(self) -> None:
         check_count("entries_per_ledger_max", self.entries_per_ledger_max, least=1)
+        check_count("bytes_per_ledger_max", self.bytes_per_ledger_max, least=1)
+        check_count("ledger_rollover_ms", self.ledger_rollover_ms, least=0)
         if self.delay_tick_ms is not None:
             check_count("delay_tick_ms", self.delay_tick_ms, least=1)
         for each in fields(self):

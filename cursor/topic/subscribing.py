@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.dispatch.consumers import SubscriptionType
-from ackstate.cursor.dispatch.options import check_parts
+from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts
 from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.managed import ManagedCursor
@@ -20,7 +20,6 @@ from ackstate.limits.gate import DispatchGate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.steps import Steps
     from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.cursor.topic.settings import TopicSettings
@@ -41,6 +40,9 @@ class SubscriptionRequest:
         options: Likewise.
         properties: The application's properties of a new subscription.
         repair: Used if the stored subscription cannot be read, as for `ManagedCursor.open`.
+
+    Raises:
+        TypeError: The type is no `SubscriptionType`.
     """
 
     name: str
@@ -50,6 +52,10 @@ class SubscriptionRequest:
     options: SubscriptionOptions | None = None
     properties: Mapping[str, str] | None = None
     repair: Repair = Repair.NONE
+
+    def __post_init__(self) -> None:
+        if self.kind is not None:
+            check_parts(self.kind, None, None, SubscriptionOptions())
 
 
 def open_subscription(
@@ -63,8 +69,6 @@ def open_subscription(
     """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`."""
     store, name, kind = log.store, request.name, request.kind
     options = settings.options if request.options is None else request.options
-    if kind is not None:
-        check_parts(kind, None, None, options)
     stored = stored_properties(store, topic=log.topic, subscription=name)
     of_type = None if stored is None else type_of(stored, subscription=name)
     check_type(kind, of_type, subscription=name)

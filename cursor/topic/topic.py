@@ -10,6 +10,7 @@ from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
 from ackstate.cursor.steps import run, run_all
+from ackstate.cursor.topic.ledger_age import LedgerAge
 from ackstate.cursor.topic.message import checked_messages
 from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.cursor.topic.publisher import TopicPublisher
@@ -76,6 +77,7 @@ class Topic:
         self._subscriptions: dict[str, Subscription] = {}
         self._cursors: list[tuple[tuple[str, str], ManagedCursor]] = []  # theirs: every tick goes through them
         self._latest_ms = now_ms
+        self._ledger_age = LedgerAge(log, settings.ledger_rollover_ms, now_ms=now_ms)
         self._trim_attempt: tuple[int, ...] | None = None
         # Of stored subscriptions; None before the first report. Those of open ones may be outdated or missing.
         self._mark_deletes: dict[str, Position | None] | None = None
@@ -105,7 +107,7 @@ class Topic:
         """Open or create a topic as `open`, in steps that can be taken together with those of other topics."""
         now_ms = integer("now_ms", now_ms)
         tick_ms = delay_tick_ms(settings, name)
-        log = yield from MessageLog.opening(store, topic=name, entries_per_ledger_max=settings.entries_per_ledger_max)
+        log = yield from MessageLog.opening(store, topic=name, **settings.log_limits)
         return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
 
     @property
@@ -115,6 +117,10 @@ class Topic:
             if subscription.cursor.view.is_closed:  # It was closed by itself.
                 self._drop(name)
         return MappingProxyType(self._subscriptions)
+
+    def copy_subscriptions(self) -> dict[str, Subscription]:
+        """Return the open subscriptions, by name; any thread may call this, at any time."""
+        return self._subscriptions.copy()
 
     def publish(self, messages: Sequence[Message], *, now_ms: int) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
@@ -140,6 +146,7 @@ class Topic:
         """
         now_ms = self._at(now_ms)
         checked = checked_messages(messages)
+        self._ledger_age.before_publish(now_ms=now_ms)
         if self.settings.retention.backlog_policy is BacklogPolicy.REFUSE_PUBLISH:
             self.backlog_report().check(self.name)
         return [each if each.publish_time_ms else each._replace(publish_time_ms=now_ms) for each in checked]

@@ -113,6 +113,16 @@ class Topics:
     def __len__(self) -> int:
         return sum(not topic.is_closed for topic in self._topics.values())
 
+    @property
+    def open_subscriptions(self) -> list[tuple[str, str, Subscription]]:
+        """The names of the topic and the subscription, and the subscription, for each that is open.
+
+        Any thread may read it. One that was closed by itself may still be among them.
+        """
+        # Copies of dicts, which are atomic, because another thread may open topics meanwhile.
+        topics = list(self._topics.values())
+        return [(topic.name, name, each) for topic in topics for name, each in topic.copy_subscriptions().items()]
+
     def stored(self) -> list[str]:
         """Return the names of all topics that the store has, open or not, sorted.
 

@@ -20,7 +20,8 @@ class WatchedStore:
     """Calls a schedule before and after each write, and records attempted writes.
 
     Cursors that are persisted together share a store, but faults are scripted for each cursor. So this is one store for
-    all of them, and every call goes to the session of the cursor that owns the ledger or record.
+    all of them, and every call goes to the session of the cursor that owns the ledger or record. It has no `write_all`,
+    so each write of a group is a call here, and is watched.
 
     Attributes:
         ledgers: As in any store.

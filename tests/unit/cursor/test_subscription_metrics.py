@@ -17,8 +17,10 @@ from ackstate.cursor import (
     Message,
     MessageLog,
     RuleStats,
+    Start,
     Subscription,
     SubscriptionType,
+    Topics,
 )
 from ackstate.cursor.metrics import CursorCollector
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
@@ -240,3 +242,41 @@ def test_a_subscription_takes_the_place_of_its_cursor():
     scraped.collector.add_subscription(topic.subscription, topic=ORDERS, name="billing")
     assert scraped.value("pulsar_subscription_unacked_messages") == 0
     assert scraped.value("pulsar_subscription_back_log") == 0
+
+
+def test_all_subscriptions_of_topics_are_exported_also_later_ones():
+    topics, scraped = Topics(MemoryStore()), Scraped()
+
+    def unacked():
+        found = {}
+        for family in text_string_to_metric_families(generate_latest(scraped.registry).decode()):
+            for sample in family.samples:
+                if sample.name == "pulsar_subscription_unacked_messages":
+                    found[sample.labels["topic"], sample.labels["subscription"]] = sample.value
+        return found
+
+    for _ in range(2):
+        scraped.collector.add_topics(topics)
+    assert unacked() == {}
+    orders = topics.open(ORDERS, now_ms=0)
+    billing = orders.subscribe("billing", start=Start.EARLIEST, now_ms=0)
+    orders.publish([Message(b"x", publish_time_ms=5_000)] * 2, now_ms=0)
+    billing.dispatch("ann", 1, now_ms=0)
+    topics.open("t", now_ms=0).subscribe("s", now_ms=0)
+    assert unacked() == {(ORDERS, "billing"): 1, ("t", "s"): 0}
+    assert scraped.value(OLDEST) == 5
+    exported = dict(scraped.collector._of_topics)
+    assert unacked() == {(ORDERS, "billing"): 1, ("t", "s"): 0}
+    assert scraped.collector._of_topics == exported  # So that the oldest message is not read at every scrape.
+    billing.close(now_ms=0)
+    assert (unacked(), scraped.unreadable) == ({("t", "s"): 0}, 0)
+    orders.subscribe("billing", now_ms=0)
+    assert unacked() == {(ORDERS, "billing"): 0, ("t", "s"): 0}
+    alone = Topic()  # Another subscription under the names of one of those.
+    stats = replace(alone.subscription.stats(), unacked_messages=7)
+    alone.subscription.stats = lambda: stats
+    scraped.collector.add_subscription(alone.subscription, topic="t", name="s")
+    assert unacked() == {(ORDERS, "billing"): 0, ("t", "s"): 7}
+    del topics, orders, billing
+    gc.collect()
+    assert unacked() == {("t", "s"): 7}

@@ -393,3 +393,50 @@ def test_wrong_settings_are_refused():
     ):
         with pytest.raises(TypeError):
             call()
+
+
+def test_a_ledger_ends_after_a_number_of_bytes():
+    store = MemoryStore()
+    topic = Topic.open(store, "t", settings=TopicSettings(bytes_per_ledger_max=1_000), now_ms=0)
+    for _ in range(5):
+        topic.publish([Message(bytes(400))] * 2, now_ms=0)
+    assert [*topic.log.ledgers.counts().values()] == [4, 4, 2]
+    sizes = [topic.log.sizes.of(ledger_id) for ledger_id in topic.log.ledgers]
+    assert all(1_000 <= size < 2_000 for size in sizes[:2])
+    assert Topic.open(store, "t", now_ms=0).log.ledgers.counts() == topic.log.ledgers.counts()
+
+
+def test_a_ledger_ends_with_the_first_publish_after_a_time():
+    store = MemoryStore()
+    topic = Topic.open(store, "t", settings=TopicSettings(ledger_rollover_ms=1_000), now_ms=0)
+    subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
+    for now_ms, count in ((999, 1), (1_000, 2), (1_001, 2), (2_000, 2), (2_001, 3), (2_002, 3)):
+        topic.publish([Message(b"x")], now_ms=now_ms)
+        assert len(topic.log.ledgers.counts()) == count, now_ms
+    topic.publish([Message(b"x")], now_ms=1_002)  # The clock went back by as much.
+    assert len(topic.log.ledgers.counts()) == 4
+    topic.publish([], now_ms=10_000)
+    assert len(topic.log.ledgers.counts()) == 4
+    subscription.clear_backlog(now_ms=10_000)
+    subscription.cursor.persist(now_ms=10_000)
+    assert topic.trim(now_ms=10_000) == 3
+    idle = Topic.open(store, "idle", settings=TopicSettings(ledger_rollover_ms=1_000), now_ms=0)
+    idle.publish([Message(b"x")], now_ms=5_000)  # An empty ledger does not end.
+    assert len(idle.log.ledgers.counts()) == 1
+    never = Topic.open(store, "never", settings=TopicSettings(ledger_rollover_ms=0), now_ms=0)
+    for now_ms in (0, 10**15):
+        never.publish([Message(b"x")], now_ms=now_ms)
+    assert len(never.log.ledgers.counts()) == 1
+
+
+@pytest.mark.parametrize("limit", [{"bytes_per_ledger_max": 0}, {"ledger_rollover_ms": -1}])
+def test_limits_of_a_ledger_are_checked(limit):
+    with pytest.raises(ValueError, match=next(iter(limit))):
+        TopicSettings(**limit)
+
+
+def test_a_type_is_checked_also_if_the_subscription_is_open():
+    topic = Topic.open(MemoryStore(), "t", now_ms=0)
+    topic.subscribe("s", now_ms=0)
+    with pytest.raises(TypeError, match="kind must be a SubscriptionType"):
+        topic.subscribe("s", kind="Exclusive", now_ms=0)
