@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 from typing import NamedTuple
+
+import typer.main
 
 from ackstate.analysis.cli import main
 from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
@@ -15,6 +18,9 @@ from ackstate.cursor import SqliteStore
 
 T0_MS = 1_700_000_000_000
 ENTRY = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]
+
+# Typer builds every command again at each call, which takes longer than most of the calls.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 class Outcome(NamedTuple):

@@ -30,9 +30,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
-    """Give pytest-xdist groups that stay in one process: the tests with a Spark session or browser, or of a module."""
+    """Give pytest-xdist groups that stay in one process: the tests with Spark or the browser, or those of a module."""
     for item in items:
-        shared = [name for name in ("spark", "browser") if name in item.fixturenames]
+        # Commands that use Spark in this process leave its virtual machine, which the next test with Spark finds.
+        shared = [name for name in ("spark", "browser") if name in item.fixturenames or item.get_closest_marker(name)]
         item.add_marker(pytest.mark.xdist_group(shared[0] if shared else str(item.path)))
     # The longest groups begin first, so that none is left when all others have ended.
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)

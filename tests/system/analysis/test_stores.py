@@ -19,7 +19,6 @@ from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.manifest import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run, run_each_apart
-from spark_daemons import environment_of
 
 # With the session of the other Spark tests, so that one process starts the cluster.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -87,13 +86,13 @@ def here(days, tmp_path_factory):
 LOCAL = ("--engine", "local")
 
 
-def commands(root, days, *, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_day=LOCAL):
-    """Return all commands with their engines: each start of one on a cluster takes seconds."""
+def commands(root, days, *, first=LOCAL, sweep=LOCAL, first_day=LOCAL, second_day=LOCAL):
+    """Return all commands with their engines: each start of Spark takes seconds."""
     trace, state, options = f"{root}/days/day=2026-11-20", f"{root}/state", [*POLICY, "--json"]
     return [
         ["trace", "convert", days[0], trace],
         ["trace", "check", trace, "--json"],
-        ["redelivery", trace, *options, *cluster],
+        ["redelivery", trace, *options, *first],
         ["redelivery", trace, *options, *LOCAL],
         ["redelivery", trace, "--json", *LOCAL],
         ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *sweep],
@@ -105,13 +104,17 @@ def commands(root, days, *, cluster=LOCAL, sweep=LOCAL, first_day=LOCAL, second_
 
 
 @EACH_STORE
-def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, spark_cluster, tmp_path):
-    local, expected, days = here
-    cluster = ("--master", spark_cluster[0])
+@pytest.mark.parametrize("master", ["local[2]", pytest.param("cluster", marks=pytest.mark.soak)])
+def test_every_command_answers_behind_a_url_as_it_does_here(base, here, master, request, tmp_path):
+    server, (local, expected, days) = request.getfixturevalue("server"), here
+    url = request.getfixturevalue("spark_cluster")[0] if master == "cluster" else master
     # The state that workers wrote is read in this process, and workers read the one that was written in it.
     some = ("sweep", "first_day") if server.url.startswith("hdfs") else ("second_day",)
-    words = commands(base, days, cluster=cluster, **dict.fromkeys(some, cluster))
-    behind = answers(words, cwd=tmp_path, environment=server.environment)
+    words = commands(base, days, **dict.fromkeys(("first", *some), ("--master", url)))
+    generated = base / "generated"
+    words += [["trace", "generate", generated, "--workload", "key_shared", "--events", "50000", "--json"]]
+    *behind, made = answers(words, cwd=tmp_path, environment=server.environment)
+    assert_generated(generated, made)
     for mine, theirs in zip(expected, behind, strict=True):
         assert theirs.replace(str(base), str(local)) == mine
     with_spark, in_process = map(json.loads, behind[2:4])
@@ -130,20 +133,19 @@ def test_every_command_answers_behind_a_url_as_it_does_here(server, base, here, 
     assert [re.sub("[0-9a-f]{32}", "*", name) for name in sorted(set(files))] == ["000002.json", "run-*"]
 
 
-@EACH_STORE
-def test_a_trace_is_generated_behind_a_url_and_spark_needs_a_client_to_read_it(server, base, tmp_path):
-    trace = base / "day=2026-11-20"
-    generate = ["trace", "generate", trace, "--workload", "key_shared", "--events", "50000", "--json"]
-    read = ["redelivery", base, "--state", tmp_path / "state", *POLICY]
-    # Without the jars of the client.
-    environment = server.environment | environment_of({})
-    generated, outcome = outcomes([generate, read], cwd=tmp_path, environment=environment)
-    assert (generated.status, generated.err) == (0, "")
-    made = json.loads(generated.out)
+def assert_generated(trace, answer):
+    made = json.loads(answer)
     assert made["events"] == 50_000
     assert names(trace) == [MANIFEST, *(each.name for each in parquet.trace_files(trace))]
     assert made["files"] == len(names(trace)) - 1 > 1
     assert sum(check_events(trace).kinds.values()) == made["events"] + made["published"]
+
+
+@EACH_STORE
+def test_spark_needs_a_client_to_read_a_trace(server, base, tmp_path, capsys):
+    parquet.write_trace(frames("a"), base / "day=2026-11-20")
+    # The session of this process lacks the jars of the client.
+    outcome = run(capsys, "redelivery", base, "--state", tmp_path / "state", *POLICY)
     if server.url.startswith("s3a"):
         lacks = "Spark lacks its client of this store: docs/cluster.md has the name of the package\n"
         assert_refused(outcome, lacks)

@@ -258,7 +258,7 @@ def test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 20))])
 def test_the_byte_limit_is_never_passed_whatever_the_order(seed):
     chance = random.Random(seed)
     limit = 2_048

@@ -273,10 +273,10 @@ def half_taken(calendar):
     [
         (lambda: one_by_one(3_000), 3_000, 40),
         (lambda: one_by_one(100_000), 100_000, 12),
-        (lambda: uniform(100_000, ledger_count=100), 100_000, 12),
-        (lambda: one_by_one(20_000, ledger_count=10_000), 20_000, 80),
+        pytest.param(lambda: uniform(100_000, ledger_count=100), 100_000, 12, marks=pytest.mark.soak),
+        pytest.param(lambda: one_by_one(20_000, ledger_count=10_000), 20_000, 80, marks=pytest.mark.soak),
         (lambda: one_by_one(30_000, ledger_count=30_000), 30_000, 140),
-        (lambda: uniform(1_000_000, ledger_count=100), 1_000_000, 10),
+        pytest.param(lambda: uniform(1_000_000, ledger_count=100), 1_000_000, 10, marks=pytest.mark.soak),
         (lambda: each_in_its_own_era(5_000), 5_000, 300),
         (lambda: half_taken(uniform(1_000_000, ledger_count=100)), 500_000, 12),
     ],

@@ -8,7 +8,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
@@ -193,6 +193,7 @@ def acked_count(cursor, index, size):
 
 
 @pytest.mark.slow
+@settings(max_examples=settings().max_examples // 2)
 @given(ack_logs(), PLAIN)
 def test_batch_index_acks_of_a_log_agree_with_a_real_cursor_of_batches(run, policies):
     sizes, events = run["batch_sizes"], events_of(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,46 +52,86 @@ def drip(connection, data):
     pytest.fail("the server took all of it")
 
 
-class TestSlowClients:
-    def test_one_that_sends_nothing_is_closed(self, quick):
-        assert quick.exchange() == b""
+HEAD_WITHOUT_END = b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"x" * 400
 
-    def test_headers_that_end_late_are_refused(self, quick):
-        answer = quick.exchange(GET[:30])
+
+def post_head(content_type):
+    return (
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: 400\r\n\r\n"
+    ).encode()
+
+
+def headers_byte_by_byte(server):
+    with server.connect() as connection:
+        drip(connection, HEAD_WITHOUT_END)
+
+
+def later_headers_byte_by_byte(server):
+    with server.connect() as connection:
+        connection.sendall(GET)
+        assert answer_to(connection).endswith(HEALTHY)
+        drip(connection, HEAD_WITHOUT_END)
+
+
+def body_byte_by_byte(server):
+    with server.connect() as connection:
+        connection.sendall(post_head("application/json"))
+        drip(connection, b"{" + b" " * 399)
+
+
+def body_after_its_answer(server):
+    with server.connect() as connection:
+        connection.sendall(post_head("text/plain"))
+        assert connection.recv(1000).startswith(b"HTTP/1.1 415 ")
+        drip(connection, b" " * 400)
+
+
+SLOW_CLIENTS = {
+    "nothing": lambda server: server.exchange(),
+    "late headers": lambda server: server.exchange(GET[:30]),
+    "half a request": lambda server: server.exchange(GET + GET[:30]),
+    "idle": lambda server: server.exchange(GET),
+    "headers": headers_byte_by_byte,
+    "later headers": later_headers_byte_by_byte,
+    "body": body_byte_by_byte,
+    "body after its answer": body_after_its_answer,
+}
+
+
+@pytest.fixture(scope="module")
+def slow(quick):
+    """Let all slow clients try at once: each is cut off after a second. Return what each received."""
+    with ThreadPoolExecutor(len(SLOW_CLIENTS)) as pool:
+        return {name: pool.submit(client, quick) for name, client in SLOW_CLIENTS.items()}
+
+
+class TestSlowClients:
+    def test_one_that_sends_nothing_is_closed(self, slow):
+        assert slow["nothing"].result() == b""
+
+    def test_headers_that_end_late_are_refused(self, slow):
+        answer = slow["late headers"].result()
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert answer.endswith(b'{"reason": "the headers did not arrive within 1 s"}')
 
-    def test_headers_byte_by_byte_are_cut_off(self, quick):
-        with quick.connect() as connection:
-            drip(connection, b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"x" * 400)
+    def test_headers_byte_by_byte_are_cut_off(self, slow):
+        slow["headers"].result()
 
-    def test_later_headers_byte_by_byte_are_cut_off(self, quick):
-        with quick.connect() as connection:
-            connection.sendall(GET)
-            assert answer_to(connection).endswith(HEALTHY)
-            drip(connection, b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"x" * 400)
+    def test_later_headers_byte_by_byte_are_cut_off(self, slow):
+        slow["later headers"].result()
 
-    def test_half_a_request_behind_a_whole_one_is_cut_off(self, quick):
-        assert quick.exchange(GET + GET[:30]).count(b"HTTP/1.1 200 ") == 1
+    def test_half_a_request_behind_a_whole_one_is_cut_off(self, slow):
+        assert slow["half a request"].result().count(b"HTTP/1.1 200 ") == 1
 
-    def test_one_that_is_idle_after_an_answer_is_closed(self, quick):
-        assert quick.exchange(GET).endswith(HEALTHY)
+    def test_one_that_is_idle_after_an_answer_is_closed(self, slow):
+        assert slow["idle"].result().endswith(HEALTHY)
 
-    def test_a_body_byte_by_byte_is_cut_off(self, quick):
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n"
-        )
-        with quick.connect() as connection:
-            connection.sendall(head.encode())
-            drip(connection, b"{" + b" " * 399)
+    def test_a_body_byte_by_byte_is_cut_off(self, slow):
+        slow["body"].result()
 
-    def test_a_body_that_nobody_waits_for_is_cut_off(self, quick):
+    def test_a_body_that_nobody_waits_for_is_cut_off(self, slow):
         """What was answered before its body came does not keep its connection."""
-        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 400\r\n\r\n"
-        with quick.connect() as connection:
-            connection.sendall(head.encode())
-            assert connection.recv(1000).startswith(b"HTTP/1.1 415 ")
-            drip(connection, b" " * 400)
+        slow["body after its answer"].result()
 
     @pytest.mark.parametrize(
         "last", [b"GET /docs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"\x00\r\n\r\n"]
@@ -167,7 +208,8 @@ class TestManyConnections:
         ) as server:
             with contextlib.ExitStack() as held, server.client() as client:
                 assert client.post(PATH, json={"tickTime": 1}).status_code == 204
-                many = [held.enter_context(server.connect()) for _ in range(300)]
+                # Of more, the server would refuse a batch a second.
+                many = [held.enter_context(server.connect()) for _ in range(120)]
                 wait_until(lambda: many[-1].recv(1000).startswith(b"HTTP/1.1 503 "))
                 for number in range(2, 10):  # the store has descriptors left
                     assert client.post(PATH, json={"tickTime": number}).status_code == 204

@@ -175,7 +175,7 @@ class TestRunningServer:
 
     def test_a_wrong_token_does_not_hold_up_the_end(self, start, tmp_path):
         (tmp_path / "tokens").write_bytes(b"right")
-        options = ("--token-file", tmp_path / "tokens", "--wrong-token-delay", 4)
+        options = ("--token-file", tmp_path / "tokens", "--wrong-token-delay", 2)
         with start(tmp_path / "store", *options) as server, server.connect() as connection, server.client() as client:
             connection.sendall(f"GET {DELAYS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\n\r\n".encode())
             assert client.get("/healthz").status_code == 200

@@ -245,6 +245,7 @@ def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, 
     assert not (out / "report.html").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.root
 @pytest.mark.spark
 @pytest.mark.slow

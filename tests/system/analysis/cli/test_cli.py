@@ -239,12 +239,10 @@ def test_an_interrupted_broker_says_so_and_leaves_what_a_dead_one_does(tmp_path)
     assert run_apart("recover", tmp_path / "broker").status == 0
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "whole_group",
-    [pytest.param(True, id="as a terminal does"), pytest.param(False, id="the demo alone", marks=pytest.mark.soak)],
-)
+@pytest.mark.parametrize("whole_group", [True, False], ids=["as a terminal does", "the demo alone"])
 def test_an_interrupted_demo_ends_in_a_line_and_nothing_lives_on(tmp_path, whole_group):
     command = [*ENTRY, "demo", "--seconds=1", "--repeat=1000", "--out", str(tmp_path / "out")]
     with subprocess.Popen(

@@ -208,6 +208,7 @@ def test_what_is_said_on_a_dead_disk_does_not_count():
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
 
 
+@pytest.mark.soak
 @pytest.mark.root
 @pytest.mark.slow
 def test_counted_it_would_be_unjust(monkeypatch):

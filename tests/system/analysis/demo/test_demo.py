@@ -15,7 +15,7 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flush_interval_ms", [1, 250])
+@pytest.mark.parametrize("flush_interval_ms", [pytest.param(1, marks=pytest.mark.soak), 250])
 def test_every_prediction_comes_true(spark, tmp_path_factory, capsys, flush_interval_ms):
     # The second demo replaces the first.
     out = tmp_path_factory.getbasetemp() / "demo"

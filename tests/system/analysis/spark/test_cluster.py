@@ -72,12 +72,13 @@ def local_answer(spark, trace):
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.parametrize("master", ["local[2]", pytest.param("cluster", marks=pytest.mark.soak)])
 def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installed_us(
-    spark, spark_cluster, bare_python, tmp_path
+    spark, master, bare_python, tmp_path, request
 ):
     import pyspark
 
-    url, workers = spark_cluster
+    url, workers = request.getfixturevalue("spark_cluster") if master == "cluster" else (master, [])
     trace = some_trace(tmp_path / "trace")
     main_of(["package", str(tmp_path)])
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
@@ -108,7 +109,8 @@ def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
     words = [["redelivery", path, "--policy", POLICY, "--master", url, "--json"]
              for path in (trace, "/proc/self/cwd/trace")]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
-    environment |= environment_of({}) | {"PYSPARK_PYTHON": str(bare_python)}
+    # One executor: each takes seconds to start.
+    environment |= environment_of({"spark.cores.max": 1}) | {"PYSPARK_PYTHON": str(bare_python)}
     answer, refused = run_each_apart(*words, cwd=tmp_path, env=environment)
     assert answer.status == 0, answer.err
     assert json.loads(answer.out) == local_answer(spark, trace)

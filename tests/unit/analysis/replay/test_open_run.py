@@ -53,7 +53,7 @@ def test_runs_taken_at_once_are_as_each_event(taken):
     """With promotions, crashes, restarts and resets."""
     counts = []
 
-    @settings(max_examples=60)
+    @settings(max_examples=settings().max_examples // 2)
     @given(st.one_of(anything(), montecarlo.small_traces()), POLICIES, SIZES)
     def agree(trace, found, sizes):
         counts.append(assert_same(taken, trace, Policy.from_mapping(found), sizes))
