@@ -32,6 +32,7 @@ demo-broker: setup ## kill the example broker under Pulsar's own clients; ARGS='
 test: setup ## all that CI runs: format, lint, types, imports, every test
 	@bash .ci/setup browser
 	@bash .ci/setup stores
+	@bash .ci/setup bookkeeper
 	@bash .ci/setup classes & $(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
 	HYPOTHESIS_PROFILE=ci $(PYTEST) $(PARALLEL)
 
@@ -49,6 +50,7 @@ spark: setup ## the tests that start Spark
 	$(PYTEST) -m 'spark and not soak' tests/system
 
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
+	@bash .ci/setup bookkeeper
 	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
 
 calibrate: setup ## compare the estimate with kills of real cursors, into benchmarks/calibration.json and docs/calibration.md
@@ -70,6 +72,7 @@ live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live
 # What make test leaves out runs here: tests/soak, tests with the mark soak, and models, decoders and schedules with
 # many more examples.
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, mutants
+	@bash .ci/setup bookkeeper
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
 	$(PYTEST) tests/soak

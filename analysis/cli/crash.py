@@ -118,6 +118,12 @@ def _zookeeper(_: _Options) -> Layer:
     return zookeeper
 
 
+def _bookkeeper(_: _Options) -> Layer:
+    from ackstate.analysis.crash.layers.bookkeeper import bookkeeper
+
+    return bookkeeper
+
+
 _LAYERS = {
     "L0": _Entry("schedules on a faulty memory store", _schedules),
     "L1": _Entry("crash states of a simulated disk", _crash_states),
@@ -126,7 +132,9 @@ _LAYERS = {
     "L4": _Entry("power cuts of a real file system", _power_cuts, takes_subject=True),
     "L5": _Entry("damaged media", _damage),
     "ZK": _Entry("ZooKeeper killed, stopped, taken over", _zookeeper),
+    "BK": _Entry("bookies, ZooKeeper or Java killed, stopped, taken over", _bookkeeper),
 }
+_CLUSTER_LAYERS = ("ZK", "BK")  # Not by default: they start servers.
 
 
 def _chosen(text: str | None, options: _Options) -> list[str]:
@@ -137,7 +145,7 @@ def _chosen(text: str | None, options: _Options) -> list[str]:
         ValueError: A layer does not support the other options.
     """
     if text is None:
-        return [name for name in _LAYERS if name != "ZK" and _LAYERS[name].is_default(options)]
+        return [name for name in _LAYERS if name not in _CLUSTER_LAYERS and _LAYERS[name].is_default(options)]
     match = _RANGE.fullmatch(text)
     names = list(_LAYERS) if text == "all" else _numbered(int(match[1]), int(match[2])) if match else [text]
     if not names or not set(names) <= _LAYERS.keys():
@@ -164,7 +172,7 @@ def crash(
     layer: Annotated[
         str | None,
         typer.Option(
-            metavar="L0..L5|ZK|all",
+            metavar="L0..L5|ZK|BK|all",
             help="Which layer: a name, a range such as L0..L5, or all. "
             "By default L0..L5; with --subject those that crash any subject, L2..L4.",
         ),

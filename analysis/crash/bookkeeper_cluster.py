@@ -19,10 +19,14 @@ from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, java_progr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JARS = Path(sys.prefix, "share", "ackstate", "bookkeeper")
+    from ackstate.cursor.stores.bookkeeper import BookKeeperOptions
+    from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+
+JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
 LEDGERS_ROOT = "/ledgers"
 _STARTS_WITHIN_S = 60.0
+_TICK_MS = 200
 _LAYOUT = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
 # Small caches and files: three bookies share a machine with the tests.
 _BOOKIE_SETTINGS = {
@@ -43,6 +47,18 @@ _BOOKIE_SETTINGS = {
     "diskUsageWarnThreshold": 0.998,
     "diskUsageLwmThreshold": 0.997,
 }
+_CLIENT_SETTINGS = {"addEntryTimeoutSec": "2", "readEntryTimeoutSec": "2"}
+
+
+def bookkeeper_options(client: BookKeeperClient | None = None) -> BookKeeperOptions:
+    """Return the options of a store in such a cluster, with short time-outs.
+
+    Args:
+        client: A client to share.
+    """
+    from ackstate.cursor.stores.bookkeeper import BookKeeperOptions  # noqa: PLC0415 - kazoo is an extra
+
+    return BookKeeperOptions(class_path=str(JARS), settings=_CLIENT_SETTINGS, client=client)
 
 
 @contextmanager
@@ -76,18 +92,15 @@ class BookKeeperCluster:
             raise LayerSkippedError("BookKeeper's jars are missing: run `bash .ci/setup bookkeeper`")
         zookeeper_directory = directory / "zookeeper"
         zookeeper_directory.mkdir()
-        self.zookeeper = ZooKeeperServer(zookeeper_directory)
-        self.bookies = [Bookie(directory / f"bookie-{number}", self.hosts) for number in range(bookie_count)]
+        self.zookeeper = ZooKeeperServer(zookeeper_directory, tick_ms=_TICK_MS)
+        self._directory = directory
+        self._bookie_count = 0
+        self.bookies = [self._new_bookie() for _ in range(bookie_count)]
 
     @property
     def hosts(self) -> str:
         """The ZooKeeper server, as a client names it."""
         return self.zookeeper.hosts
-
-    @property
-    def class_path(self) -> str:
-        """BookKeeper's jars, as a client names them."""
-        return f"{JARS}/*"
 
     def start(self) -> None:
         """Start all and wait until a client can write.
@@ -121,6 +134,22 @@ class BookKeeperCluster:
         for bookie in self.bookies:
             bookie.wait_until_it_answers()
 
+    def replace(self, bookie: Bookie) -> None:
+        """Kill a bookie for good, with its disk, and start one with an empty disk in its place.
+
+        A bookie must not come back under its name without its entries: BookKeeper would take them for never written.
+        """
+        bookie.kill()
+        shutil.rmtree(bookie.directory)
+        new = self._new_bookie()
+        self.bookies[self.bookies.index(bookie)] = new
+        new.launch()
+        new.wait_until_it_answers()
+
+    def _new_bookie(self) -> Bookie:
+        self._bookie_count += 1
+        return Bookie(self._directory / f"bookie-{self._bookie_count}", self.hosts)
+
 
 @final
 class Bookie:
@@ -142,7 +171,7 @@ class Bookie:
             **_BOOKIE_SETTINGS,
             "metadataServiceUri": f"zk+hierarchical://{zookeeper_hosts}{LEDGERS_ROOT}",
             "bookiePort": self.port,
-            "zkTimeout": 2_000,
+            "zkTimeout": 20 * _TICK_MS,
             "journalDirectories": directory / "journal",
             "ledgerDirectories": directory / "ledgers",
         }
@@ -203,16 +232,6 @@ class Bookie:
         """Continue after `pause`, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
-
-    def wipe(self) -> None:
-        """Remove all entries of a killed bookie, as if it had a new disk; its cookie stays, so that it can start."""
-        assert self.process is None
-        for kind in ("journal", "ledgers"):
-            current = self.directory / kind / "current"
-            cookie = (current / "VERSION").read_bytes()
-            shutil.rmtree(current)
-            current.mkdir()
-            (current / "VERSION").write_bytes(cookie)
 
     def _answers(self) -> bool:
         try:

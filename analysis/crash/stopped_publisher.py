@@ -1,4 +1,4 @@
-"""A process that publishes to a message log on ZooKeeper, and is stopped by a signal: a broker that was paused.
+"""A process that publishes to a message log in a cluster, and is stopped by a signal: a broker that was paused.
 
 As a program, it publishes one message after the other and prints a line for each received position, until it is fenced.
 """
@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.store import StoreError
@@ -32,13 +34,14 @@ class StoppedPublisher:
     """The process, as seen from outside.
 
     Args:
+        kind: ``zookeeper`` or ``bookkeeper``.
         hosts: The ZooKeeper servers.
         root: The node above the store.
         topic: The topic of the log.
         entries_per_ledger_max: The maximum number of entries per ledger of the log.
     """
 
-    def __init__(self, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
+    def __init__(self, kind: str, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
         self.published: dict[Position, bytes] = {}
         """Every message that was reported as stored, by position."""
         self.is_fenced = False
@@ -49,7 +52,7 @@ class StoppedPublisher:
             [
                 *(sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid())),
                 *(sys.executable, "-P", "-m", "ackstate.analysis.crash.stopped_publisher"),
-                *(hosts, root, topic, str(entries_per_ledger_max)),
+                *(kind, hosts, root, topic, str(entries_per_ledger_max)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -63,14 +66,14 @@ class StoppedPublisher:
         return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
 
     def stop(self) -> None:
-        """Stop the process in the middle of its work, with SIGSTOP."""
-        self._process.send_signal(signal.SIGSTOP)
+        """Stop the process and its children in the middle of their work, with SIGSTOP."""
+        self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it continue until it is fenced, or has published too many messages without it, and kill it."""
         self._message_count = len(self.published) + _MESSAGES_AFTER_STOP
         self._is_enough.clear()
-        self._process.send_signal(signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
         self._is_enough.wait(_ENDS_WITHIN_S)
         self.close()
 
@@ -79,6 +82,13 @@ class StoppedPublisher:
         self._process.kill()
         self._process.wait()
         self._reader.join()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        children = [int(child) for task in tasks for child in task.read_text().split()]
+        for process_id in (self._process.pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(process_id, number)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -126,12 +136,23 @@ def _report(line: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Publish to the log given by the arguments."""
+def _opened(kind: str, hosts: str, root: str) -> Store:
+    if kind == "bookkeeper":
+        from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options  # noqa: PLC0415 - an extra
+        from ackstate.cursor.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - an extra
+
+        return BookKeeperStore(
+            hosts, root=root, bookkeeper=bookkeeper_options(), session_timeout_s=2.0, call_timeout_s=20.0
+        )
     from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
 
-    hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
-    store = ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)
+    return ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)
+
+
+def main() -> None:
+    """Publish to the log given by the arguments."""
+    kind, hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
+    store = _opened(kind, hosts, root)
     publish_until_fenced(store, topic, entries_per_ledger_max=int(entries_per_ledger_max))
     store.close()
 

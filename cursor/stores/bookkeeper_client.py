@@ -33,9 +33,15 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _WORKER = "ackstate.cursor.stores.bookkeeper_worker"
+_STARTS_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 5.0
+_START = "start"
+JVM_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""The least processor time and memory for a client; a busy process may prefer ``("-Xmx1g",)``."""
 _CLOSED = "the BookKeeper client is closed"
 
+# An exhausted heap ends the child: a client that continues without it may never answer.
+_QUIET_OPTIONS = ("-Dlog4j2.level=OFF", "-Dlog4j2.StatusLogger.level=OFF", "-XX:+ExitOnOutOfMemoryError")
 _FRAME_SIZE_SETTING = "nettyMaxFrameSizeBytes"
 # As Pulsar's broker sets them; fewer threads.
 _SETTINGS = {
@@ -54,11 +60,13 @@ _FRAME_ROOM_BYTES = 1024
 class Reply(Generic[_Result]):
     """The outcome of a call that is under way."""
 
-    def __init__(self, client: BookKeeperClient, what: str, convert: Callable[[Any], _Result]) -> None:
-        self._client, self._what, self._convert = client, what, convert
+    def __init__(
+        self, client: BookKeeperClient, what: str, convert: Callable[[Any], _Result], *, timeout_s: float
+    ) -> None:
+        self._client, self._what, self._convert, self._timeout_s = client, what, convert, timeout_s
         self._arrived = threading.Lock()
         self._arrived.acquire()
-        self._deadline_s = time.monotonic() + client.call_timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
         self._outcome: Any = None
         self._error: StoreError | None = None
 
@@ -73,7 +81,7 @@ class Reply(Generic[_Result]):
             StoreError: The child died, or there was no reply in time; it is unknown whether the call happened.
         """
         if not self._arrived.acquire(timeout=max(0.0, self._deadline_s - time.monotonic())):
-            self._client.give_up(f"no reply to {self._what} within {self._client.call_timeout_s} s")
+            self._client.give_up(f"no reply to {self._what} within {self._timeout_s} s")
             self._arrived.acquire()
         self._arrived.release()
         if self._error is not None:
@@ -100,7 +108,7 @@ class BookKeeperClient:
         jvm_options: The options of the virtual machine, such as its largest heap.
         settings: Properties of BookKeeper's ``ClientConfiguration`` by name, such as ``addEntryTimeoutSec``.
         call_timeout_s: How long a call waits for its reply before the child is ended. BookKeeper's own time-outs should
-            be shorter.
+            be shorter. The start of Java may take longer.
 
     Attributes:
         entry_bytes_max: The size of the largest entry.
@@ -114,7 +122,7 @@ class BookKeeperClient:
         metadata_uri: str,
         *,
         class_path: str | None = None,
-        jvm_options: Sequence[str] = ("-Xmx256m",),
+        jvm_options: Sequence[str] = JVM_OPTIONS,
         settings: Mapping[str, str] | None = None,
         call_timeout_s: float = 30.0,
     ) -> None:
@@ -134,9 +142,9 @@ class BookKeeperClient:
         self._ending = False
         self._sending = threading.Lock()
         self._start_child()
-        options = ["-Dlog4j2.level=OFF", "-Dlog4j2.StatusLogger.level=OFF", *jvm_options]
+        options = [*_QUIET_OPTIONS, *jvm_options]
         try:
-            self._call(lambda _: None, "start", jars, options, all_settings).wait()
+            self._call(_nothing, _START, jars, options, all_settings).wait()
         except BaseException as error:
             self.close()
             if isinstance(error, BookKeeperError):
@@ -220,6 +228,10 @@ class BookKeeperClient:
         """Close a handle; that of the writer also closes the ledger."""
         return self._call(_nothing, "close", handle)
 
+    def forget_ledger(self, handle: int) -> Reply[None]:
+        """Release a handle and leave the ledger as it is; that of a writer then needs recovery."""
+        return self._call(_nothing, "forget", handle)
+
     def delete(self, ledger_id: int) -> Reply[None]:
         """Delete a ledger; `LedgerNotFoundError` if there is none."""
         return self._call(_nothing, "delete", ledger_id)
@@ -272,7 +284,8 @@ class BookKeeperClient:
         self._receiver.start()
 
     def _call(self, convert: Callable[[Any], _Result], operation: str, *arguments: Any) -> Reply[_Result]:
-        reply = Reply(self, operation, convert)
+        timeout_s = _STARTS_WITHIN_S if operation == _START else self.call_timeout_s
+        reply = Reply(self, operation, convert, timeout_s=timeout_s)
         with self._state:
             self.check_usable()
             self._number += 1

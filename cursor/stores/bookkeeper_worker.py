@@ -154,7 +154,12 @@ class Worker:
 
     def close(self, number: int, handle: int) -> None:
         """Close a handle; that of a writer seals its ledger."""
-        self._when_done(number, self._ledgers[handle].handle.closeAsync(), lambda _: self._forget(handle))
+        self._when_done(number, self._ledgers.pop(handle).handle.closeAsync(), lambda _: None)
+
+    def forget(self, number: int, handle: int) -> None:
+        """Release a handle without closing it."""
+        self._ledgers.pop(handle, None)
+        self._reply(number, None)
 
     def delete(self, number: int, ledger_id: int) -> None:
         """Delete a ledger."""
@@ -173,9 +178,6 @@ class Worker:
         self._handle_number += 1
         self._ledgers[self._handle_number] = _Ledger(handle, next_entry_id)
         return self._handle_number, int(handle.getId()), int(handle.getLastAddConfirmed()), int(handle.getLength())
-
-    def _forget(self, handle: int) -> None:
-        self._ledgers.pop(handle, None)
 
     def _append(self, handle: int, entry: bytes) -> None:
         ledger = self._ledgers[handle]

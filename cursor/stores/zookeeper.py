@@ -18,35 +18,18 @@ Names and bytes of the nodes: `ackstate.cursor.stores.zookeeper_nodes`.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate.cursor.store import (
-    ABSENT,
-    Store,
-    StoreError,
-    Versioned,
-    VersionMismatchError,
-    check_path,
-    children_prefix,
-)
-from ackstate.cursor.stores import zookeeper_nodes as nodes
-from ackstate.cursor.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES, ZooKeeperLedgers
+from ackstate.cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
+from ackstate.cursor.stores.zookeeper_metadata import ZooKeeperMetadata
 from ackstate.cursor.stores.zookeeper_nodes import NodeKind
-from ackstate.cursor.stores.zookeeper_session import (
-    Node,
-    SessionOperation,
-    ZooKeeperSession,
-    check,
-    create,
-    create_directory,
-    delete,
-    existing,
-    set_data,
-)
+from ackstate.cursor.stores.zookeeper_root import check_store, closed_on_error, connect, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.stores.zookeeper_session import ZooKeeperSession
 
 
 @final
@@ -82,7 +65,7 @@ class ZooKeeperStore:
         request_bytes_max: int = 1_000_000,
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        session = _connect(
+        session = connect(
             hosts,
             root=root,
             session_timeout_s=session_timeout_s,
@@ -91,8 +74,8 @@ class ZooKeeperStore:
             client_options=client_options,
         )
         self._use(session)
-        with _closed_on_error(session):
-            _prepare(session, root)
+        with closed_on_error(session):
+            prepare(session, root, NodeKind.STORE)
             self._ledgers.finish_deletions()
 
     @classmethod
@@ -125,7 +108,7 @@ class ZooKeeperStore:
             UnsupportedVersionError: A newer release wrote the store.
             ValueError: An argument is invalid.
         """
-        session = _connect(
+        session = connect(
             hosts,
             root=root,
             session_timeout_s=session_timeout_s,
@@ -134,8 +117,8 @@ class ZooKeeperStore:
             client_options=client_options,
         )
         session.refuse_changes()
-        with _closed_on_error(session):
-            _check_ours(session, f"{hosts}{root}")
+        with closed_on_error(session):
+            check_store(session, f"{hosts}{root}", NodeKind.STORE)
         store = cls.__new__(cls)
         store._use(session)
         return store
@@ -143,7 +126,7 @@ class ZooKeeperStore:
     def _use(self, session: ZooKeeperSession) -> None:
         self._session = session
         self._ledgers = ZooKeeperLedgers(session)
-        self._metadata = _ZooKeeperMetadata(session)
+        self._metadata = ZooKeeperMetadata(session)
 
     @property
     def ledgers(self) -> ZooKeeperLedgers:
@@ -151,176 +134,13 @@ class ZooKeeperStore:
         return self._ledgers
 
     @property
-    def metadata(self) -> _ZooKeeperMetadata:
+    def metadata(self) -> ZooKeeperMetadata:
         """The small values."""
         return self._metadata
 
     def close(self) -> None:
         """End the session; no-op if closed."""
         self._session.close()
-
-
-def _connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
-    hosts: str,
-    *,
-    root: str,
-    session_timeout_s: float,
-    call_timeout_s: float,
-    request_bytes_max: int,
-    client_options: Mapping[str, Any] | None,
-) -> ZooKeeperSession:
-    """Begin a session if the arguments are valid."""
-    check_path(root)
-    if "/" in hosts:
-        raise ValueError(f"hosts must be host:port pairs without a path, got {hosts!r}; the path goes into root")
-    if not (session_timeout_s > 0 and call_timeout_s > 0):
-        raise ValueError(f"timeouts must be positive, got {session_timeout_s} s and {call_timeout_s} s")
-    if request_bytes_max < 2 * CHUNK_ROOM_BYTES:
-        raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, got {request_bytes_max}")
-    return ZooKeeperSession(
-        hosts,
-        root=root,
-        session_timeout_s=session_timeout_s,
-        call_timeout_s=call_timeout_s,
-        request_bytes_max=request_bytes_max,
-        client_options=client_options or {},
-    )
-
-
-@contextmanager
-def _closed_on_error(session: ZooKeeperSession) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        session.close()
-        raise
-
-
-def _check_ours(session: ZooKeeperSession, name: str) -> None:
-    """Refuse a root that is not a store."""
-    (found,) = session.read(nodes.STORE)
-    if found is None or not found.data:
-        state = "missing" if found is None else "empty"
-        raise StoreError(f"{name} is not an ackstate store: its node is {state}")
-    nodes.decode(NodeKind.STORE, nodes.STORE, found.data)
-
-
-def _prepare(session: ZooKeeperSession, root: str) -> None:
-    """Create the store's nodes if there are none, and refuse a root with foreign nodes."""
-    (found,) = session.read(nodes.STORE)
-    if found is None:
-        session.make_root()
-    session.settle(lambda: _make_if_empty(session, root))
-
-
-def _make_if_empty(session: ZooKeeperSession, root: str) -> None:
-    found = existing(session.read(nodes.STORE)[0], nodes.STORE)
-    if found.data:
-        nodes.decode(NodeKind.STORE, nodes.STORE, found.data)
-        return
-    if found.child_count:
-        raise StoreError(f"{root} is not an ackstate store: it has children and no data")
-    directories = (nodes.DELETIONS, nodes.METADATA, nodes.LEDGERS, nodes.OWNERS, nodes.GARBAGE)
-    session.commit([
-        set_data(nodes.STORE, nodes.encode(NodeKind.STORE, nodes.STORE), found.version),
-        create(nodes.LEDGER_COUNTER, nodes.encode_counter(nodes.LEDGER_COUNTER, 0)),
-        *(create_directory(path) for path in directories),
-    ])  # fmt: skip
-
-
-@final
-class _ZooKeeperMetadata:
-    """The values of one store. Their versions are transaction numbers, so they rise over the whole store.
-
-    A node's own version restarts at 0 when the node is deleted and created again, and the servers compare only that
-    version. So every delete also changes one more node. Each transaction here reads that node first and names its
-    version, so no delete can happen in between unseen.
-    """
-
-    def __init__(self, session: ZooKeeperSession) -> None:
-        self._session = session
-
-    def get(self, path: str) -> Versioned | None:
-        """See `MetadataStore.get`."""
-        check_path(path)
-        node = nodes.value_path(path)
-        (found,) = self._session.read(node)
-        if found is None or not _holds_value(node, found):
-            return None
-        return Versioned(nodes.decode(NodeKind.VALUE, node, found.data), found.changed_zxid)
-
-    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        """See `MetadataStore.put`.
-
-        Raises:
-            PayloadTooLargeError: Value and path do not fit into one request.
-        """
-        check_path(path)
-        node = nodes.value_path(path)
-        encoded = nodes.encode(NodeKind.VALUE, node, bytes(memoryview(data)))
-        return self._session.settle(lambda: self._try_put(path, encoded, expected_version))
-
-    def delete(self, path: str, *, expected_version: int) -> None:
-        """See `MetadataStore.delete`."""
-        check_path(path)
-        self._session.settle(lambda: self._try_delete(path, expected_version))
-
-    def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`."""
-        children_prefix(path)
-        names = self._session.children(nodes.value_path(path)) or []
-        return sorted(map(nodes.name_in_metadata, names))
-
-    def _try_put(self, path: str, encoded: bytes, expected_version: int) -> int:
-        node = nodes.value_path(path)
-        above = nodes.directories_above(node)
-        deletions, found, *found_above = self._session.read(nodes.DELETIONS, node, *above)
-        _expect(path, found, expected_version)
-        operations = [check(nodes.DELETIONS, existing(deletions, nodes.DELETIONS).version)]
-        if found is None:
-            missing = [directory for directory, there in zip(above, found_above, strict=True) if there is None]
-            operations += [create_directory(directory) for directory in reversed(missing)]
-            # Created empty and then set, because only setting returns the transaction's number.
-            operations += [create(node, b""), set_data(node, encoded, 0)]
-        else:
-            operations.append(set_data(node, encoded, found.version))
-        version: int = self._session.commit(operations)[-1].mzxid
-        return version
-
-    def _try_delete(self, path: str, expected_version: int) -> None:
-        node = nodes.value_path(path)
-        above = nodes.directories_above(node)
-        deletions, found, *found_above = self._session.read(nodes.DELETIONS, node, *above)
-        _expect(path, found, expected_version)
-        if found is None or expected_version == ABSENT:
-            raise VersionMismatchError(f"{path} holds no value to delete")
-        version = existing(deletions, nodes.DELETIONS).version
-        operations = [set_data(nodes.DELETIONS, nodes.encode(NodeKind.DIRECTORY, nodes.DELETIONS), version)]
-        if found.child_count:
-            operations.append(set_data(node, nodes.encode(NodeKind.DIRECTORY, node), found.version))
-        else:
-            operations.append(delete(node, found.version))
-            operations += _deletions_of_the_empty(above, found_above)
-        self._session.commit(operations)
-
-
-def _deletions_of_the_empty(paths: list[str], found: list[Node | None]) -> Iterator[SessionOperation]:
-    """Yield the deletions of directories that lead only to a value that is being deleted, nearest first."""
-    for path, node in zip(paths, found, strict=True):
-        if node is None or node.child_count > 1 or _holds_value(path, node):
-            return
-        yield delete(path, node.version)
-
-
-def _holds_value(path: str, found: Node) -> bool:
-    return nodes.kind_of(path, found.data) is NodeKind.VALUE
-
-
-def _expect(path: str, found: Node | None, version: int) -> None:
-    holds_value = found is not None and _holds_value(nodes.value_path(path), found)
-    found_version = found.changed_zxid if found is not None and holds_value else ABSENT
-    if found_version != version:
-        raise VersionMismatchError(f"{path} is at version {found_version}, not {version}")
 
 
 if TYPE_CHECKING:

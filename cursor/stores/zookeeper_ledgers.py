@@ -11,11 +11,12 @@ chunks.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, check_owner
 from ackstate.cursor.stores import zookeeper_nodes as nodes
+from ackstate.cursor.stores.busy_ledgers import BusyLedgers
+from ackstate.cursor.stores.zookeeper_index import LedgerIndex
 from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus
 from ackstate.cursor.stores.zookeeper_session import (
     LostRaceError,
@@ -24,7 +25,6 @@ from ackstate.cursor.stores.zookeeper_session import (
     ZooKeeperSession,
     check,
     create,
-    create_directory,
     delete,
     existing,
     set_data,
@@ -52,18 +52,18 @@ class ZooKeeperLedgers:
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
+        self._index = LedgerIndex(session)
         self._chunk_bytes_max = session.request_bytes_max - CHUNK_ROOM_BYTES
         # The last seen heads, so that an append need not read first; the servers refuse a transaction for an old head.
         self._heads: dict[int, _Head] = {}
         self._creating = threading.Lock()
-        # Ledgers with an append in progress in this process. Two at once would only make each other retry.
-        self._busy: set[int] = set()
-        self._released = threading.Condition()
+        # Two appends at once to one ledger would only make each other retry.
+        self._busy = BusyLedgers()
 
     def finish_deletions(self) -> None:
         """Remove the chunks left by interrupted deletions."""
-        for name in self._session.children(nodes.GARBAGE) or []:
-            self._clear(_number(name, nodes.GARBAGE))
+        for ledger_id in self._index.garbage():
+            self._clear(ledger_id)
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
@@ -86,7 +86,7 @@ class ZooKeeperLedgers:
         self._session.check_writable()
         if not batch:
             return []
-        with self._holding({ledger_id for ledger_id, _ in batch}):
+        with self._busy.holding({ledger_id for ledger_id, _ in batch}):
             return self._session.settle(lambda: self._try_append(batch))
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
@@ -124,41 +124,16 @@ class ZooKeeperLedgers:
 
     def owned_by(self, owner: str) -> list[int]:
         """See `LedgerStore.owned_by`."""
-        check_owner(owner)
-        path = nodes.owner_path(owner)
-        return sorted(_number(name, path) for name in self._session.children(path) or [])
+        return self._index.owned_by(owner)
 
     def owners(self) -> list[str]:
         """See `LedgerStore.owners`."""
-        return sorted(map(nodes.owner_in_owners, self._session.children(nodes.OWNERS) or []))
-
-    @contextmanager
-    def _holding(self, ledger_ids: set[int]) -> Iterator[None]:
-        """Block this process's other appends to some ledgers."""
-        with self._released:
-            self._released.wait_for(lambda: self._busy.isdisjoint(ledger_ids))
-            self._busy |= ledger_ids
-        try:
-            yield
-        finally:
-            with self._released:
-                self._busy -= ledger_ids
-                self._released.notify_all()
+        return self._index.owners()
 
     def _try_create(self, owner: str) -> int:
-        directory = nodes.owner_path(owner)
-        counter, found_directory = self._session.read(nodes.LEDGER_COUNTER, directory)
-        counter = existing(counter, nodes.LEDGER_COUNTER)
-        ledger_id = nodes.decode_counter(nodes.LEDGER_COUNTER, counter.data) + 1
+        ledger_id, operations = self._index.addition(owner)
         state = LedgerState(0, LedgerStatus.OPEN, owner)
-        operations = [
-            set_data(nodes.LEDGER_COUNTER, nodes.encode_counter(nodes.LEDGER_COUNTER, ledger_id), counter.version),
-            create(nodes.ledger_path(ledger_id), nodes.encode_ledger(ledger_id, state)),
-        ]
-        if found_directory is None:
-            operations.append(create_directory(directory))
-        operations.append(create_directory(f"{directory}/{ledger_id}"))
-        self._session.commit(operations)
+        self._session.commit([*operations, create(nodes.ledger_path(ledger_id), nodes.encode_ledger(ledger_id, state))])
         self._heads[ledger_id] = _Head(state, 0)
         return ledger_id
 
@@ -280,17 +255,8 @@ class ZooKeeperLedgers:
         state = nodes.decode_ledger(ledger_id, found.data)
         if state.status is LedgerStatus.DELETED:
             return
-        directory = nodes.owner_path(state.owner)
-        (owned,) = self._session.read(directory)
         gone = nodes.encode_ledger(ledger_id, state._replace(status=LedgerStatus.DELETED))
-        operations = [
-            set_data(path, gone, found.version),
-            create_directory(f"{nodes.GARBAGE}/{ledger_id}"),
-            delete(f"{directory}/{ledger_id}"),
-        ]
-        if existing(owned, directory).child_count == 1:
-            operations.append(delete(directory))
-        self._session.commit(operations)
+        self._session.commit([set_data(path, gone, found.version), *self._index.removal(ledger_id, state.owner)])
 
     def _clear(self, ledger_id: int) -> None:
         """Remove the nodes of an invisible ledger; another process may be removing them too."""
@@ -311,9 +277,3 @@ def _state_of(ledger_id: int, found: Node | None) -> LedgerState:
     if state is None or state.status is LedgerStatus.DELETED:
         raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
     return state
-
-
-def _number(name: str, path: str) -> int:
-    if not (name.isascii() and name.isdecimal()):
-        raise CorruptStateError(f"node {path}", offset=0, expected="numbers of ledgers", found=name)
-    return int(name)

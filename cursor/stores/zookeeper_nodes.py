@@ -45,6 +45,9 @@ class NodeKind(IntEnum):
     LEDGER = 4
     CHUNK = 5
     VALUE = 6
+    BOOKKEEPER_STORE = 7
+    BOOKKEEPER_LEDGER = 8
+    BOOKKEEPER_WRITER = 9
 
 
 class LedgerStatus(IntEnum):

@@ -291,6 +291,12 @@ class ZooKeeperSession:
         if self._refusal:
             raise StoreError(f"{self._name}: {self._refusal}")
 
+    def check_connected(self) -> None:
+        """Raise `StoreError` if there is no connection at present, or the session was closed or lost."""
+        self.check_usable()
+        if not self._usable.is_set():
+            raise StoreError(f"{self._name}: there is no connection")
+
     def check_writable(self) -> None:
         """Raise `StoreError` if changes are refused, or the session was closed or lost."""
         self.check_usable()

@@ -90,7 +90,8 @@ MUTANTS = (
         ("tests/unit/limits", "tests/model/limits"),
     ),
     Mutant(
-        "Z1", f"{_STORES}/zookeeper.py", "    if found_version != version:\n", "    if found is None != version:\n",
+        "Z1", f"{_STORES}/zookeeper_metadata.py",
+        "    if found_version != version:\n", "    if found is None != version:\n",
         "Versions of values in ZooKeeper are not compared.",
         ("tests/system/cursor/test_store_conformance.py", f"{_MODEL}/test_store_model.py"),
     ),
