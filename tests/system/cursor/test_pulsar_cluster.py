@@ -1,0 +1,174 @@
+"""Pulsar's own layout on a real BookKeeper and ZooKeeper: takeovers, readers beside an owner, dead bookies."""
+
+import contextlib
+from contextlib import closing
+
+import pytest
+
+from ackstate import CursorFencedError, Position
+from ackstate.analysis.crash.bookkeeper_cluster import JARS, running_cluster
+from ackstate.analysis.pulsar.transfer.export import exported_cursors
+from ackstate.analysis.pulsar.transfer.in_place import import_in_place
+from ackstate.cursor import CursorConfig, Format, ManagedCursor
+from ackstate.cursor.inspect.store import inspect_store
+from ackstate.cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    StoreError,
+    VersionMismatchError,
+)
+from ackstate.cursor.stores.bookkeeper_ledger import Replication
+from ackstate.cursor.stores.pulsar_cluster import open_cluster
+from pulsar_nodes import NODE, POLICIES, TOPIC
+
+pytestmark = pytest.mark.slow
+MESSAGES = 40
+CONFIG = CursorConfig(format=Format.PULSAR)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    if not any(JARS.glob("*.jar")):
+        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
+    with running_cluster(tmp_path_factory.mktemp("pulsar")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def connect(cluster):
+    """Open the cluster's cursors each time; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(**settings):
+            return stack.enter_context(
+                closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS), **settings))
+            )
+
+        yield opened
+
+
+@pytest.fixture
+def store(connect):
+    """A cluster with one topic, whose messages are in an open ledger, and no cursor."""
+    store = connect()
+    message_ledger = store.ledgers.create(_owner("s"))
+    store.ledgers.append_all([(message_ledger, b"\0\0\0\0%d" % number) for number in range(MESSAGES)])
+    for path, data in ((NODE, b"\n\x04\x08%c \x00" % message_ledger), ("/admin/policies/public/default", POLICIES)):
+        names = path.split("/")[1:]
+        for end in range(1, len(names)):
+            with contextlib.suppress(VersionMismatchError):
+                store.nodes.put("/" + "/".join(names[:end]), b"", expected_version=ABSENT)
+        found = store.nodes.get(path)
+        store.nodes.put(path, data, expected_version=ABSENT if found is None else found.version)
+    for name in store.nodes.children(NODE):
+        store.nodes.delete(f"{NODE}/{name}", expected_version=store.nodes.get(f"{NODE}/{name}").version)
+    return store
+
+
+def _owner(name):
+    return f"cursor /managed-ledgers/persistent%3A%2F%2Fpublic%2Fdefault%2Ft1/{name}"
+
+
+def opened(store, name="s"):
+    log = store.find_message_log(TOPIC).ledgers
+    return ManagedCursor.open(store, topic=TOPIC, subscription=name, ledgers=log, config=CONFIG, now_ms=0)
+
+
+def acked(cursor, *entries):
+    ledger_id = cursor.ledgers.first_ledger_id
+    cursor.ack_many([Position(ledger_id, entry) for entry in entries], now_ms=1)
+    return cursor.persist(now_ms=2)
+
+
+def test_the_size_of_an_open_ledger_is_that_of_its_last_readable_entry(store, connect):
+    # BookKeeper confirms an entry to readers with the next one.
+    for client in (store, connect(only_reads=True)):
+        log = client.find_message_log(TOPIC)
+        assert list(log.ledgers.counts().values()) == [MESSAGES]
+
+
+def test_a_second_owner_takes_a_cursor_over(store, connect):
+    first = opened(store)
+    acked(first, 3, 5)
+    second = opened(connect())
+    assert str(second.deleted) == str(first.deleted)
+    with pytest.raises(CursorFencedError):
+        acked(first, 7)
+    acked(second, 9)
+    assert len(opened(connect()).deleted) == 3
+
+
+def test_a_reader_sees_the_last_ack_and_its_owner_goes_on(store, connect):
+    cursor, reader = opened(store), connect(only_reads=True)
+    for entry in (3, 5, 7, 11):
+        acked(cursor, entry)
+        (found,) = inspect_store(reader)
+        assert found.problems == ()
+        assert len(found.content.deleted) == len(cursor.deleted)
+    for call in (
+        lambda: reader.ledgers.create(_owner("t")),
+        lambda: reader.ledgers.append(found.record.cursor_ledger_id, b""),
+        lambda: reader.ledgers.fence(found.record.cursor_ledger_id),
+        lambda: reader.ledgers.delete(found.record.cursor_ledger_id),
+        lambda: opened(reader),
+    ):
+        with pytest.raises(StoreError, match="opened to read"):
+            call()
+    acked(cursor, 13)
+    assert cursor.stats().persist_count == 5
+
+
+def test_a_ledger_belongs_to_the_cursor_that_its_metadata_names(store):
+    acked(opened(store, "s"), 3)
+    acked(opened(store, "t"), 4)
+    (ledger_id,) = store.ledgers.owned_by(_owner("t"))[-1:]
+    record = store.nodes.get(f"{NODE}/t").data
+    found = store.nodes.get(f"{NODE}/s")
+    store.nodes.put(f"{NODE}/s", record, expected_version=found.version)
+    (problem,) = (problem for each in inspect_store(store) for problem in each.problems)
+    assert problem.expected == "a ledger made in the cursor's name"
+    assert problem.found == f"ledger {ledger_id}, another's"
+
+
+def test_a_cursor_is_read_while_a_bookie_is_dead(store, connect, cluster):
+    acked(opened(store), 3, 5)
+    for bookie in cluster.bookies:
+        bookie.kill()
+        try:
+            (found,) = inspect_store(connect(only_reads=True))
+            assert (len(found.content.deleted), found.problems) == (2, ())
+        finally:
+            cluster.revive()
+
+
+def test_a_clone_has_the_acks_of_its_original(store, connect):
+    acked(opened(store), 0, 1, 3, 39)
+    (cursor,) = exported_cursors(connect(only_reads=True), TOPIC)
+    done = import_in_place(connect(), cursor, topic=TOPIC, subscription="clone", now_ms=3)
+    assert (done.newly_acked, str(done.mark_delete), done.range_count) == (4, f"{cursor.content.mark_delete}", 2)
+    clone = opened(connect(), "clone")
+    assert str(clone.deleted) == str(cursor.content.deleted)
+
+
+def test_ledgers_that_are_missing_or_anothers_are_named(store, connect):
+    other = connect(replication=Replication(3, 3, 2))
+    ledger_id = other.ledgers.create(_owner("u"))
+    assert other.ledgers.append(ledger_id, b"x") == 0
+    with pytest.raises(LedgerFencedError, match=f"ledger {ledger_id} was not created here"):
+        store.ledgers.append(ledger_id, b"y")
+    assert store.ledgers.fence(ledger_id) == 0
+    with pytest.raises(LedgerFencedError):
+        other.ledgers.append(ledger_id, b"y")
+    for call in (
+        lambda: store.ledgers.append(2**40, b"y"),
+        lambda: store.ledgers.last(2**40),
+        lambda: store.ledgers.read(ledger_id, 1, 2),
+    ):
+        with pytest.raises(LedgerNotFoundError):
+            call()
+    with pytest.raises(StoreError, match="only cursors have ledgers here"):
+        store.ledgers.create("log of t")
+    store.ledgers.delete(ledger_id)
+    store.ledgers.delete(ledger_id)
+    assert store.ledgers.owned_by(_owner("u")) == []
