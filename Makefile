@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar clean
+.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay soak bench bench-delay bench-scale bench-pulsar docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -104,6 +104,13 @@ bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 		.venv/bin/python -m "benchmarks.delay.$${name%.py}"; \
 	done
 	@.venv/bin/python -m benchmarks.delay.draw
+
+# ACKSTATE_SOURCE_URL, if set, is where the site's links to source files lead: https://HOST/OWNER/NAME/blob/main.
+# Not --quiet: then MkDocs would not count warnings.
+docs: setup ## build the documentation site into out/site; it works offline, also when opened as files
+	@bash .ci/setup docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
+	@echo out/site/index.html
 
 clean: ## remove .venv, build leftovers, caches and out/
 	rm -rf .venv build dist out *.egg-info .hypothesis .*_cache
