@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist clean
+.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -116,6 +116,13 @@ dist: setup ## the wheel and the source distribution into dist/; two builds of a
 	rm -rf dist
 	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv/bin/python -m build --no-isolation --outdir dist
 	.venv/bin/python -m twine check --strict dist/*
+
+# ACKSTATE_SOURCE_URL, if set, is where the site's links to source files lead: https://HOST/OWNER/NAME/blob/main.
+# Not --quiet: then MkDocs would not count warnings.
+docs: setup ## build the documentation site into out/site; it works offline, also when opened as files
+	@bash .ci/setup docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
+	@echo out/site/index.html
 
 clean: ## remove .venv, build leftovers, caches and out/
 	rm -rf .venv build dist out *.egg-info .hypothesis .*_cache

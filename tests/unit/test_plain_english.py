@@ -18,6 +18,7 @@ ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "
 ALLOWED = ROOT / "tests" / "plain_english.txt"
 FOLDERS = (
     ".github", "ackstate", "analysis", "benchmarks", "cursor", "delay", "docs", "examples", "limits", "tests",
+    "website",
 )  # fmt: skip
 NOT_WRITTEN_BY_HAND = ("_pb2.py",)
 REWRITE = f".venv/bin/python {Path(__file__).resolve().relative_to(ROOT)}"

@@ -1,0 +1,45 @@
+"""The reference documents every public name once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import import_module
+
+import pytest
+
+from website import api
+
+DOCUMENTED = Counter(name for page in api.PAGES for names in page.names.values() for name in names)
+NOT_IN_A_PACKAGE = {"ackstate.cursor.stores.zookeeper.ZooKeeperStore"}  # needs the extra `zookeeper`
+MODULES = (
+    "ackstate",
+    "ackstate.cursor",
+    "ackstate.cursor.aio",
+    "ackstate.cursor.testing",
+    "ackstate.delay",
+    "ackstate.limits",
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_documented(module):
+    names = {f"{module}.{name}" for name in import_module(module).__all__}
+    assert names == {name for name in DOCUMENTED if name.rpartition(".")[0] == module}
+
+
+def test_every_class_of_a_crash_subject_is_documented():
+    module = "ackstate.analysis.crash.subject"
+    classes = {name for name, each in vars(import_module(module)).items() if getattr(each, "__module__", "") == module}
+    assert {f"{module}.{name}" for name in classes} == {name for name in DOCUMENTED if name.startswith(module)}
+
+
+def test_every_name_exists_and_is_on_one_page():
+    for name, count in DOCUMENTED.items():
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(import_module(module), attribute), name
+        assert count == 1, name
+        assert module in {*MODULES, "ackstate.analysis.crash.subject"} or name in NOT_IN_A_PACKAGE
+
+
+def test_every_page_is_in_the_navigation():
+    assert {path for entry in api.navigation() for path in entry.values()} == set(api.pages())

@@ -1,0 +1,1 @@
+"""Generates the pages of the documentation site that are not written by hand, and adapts links."""

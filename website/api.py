@@ -1,0 +1,180 @@
+"""The pages of the API reference: which page documents which public names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ApiPage(NamedTuple):
+    """One page of the reference.
+
+    Attributes:
+        file: Its name, without folder and suffix.
+        title: Its heading.
+        introduction: One or two sentences below the heading.
+        names: The documented objects by section: heading -> full names, in the order of the page.
+    """
+
+    file: str
+    title: str
+    introduction: str
+    names: Mapping[str, Sequence[str]]
+
+
+def _of(module: str, names: str) -> list[str]:
+    return [f"{module}.{name}" for name in names.split()]
+
+
+PAGES = (
+    ApiPage(
+        "core",
+        "ackstate: positions and ranges",
+        "Pure values and sets. No function here reads a clock, a file or a lock.",
+        {
+            "Positions": _of("ackstate", "Position LedgerMap"),
+            "Acked entries": _of("ackstate", "DeletedRanges Run BatchIndexes select Selection Keep DeliveryRuler"),
+            "Errors": _of(
+                "ackstate",
+                "AckStateError CorruptStateError UnsupportedVersionError InvalidPositionError CursorClosedError "
+                "CursorFencedError LogFencedError TopicClosedError",
+            ),
+        },
+    ),
+    ApiPage(
+        "topics",
+        "ackstate.cursor: topics and subscriptions",
+        "The classes that a broker embeds. [Embedding](../../embedding.md) shows them at work.",
+        {
+            "Topics": _of("ackstate.cursor", "Topics Topic TopicSettings Start StartTime delete_topic"),
+            "Subscriptions": _of(
+                "ackstate.cursor",
+                "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy BlockReason "
+                "stored_subscriptions StoredSubscription delete_subscription",
+            ),
+            "Statistics": _of("ackstate.cursor", "DispatchStats ConsumerUse RuleStats HoleReport"),
+            "Errors": _of(
+                "ackstate.cursor", "AckRefusedError ConsumerBusyError ConsumerClosedError SubscriptionTypeError"
+            ),
+        },
+    ),
+    ApiPage(
+        "asyncio",
+        "ackstate.cursor.aio: asyncio",
+        "Topics and subscriptions with calls to await.",
+        {"Classes": _of("ackstate.cursor.aio", "AsyncTopics AsyncTopic AsyncSubscription")},
+    ),
+    ApiPage(
+        "messages",
+        "ackstate.cursor: messages",
+        "The message log of a topic, publishing under policies, and retention.",
+        {
+            "The message log": _of("ackstate.cursor", "Message NO_DELAY MessageLog publish_all"),
+            "Publishing": _of("ackstate.cursor", "TopicPublisher PublishTransaction PublishCounters CounterSample"),
+            "Policies": _of("ackstate.cursor", "Policies PolicyOwner PolicyStore"),
+            "Retention": _of(
+                "ackstate.cursor",
+                "Retention BacklogPolicy trim_log backlog_report BacklogReport BacklogQuotaExceededError",
+            ),
+        },
+    ),
+    ApiPage(
+        "cursors",
+        "ackstate.cursor: cursors",
+        "The ack state of one subscription: acks, persists, recovery.",
+        {
+            "The cursor": _of(
+                "ackstate.cursor", "ManagedCursor CursorConfig AutoAge AUTO Format RangeForm Repair persist_all"
+            ),
+            "Results": _of(
+                "ackstate.cursor",
+                "Receipt ReceiptStatus PersistResult PersistTarget RecoveryReport RecoverySource CursorStats",
+            ),
+            "Listeners": _of("ackstate.cursor", "CursorListener Change"),
+            "Holes of delay buckets": _of(
+                "ackstate.cursor", "SharedHoles BucketReferences CursorBucketRegistry MetadataBucketRegistry"
+            ),
+            "Errors": _of("ackstate.cursor", "UnreadableCursorError"),
+        },
+    ),
+    ApiPage(
+        "stores",
+        "ackstate.cursor: stores",
+        "Where cursors and messages are stored. [Choose a store](../../guides/choose-a-store.md) compares them.",
+        {
+            "Stores": [
+                *_of("ackstate.cursor", "SqliteStore FileStore MemoryStore"),
+                "ackstate.cursor.stores.zookeeper.ZooKeeperStore",
+            ],
+            "The contract of a store": _of("ackstate.cursor", "Store LedgerStore MetadataStore"),
+            "The conformance suite": _of("ackstate.cursor.testing", "check_store"),
+            "Errors": _of(
+                "ackstate.cursor",
+                "StoreError StoreFullError StoreLockedError LedgerFencedError LedgerNotFoundError "
+                "PayloadTooLargeError VersionMismatchError",
+            ),
+        },
+    ),
+    ApiPage(
+        "limits",
+        "ackstate.limits",
+        "Numbers in, a verdict out: how many messages a dispatcher may send, and which delay a message gets.",
+        {
+            "The dispatch gate": _of(
+                "ackstate.limits", "DispatchGate GateLimits Rule Usage Verdict Accounting BrokerLimit"
+            ),
+            "Delivery-delay policies": _of(
+                "ackstate.limits",
+                "DelayedDeliveryPolicies BrokerDelayedDelivery EffectiveDelayedDelivery effective "
+                "check_topic_settable check_namespace_settable",
+            ),
+            "Errors": _of("ackstate.limits", "DelayPolicyRefusedError DeliveryDelayExceededError"),
+        },
+    ),
+    ApiPage(
+        "delay",
+        "ackstate.delay",
+        "Delayed messages: one index for a topic, one view of it for each subscription.",
+        {
+            "Trackers": _of(
+                "ackstate.delay",
+                "DelayedDeliveryTracker TopicDelayIndex SubscriptionDelayView DelayIndexRegistry InMemoryDelayTracker "
+                "DelayConfig",
+            ),
+            "Buckets": _of(
+                "ackstate.delay",
+                "BucketedDelayIndex BucketRecoveryReport BucketRegistry SnapshotStorage SnapshotLedgers",
+            ),
+        },
+    ),
+    ApiPage(
+        "crash-subjects",
+        "ackstate.analysis.crash.subject",
+        "The interface of a program under test. [Crash testing](../../crash-testing.md) has a complete one.",
+        {
+            "Subjects": _of("ackstate.analysis.crash.subject", "CrashSubject GaugedSubject"),
+            "Values": _of("ackstate.analysis.crash.subject", "Operation OperationKind EntryRun Report"),
+        },
+    ),
+)
+
+
+def navigation() -> list[Mapping[str, str]]:
+    """Return the entries of the navigation: title -> page."""
+    return [{each.title: f"reference/api/{each.file}.md"} for each in PAGES]
+
+
+def pages() -> dict[str, str]:
+    """Return the pages in Markdown: path in the site -> text."""
+    return {f"reference/api/{each.file}.md": _text(each) for each in PAGES}
+
+
+def _text(page: ApiPage) -> str:
+    lines = [f"# {page.title}", "", page.introduction, ""]
+    for heading, names in page.names.items():
+        lines += [f"## {heading}", ""]
+        for name in names:
+            lines += [f"::: {name}", "    options:", "      heading_level: 3", ""]
+    return "\n".join(lines)
