@@ -31,6 +31,7 @@ from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
 from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, usage_error_text
 from ackstate.analysis.cli.options import duration_option
+from ackstate.analysis.cli.pulsar_exporter import exporter
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
 from ackstate.analysis.cli.recover import recover
@@ -161,6 +162,7 @@ app.command("serve", short_help="Serve policies over REST, as a Pulsar broker do
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery of real Pulsar brokers: recorded runs, and live ones.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
+_pulsar.command("exporter", short_help="Serve the redelivery of live subscriptions to Prometheus.")(exporter)
 app.add_typer(_pulsar, name="pulsar", short_help="Redelivery of Pulsar brokers, recorded or live.")
 
 _trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)
