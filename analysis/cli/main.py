@@ -32,6 +32,7 @@ from ackstate.analysis.cli.inspect import inspect
 from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_exporter import exporter
+from ackstate.analysis.cli.pulsar_record import record
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
 from ackstate.analysis.cli.recover import recover
@@ -162,6 +163,7 @@ app.command("serve", short_help="Serve policies over REST, as a Pulsar broker do
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery of real Pulsar brokers: recorded runs, and live ones.")
 _pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
+_pulsar.command("record", short_help="Record a running cluster as a trace, poll by poll.")(record)
 _pulsar.command("exporter", short_help="Serve the redelivery of live subscriptions to Prometheus.")(exporter)
 app.add_typer(_pulsar, name="pulsar", short_help="Redelivery of Pulsar brokers, recorded or live.")
 
@@ -201,7 +203,7 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
     with _lost_interrupts_repeated():
         status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
     # After a failure, one line says what it is.
-    for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
+    for text in dict.fromkeys(each.getMessage() for each in warnings.buffer if status == 0):
         complain(f"warning: {text}")
     sys.exit(status)
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import google_crc32c
+import numpy as np
 
 from ackstate.analysis.trace.events import POLLED_ONLY, Event, EventKind, PolledEvent, TraceError
 from ackstate.errors import UnsupportedVersionError
@@ -39,6 +40,8 @@ _FRAME = struct.Struct("<III")
 _NAMES = struct.Struct("<HH")
 _EVENT = struct.Struct("<qBqqqq")
 _POLLED_EVENT = struct.Struct("<qBqqqqq")
+POLLED_FIELDS = np.dtype([(name, "<u1" if name == "kind" else "<i8") for name in PolledEvent._fields])
+"""An event of a recording of polls, as it is stored."""
 _SUFFIX = ".events"
 
 
@@ -145,6 +148,38 @@ def read_recording(directory: Path) -> Iterator[Frame]:
         yield from _read_segment(path)
 
 
+def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield topic, subscription and events of every frame of a recording of polls, as arrays of `POLLED_FIELDS`.
+
+    Raises:
+        TraceError: As `read_recording`, or it is not a recording of polls.
+        UnsupportedVersionError: A newer release recorded it.
+    """
+    for path in segments(directory):
+        data = path.read_bytes()
+        if len(data) < _HEADER.size:
+            continue
+        if _check_header(path, data[: _HEADER.size]) != POLLED_VERSION:
+            raise TraceError(f"{path}: not a recording of polls")
+        for offset, payload in _payloads(path, data):
+            topic, subscription, names_end = _names_of(payload, path, offset)
+            try:
+                yield topic, subscription, np.frombuffer(payload, POLLED_FIELDS, offset=names_end)
+            except ValueError as error:
+                raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
+
+
+def torn_bytes(path: Path) -> int:
+    """Return the bytes of a segment's torn last frame, 0 if it is complete. Raises as `read_recording`."""
+    data = path.read_bytes()
+    end = min(len(data), _HEADER.size)
+    if end == _HEADER.size:
+        _check_header(path, data[:end])
+    for offset, payload in _payloads(path, data):
+        end = offset + _FRAME.size + len(payload)
+    return len(data) - end
+
+
 def check_segment(path: Path) -> None:
     """Check that a file is a segment of a known version; its frames are not checked.
 
@@ -169,6 +204,12 @@ def _read_segment(path: Path) -> Iterator[Frame]:
     version = _check_header(path, data[: _HEADER.size])
     if len(data) < _HEADER.size:
         return  # The writer died before its header was complete: it recorded nothing.
+    for offset, payload in _payloads(path, data):
+        yield _decode_frame(payload, path, offset, has_intervals=version == POLLED_VERSION)
+
+
+def _payloads(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the payload of each complete frame."""
     offset = _HEADER.size
     while len(data) - offset >= _FRAME.size:
         length, length_checksum, checksum = _FRAME.unpack_from(data, offset)
@@ -179,7 +220,7 @@ def _read_segment(path: Path) -> Iterator[Frame]:
             return
         if not intact or google_crc32c.value(payload) != checksum:
             raise TraceError(f"{path}: the frame at byte {offset} does not match its checksum")
-        yield _decode_frame(payload, path, offset, has_intervals=version == POLLED_VERSION)
+        yield offset, payload
         offset += _FRAME.size + length
 
 
@@ -204,11 +245,8 @@ def _length_checksum(length: int) -> int:
 
 
 def _decode_frame(payload: bytes, path: Path, offset: int, *, has_intervals: bool) -> Frame:
+    topic, subscription, names_end = _names_of(payload, path, offset)
     try:
-        topic_size, subscription_size = _NAMES.unpack_from(payload)
-        names_end = _NAMES.size + topic_size + subscription_size
-        topic = payload[_NAMES.size : _NAMES.size + topic_size].decode()
-        subscription = payload[_NAMES.size + topic_size : names_end].decode()
         rows = (_POLLED_EVENT if has_intervals else _EVENT).iter_unpack(payload[names_end:])
         kind_of = PolledEvent if has_intervals else Event
         events = [kind_of(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
@@ -217,3 +255,14 @@ def _decode_frame(payload: bytes, path: Path, offset: int, *, has_intervals: boo
     except (struct.error, UnicodeDecodeError, ValueError) as error:
         raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
     return Frame(topic, subscription, events)  # type: ignore[arg-type] # all of one class
+
+
+def _names_of(payload: bytes, path: Path, offset: int) -> tuple[str, str, int]:
+    """Return the topic, the subscription, and the byte where the events begin."""
+    try:
+        topic_size, subscription_size = _NAMES.unpack_from(payload)
+        names_end = _NAMES.size + topic_size + subscription_size
+        topic = payload[_NAMES.size : _NAMES.size + topic_size].decode()
+        return topic, payload[_NAMES.size + topic_size : names_end].decode(), names_end
+    except (struct.error, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
