@@ -359,5 +359,5 @@ def _write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
 
 
 def _arrays(events: Sequence[Event | PolledEvent]) -> Events | PolledEvents:
-    columns = np.array(events, np.int64).T
-    return PolledEvents(*columns) if len(columns) == len(PolledEvents._fields) else Events(*columns)
+    kind = PolledEvents if events and isinstance(events[0], PolledEvent) else Events
+    return kind(*np.array(events, np.int64).reshape(len(events), len(kind._fields)).T)
