@@ -131,6 +131,7 @@ def estimated(
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
+        highs = [row for row in rows if row["policy"] < len(policies)]
         _LOG.info("replayed")
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
@@ -140,9 +141,9 @@ def estimated(
             from ackstate.analysis.report.making import make_contents
 
             made_by = where.made_by()
-            report.write(make_contents(rows, covered, trace, result, inputs, command=command(), engine=made_by))
+            report.write(make_contents(highs, covered, trace, result, inputs, command=command(), engine=made_by))
             _LOG.info("report written")
-        return result, rows
+        return result, highs
 
 
 def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None, *, is_recorded_current: bool) -> int:
@@ -213,6 +214,11 @@ def rate_text(number: float | None) -> str:
     from ackstate.analysis.estimate.recommendation import short_number
 
     return "-" if number is None else short_number(number)
+
+
+def bounds_text(low: float | None, high: float | None, text: Callable[[Any], str], *, is_exact: bool) -> str:
+    """Return a number, or ``LOW to HIGH`` if it is known from polls only."""
+    return text(high) if is_exact or low == high else f"{text(low)} to {text(high)}"
 
 
 def mean_text(number: float | None) -> str:

@@ -31,6 +31,8 @@ from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
 from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, usage_error_text
 from ackstate.analysis.cli.options import duration_option
+from ackstate.analysis.cli.pulsar_exporter import exporter
+from ackstate.analysis.cli.pulsar_record import record
 from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
 from ackstate.analysis.cli.pulsar_transfer import export, import_
@@ -164,6 +166,8 @@ _pulsar.command("replay", short_help="Predict what killed brokers redelivered fr
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
 _pulsar.command("export", short_help="Write the ack states of a topic to a file.")(export)
 _pulsar.command("import", short_help="Apply the acks of such a file.")(import_)
+_pulsar.command("record", short_help="Record a running cluster as a trace, poll by poll.")(record)
+_pulsar.command("exporter", short_help="Serve the redelivery of live subscriptions to Prometheus.")(exporter)
 app.add_typer(_pulsar, name="pulsar", short_help="Redelivery and ack states of Pulsar brokers.")
 
 _trace = typer.Typer(cls=trace.ConvertByDefault, rich_markup_mode=None)
@@ -202,7 +206,7 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
     with _lost_interrupts_repeated():
         status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
     # After a failure, one line says what it is.
-    for text in dict.fromkeys(record.getMessage() for record in warnings.buffer if status == 0):
+    for text in dict.fromkeys(each.getMessage() for each in warnings.buffer if status == 0):
         complain(f"warning: {text}")
     sys.exit(status)
 

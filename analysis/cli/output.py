@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,7 +195,7 @@ def _write_table(result: SweepResult, out: Location, *, is_parquet: bool) -> Non
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    rows = [{"policy": each.label} | asdict(estimate) for each in result.policies for estimate in each.estimates]
+    rows = [{"policy": each.label} | estimate.to_row() for each in result.policies for estimate in each.estimates]
     with atomic_write(out) as unfinished:
         if is_parquet:
             parquet.write_table(pa.Table.from_pylist(rows), unfinished)

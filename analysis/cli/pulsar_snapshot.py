@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
-from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.admin_access import check_extra, read_token
+from ackstate.analysis.cli.admin_access import check_extra
 from ackstate.analysis.cli.options import JsonOption, duration_option
+from ackstate.analysis.cli.pulsar_access import (
+    ANSWER_MIB,
+    AnswerMibOption,
+    NamespaceOption,
+    RequestTimeoutOption,
+    TenantOption,
+    TokenFileOption,
+    TokenHostOption,
+    TopicOption,
+    TrustOption,
+    admin_server,
+    open_admin,
+)
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.wording import counted, printable
@@ -32,7 +43,6 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 
-_AT_ONCE = 8  # requests under way
 _CHECK_S = 0.5  # a write that was in progress at the judged look is done by then
 _REASONS_MAX = 20  # subscriptions shown with reasons
 _CLOSE_PERCENT = 80
@@ -43,26 +53,20 @@ def snapshot(
     recorded: Annotated[
         list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of recorded answers.")
     ] = None,
-    tenant: Annotated[list[str] | None, typer.Option(metavar="T", help="All topics of a tenant.")] = None,
-    namespace: Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")] = None,
-    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")] = None,
+    tenant: TenantOption = None,
+    namespace: NamespaceOption = None,
+    topic: TopicOption = None,
     again: Annotated[
         Duration | None,
         duration_option(
             plain_unit="s", least="1s", most="1h", help="Look again after TIME: 4s under traffic, 65s when quiet."
         ),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds a token.")] = None,
-    token_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
-    ] = None,
-    tls_trust_cert_path: Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")] = "",
-    request_timeout: Annotated[
-        Duration,
-        duration_option(plain_unit="s", least="1s", most="1h", help="How long each answer may take."),
-    ] = Duration(60_000),
-    answer_mib_max: Annotated[int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")] = 64,
+    token_file: TokenFileOption = None,
+    token_host: TokenHostOption = None,
+    tls_trust_cert_path: TrustOption = "",
+    request_timeout: RequestTimeoutOption = Duration(60_000),
+    answer_mib_max: AnswerMibOption = ANSWER_MIB,
     top: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Show only the N that redeliver most; totals count all.")
     ] = None,
@@ -88,14 +92,14 @@ def snapshot(
         raise typer.BadParameter("--from is one look at all topics: without --again, --tenant, --namespace, --topic")
     with ExitStack() as stack:
         if url is not None:
-            server = AdminServer(
+            server = admin_server(
                 url,
-                read_token(token_file),
-                request_timeout.seconds,
-                tls_trust_cert_path,
-                answer_bytes_max=answer_mib_max * 1024 * 1024,
+                token_file,
+                timeout=request_timeout,
+                trust_cert_path=tls_trust_cert_path,
+                answer_mib_max=answer_mib_max,
             )
-            admin = stack.enter_context(_admin(server, token_host or []))
+            admin = stack.enter_context(open_admin(server, token_host))
             source = _live(admin, topic or [], namespace or [], tenant or [])
         else:
             source = _recorded(recorded or [])
@@ -141,24 +145,10 @@ def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: fl
 
 
 def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
-    """Request each topic, several at once, and return the answers and errors."""
+    from ackstate.analysis.pulsar.snapshot.requests import request_all
+
     task = progress.add_task(what, total=len(topics))
-
-    def asked(topic: str) -> _Answer | AckStateError:
-        """Return the answer or the error of one topic, and count it as done."""
-        try:
-            return ask(topic)
-        except AckStateError as error:
-            return error
-        finally:
-            progress.advance(task)
-
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        return dict(zip(topics, pool.map(asked, topics), strict=True))
-    finally:
-        # After Ctrl-C no further request starts.
-        pool.shutdown(cancel_futures=True)
+    return request_all(topics, ask, done=lambda: progress.advance(task))
 
 
 def _had(outcome: _Answer | AckStateError) -> _Answer:
@@ -169,13 +159,6 @@ def _had(outcome: _Answer | AckStateError) -> _Answer:
 
 def _usable(answers: TopicAnswers | AckStateError) -> TopicAnswers | None:
     return None if isinstance(answers, AckStateError) else answers
-
-
-def _admin(server: AdminServer, token_hosts: Sequence[str]) -> PulsarAdmin:
-    check_extra()
-    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-
-    return PulsarAdmin(server, token_hosts=token_hosts)
 
 
 def _live(admin: PulsarAdmin, topics: Sequence[str], namespaces: Sequence[str], tenants: Sequence[str]) -> Source:

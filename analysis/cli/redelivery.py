@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from ackstate.analysis.cli.estimates import (
     EngineOption,
     MasterOption,
     VerboseOption,
+    bounds_text,
     count_text,
     estimated,
     mean_text,
@@ -92,6 +94,8 @@ def redelivery(
     As recorded, or under a policy: over the whole trace, for subscriptions,
     topics, namespaces and all together. Without a policy, a rate or a file it
     shows the subscriptions, with the number at each crash in the trace.
+
+    Of a trace of polls (ackstate pulsar record), it shows intervals.
     """
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
@@ -122,7 +126,7 @@ def _subscriptions(result: PolicyResult, rows: Sequence[dict[str, Any]]) -> list
         {
             "topic": each.topic, "subscription": each.subscription, "expected": each.expected, "p50": each.p50,
             "p99": each.p99, "max": each.max, "crashes": crashes[each.topic, each.subscription],
-        }
+        } | ({} if each.low is None else {"low": asdict(each.low)})
         for each in result.estimates if each.scope == "subscription"
     ]  # fmt: skip
 
@@ -183,8 +187,16 @@ def _estimate_table(result: PolicyResult) -> Table:
     table = numbers_table("what", columns)
     for each in result.estimates:
         name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
-        counts = [count_text(number) for number in (each.p50, each.p90, each.p99, each.max)]
+        low = each.low or each
+        counts = [
+            bounds_text(getattr(low, name), getattr(each, name), count_text, is_exact=each.low is None)
+            for name in ("p50", "p90", "p99", "max")
+        ]
+        expected, duplicates = (
+            bounds_text(getattr(low, name), getattr(each, name), mean_text, is_exact=each.low is None)
+            for name in ("expected", "duplicates_per_day")
+        )
         rates = [rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]
         label = _SCOPE_NAMES[each.scope].format(name)
-        table.add_row(label, mean_text(each.expected), *counts, mean_text(each.duplicates_per_day), *rates)
+        table.add_row(label, expected, *counts, duplicates, *rates)
     return table

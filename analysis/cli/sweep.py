@@ -11,6 +11,7 @@ from ackstate.analysis.cli.estimates import (
     EngineOption,
     MasterOption,
     VerboseOption,
+    bounds_text,
     count_text,
     estimated,
     mean_text,
@@ -141,9 +142,18 @@ def _policy_table(result: SweepResult) -> Table:
         total = each.total
         role = result.role_of(each)
         label = f"{each.label} ({role})" if role and role != each.label else each.label
+        low = total.low or total
+        is_exact = total.low is None
+        expected, duplicates = (
+            bounds_text(getattr(low, name), getattr(total, name), mean_text, is_exact=is_exact)
+            for name in ("expected", "duplicates_per_day")
+        )
+        p99, peak = (
+            bounds_text(getattr(low, name), getattr(total, name), count_text, is_exact=is_exact)
+            for name in ("p99", "max")
+        )
         table.add_row(
-            label, mean_text(total.expected), count_text(total.p99), f"{total.max:,}",
-            mean_text(total.duplicates_per_day),
+            label, expected, p99, peak, duplicates,
             rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
             mean_text(None if total.blocked_ms is None else total.blocked_ms / 1_000),
             "never flushed in this trace" if each.never_flushed else "yes" if each.is_on_front else "",

@@ -42,14 +42,18 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
 
     Args:
         rows: ``subscription, expected, p50, p99, max`` as in `Estimate`, and ``crashes``: rows as in
-            `ackstate.analysis.estimate.parts.Crashes`.
+            `ackstate.analysis.estimate.parts.Crashes`. Of a trace of polls also ``low``, with the low ends.
     """
     table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
     for row in rows:
         # A trace of a single millisecond has no duration, and so no mean and no quantiles.
-        expected = "-" if row["expected"] is None else f"{row['expected']:.1f}"
-        numbers = ("-" if row[name] is None else str(row[name]) for name in ("p50", "p99", "max"))
-        at_crashes = ", ".join(map(_at_crash, row["crashes"])) or "-"
+        low = row.get("low", row)
+        expected = _interval(*("-" if each["expected"] is None else f"{each['expected']:.1f}" for each in (low, row)))
+        numbers = [
+            _interval(*("-" if each[name] is None else str(each[name]) for each in (low, row)))
+            for name in ("p50", "p99", "max")
+        ]
+        at_crashes = ", ".join(_at_crash(crash, has_interval="low" in row) for crash in row["crashes"]) or "-"
         table.add_row(row["subscription"], expected, *numbers, at_crashes)
     return table
 
@@ -102,8 +106,14 @@ def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
     return table
 
 
-def _at_crash(crash: dict[str, Any]) -> str:
-    """Return the number at a crash; two numbers if it fell inside a persist."""
+def _interval(low: str, high: str) -> str:
+    return high if low == high else f"{low} to {high}"
+
+
+def _at_crash(crash: dict[str, Any], *, has_interval: bool) -> str:
+    """Return the number at a crash; two numbers if it fell inside a persist, or is known from polls."""
+    if has_interval:
+        return _interval(str(crash["at_crash_if_written"]), str(crash["at_crash"]))
     if not crash["persisting_at_crash"]:
         return str(crash["at_crash"])
     return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"

@@ -13,6 +13,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import CompactChunk, EventChunk, NewlyAckedRuns, acks_alone
+from ackstate.analysis.replay.polled import PolledChunk
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.packed_numbers import pack, unpack
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
-_HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
+_HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1, of a trace of polls -2
+_PLAIN_FORM, _POLLED_FORM = -1, -2
 _NOTHING = np.zeros(1, np.int64)
 
 
@@ -60,8 +62,12 @@ def _welded(runs: NewlyAckedRuns) -> NewlyAckedRuns:
 def encode(chunk: EventChunk) -> bytes:
     """Encode a chunk, compact or not, as bytes, which a cluster moves faster than arrays."""
     if not isinstance(chunk, CompactChunk):
-        columns = (*chunk[:-1], chunk.last_entry - chunk.first_entry)
-        return b"".join((_HEADER.pack(len(chunk.kind), -1, 0), *map(pack, columns)))
+        columns = [*chunk[:-1], chunk.last_entry - chunk.first_entry]
+        form = _PLAIN_FORM
+        if isinstance(chunk, PolledChunk):
+            form = _POLLED_FORM
+            columns += [chunk.until_ms - chunk.ts_ms, chunk.number]
+        return b"".join((_HEADER.pack(len(chunk.kind), form, 0), *map(pack, columns)))
     news = chunk.news
     begins = np.flatnonzero(np.diff(news.ledger_id, prepend=-1))
     # The distance of each run from the run before it in its ledger.
@@ -87,7 +93,11 @@ def decode(data: memoryview) -> EventChunk:
 
     if runs < 0:
         ts_ms, kind, ledger_id, first, further = (column(events) for _ in EventChunk._fields)
-        return EventChunk(ts_ms, kind, ledger_id, first, first + further)
+        exact = EventChunk(ts_ms, kind, ledger_id, first, first + further)
+        if runs == _PLAIN_FORM:
+            return exact
+        interval_ms, number = column(events), column(events)
+        return PolledChunk.of(exact, until_ms=ts_ms + interval_ms, number=number)
     ts_ms, kind = column(events), column(events)
     begins, ledger_ids, starts = (column(ledgers) for _ in range(3))
     event, gaps, further = (column(runs) for _ in range(3))

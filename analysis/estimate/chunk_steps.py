@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from ackstate.analysis.estimate.chunk_codec import compact, encode
 from ackstate.analysis.replay.acked import EventChunk
+from ackstate.analysis.replay.polled import PolledChunk
 from ackstate.analysis.trace.chunk_rows import (
     check_ledgers,
     damaged,
     events_of,
+    has_intervals,
     is_packed,
     ledgers_told,
     named_entries,
@@ -21,7 +23,7 @@ from ackstate.analysis.trace.chunk_rows import (
     pieces,
     refuse,
 )
-from ackstate.analysis.trace.events import NAMES_ENTRIES, EventKind
+from ackstate.analysis.trace.events import NAMES_ENTRIES, POLLED_KINDS, POLLED_ONLY, EventKind
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
@@ -48,15 +50,19 @@ _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_t
 _NAMES = ("topic", "subscription", "chunk")
 _LEDGERS = ("kind", "ledger_id", "last_entry")
 _NAMING = tuple(NAMES_ENTRIES)
+_POLLED = np.array(sorted(POLLED_KINDS))
+_LAST_EXACT = max(set(EventKind) - POLLED_ONLY)
+_OF_POLLS = ("until_ms", "number")
 # At most this many events of a subscription are compacted together: for more, sorting costs more than it saves.
 _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
 
 
-def chunk_columns(*, is_packed: bool) -> tuple[str, ...]:
-    """Return the columns that `packed_chunks` reads from a trace whose events are bytes or lists."""
+def chunk_columns(*, is_packed: bool, has_intervals: bool = False) -> tuple[str, ...]:
+    """Return the columns that `packed_chunks` reads from a trace whose events are bytes or lists, maybe of polls."""
     more = ("ledgers",) if is_packed else ()
-    return (*_BOUNDS, *packed_columns(EventChunk._fields, is_packed=is_packed), *more)
+    names = (*EventChunk._fields, *(_OF_POLLS if has_intervals else ()))
+    return (*_BOUNDS, *packed_columns(names, is_packed=is_packed), *more)
 
 
 def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
@@ -76,8 +82,9 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
         TraceError: A chunk is damaged.
     """
     for batch in chain.from_iterable(map(pieces, batches)):
-        starts, columns = _sound_events(batch, EventChunk._fields)
-        _check_events(batch, starts, EventChunk(*columns))
+        is_polled = has_intervals(batch.schema)
+        starts, columns = _sound_events(batch, (*EventChunk._fields, *(_OF_POLLS if is_polled else ())))
+        _check_events(batch, starts, EventChunk(*columns[: len(EventChunk._fields)]))
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_counted else 0)
         subscriptions = batch["subscription"].to_pylist()
@@ -86,7 +93,12 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
             if not subscriptions[run[0]]:
                 rows.append(None)
                 continue
-            chunk = EventChunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
+            mine = [_values(values, [offsets[row : row + 2] for row in run]) for values in columns]
+            if is_polled:
+                *exact, until_ms, number = mine
+                rows.append(encode(PolledChunk.of(exact, until_ms=until_ms, number=number)))
+                continue
+            chunk = EventChunk(*mine)
             rows.append(encode(compact(chunk) if is_counted else chunk))
         yield _packed_batch(batch, offsets, runs, rows, day)
 
@@ -202,7 +214,11 @@ def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, 
     """Return the result of `events_of`, refusing events of an unknown kind; `names` must include ``kind``."""
     offsets, columns = events_of(batch, names)
     kind = columns[names.index("kind")]
-    refuse(batch, offsets, (kind < min(EventKind)) | (kind > max(EventKind)), "an event is of an unknown kind")
+    if has_intervals(batch.schema):
+        is_unknown = ~np.isin(kind, _POLLED)
+    else:
+        is_unknown = (kind < min(EventKind)) | (kind > _LAST_EXACT)
+    refuse(batch, offsets, is_unknown, "an event is of an unknown kind")
     columns[names.index("kind")] = kind.astype(np.uint8)  # Each later step passes over it, in an eighth of the time.
     return offsets, columns
 

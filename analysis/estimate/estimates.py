@@ -25,6 +25,7 @@ from ackstate.analysis.estimate.rows import LocalRows
 from ackstate.analysis.estimate.slices import Slices
 from ackstate.analysis.estimate.sorted_chunks import is_counted, joined, sorted_chunks
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
+from ackstate.analysis.replay.policy import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +62,9 @@ def estimates(  # noqa: PLR0913 - each is needed once
         drawn: The index of the policy under which curves of single subscriptions are returned.
 
     Returns:
+        Of a trace of polls, two rows for each policy and scope, which enclose the redelivery: the second one, with the
+        low numbers, has the index of the policy plus the number of policies.
+
         ``policy``: index in the grid; ``scope, namespace, topic, subscription``: names, empty beyond the scope;
         ``expected``: mean over time, null if no time passed, as are ``p50, p90, p99``: the least number that is not
         exceeded for that share of the time; ``max, max_ts_ms``: the peak and its first time, null if it is 0: of a
@@ -80,6 +84,8 @@ def estimates(  # noqa: PLR0913 - each is needed once
     span = source.span()
     if not span.chunk_count:
         return LocalRows(lambda: (), ESTIMATE)
+    if span.has_intervals:
+        check_replayable(policies)
     count = slice_count(span.chunk_count) if is_plotted or set(scopes) != {"subscription"} else 0
     curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
     widest = {"width_ms_max": curve.width_ms} if is_plotted else {}
@@ -87,13 +93,29 @@ def estimates(  # noqa: PLR0913 - each is needed once
     replays: list[Rows] = []
     for numbers in _alike(policies):
         mine = [policies[number] for number in numbers]
-        wanted = RequestedParts(mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn)
+        wanted = RequestedParts(
+            mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn,
+            is_polled=span.has_intervals, policy_count=len(policies),
+        )  # fmt: skip
         replays.append(sorted_chunks([source], mine).through(partial(replay, wanted=wanted), PART))
     parts = joined(replays)
     if count:
         parts = in_slices(parts, slices, scopes)
     make = partial(put_together, duration_ms=slices.end_ms - slices.begin_ms, crashes_per_day=crashes_per_day)
     return parts.together(RESULT_KEY).through(make, ESTIMATE)
+
+
+def check_replayable(policies: Sequence[Policy | None]) -> None:
+    """Refuse policies that a trace of polls has too few events for.
+
+    Raises:
+        PolicyError: A policy limits the dispatch.
+    """
+    for policy in policies:
+        if policy is not None and policy.blocks:
+            raise PolicyError(
+                f"{policy.label}: a limit on dispatch cannot be replayed on a trace of polls, which has no deliveries"
+            )
 
 
 def slice_count(chunk_count: int) -> int:

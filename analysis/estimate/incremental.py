@@ -150,6 +150,9 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
     """Read new days, write their states and results, and return the new checkpoint."""
     days = {day.name: engine.trace(day) for day in new if files_of(day)}
     spans = [(name, each.span()) for name, each in days.items()]
+    for name, covered in spans:
+        if covered.has_intervals:
+            raise TraceError(f"{directory / name}: a trace of polls is estimated as a whole, without --state")
     begin_ms, end_ms = _covered(spans, before, directory)
     curves = [ThinnedCurve(begin_ms, slices_max=SLICES_MAX) for _ in policies]
     broker = BrokerState(curves, [], 0, "") if before is None else _broker(before)

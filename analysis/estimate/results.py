@@ -21,8 +21,23 @@ _MISMATCH = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
+class Low:
+    """The low ends of the numbers of an estimate."""
+
+    expected: float | None
+    p50: int | None
+    p90: int | None
+    p99: int | None
+    max: int
+    duplicates_per_day: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A row of `ackstate.analysis.estimate.estimates.estimates`: its numeric columns.
+
+    In a trace of polls the numbers of redelivery are the high ends of intervals, and `low` has the low ends; else `low`
+    is None.
 
     Unknown numbers of a recording are None: the bytes that it wrote and kept, the time that dispatch was blocked and,
     if it has no persist at all, the number of writes.
@@ -50,6 +65,19 @@ class Estimate:
     blocked_ms: int | None
     duration_ms: int
     duplicates_per_day: float | None
+    low: Low | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimate as a JSON object, without ``low`` if its numbers are exact."""
+        row = asdict(self)
+        if self.low is None:
+            del row["low"]
+        return row
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the estimate as a row of plain values: ``low_expected`` and so on follow if it has low ends."""
+        row = self.to_json()
+        return row | {f"low_{name}": value for name, value in row.pop("low", {}).items()}
 
     @overload
     def per_second(self, number: int) -> float: ...
@@ -133,8 +161,13 @@ class SweepResult:
     ) -> Self:  # fmt: skip
         """Build from the rows of `ackstate.analysis.estimate.estimates.estimates`."""
         found: list[list[Estimate]] = [[] for _ in policies]
+        lows = {_row_key(row): row for row in rows if row["policy"] >= len(policies)}
         for row in rows:
-            found[row["policy"]].append(Estimate(**{name: row[name] for name in Estimate.__dataclass_fields__}))
+            if row["policy"] < len(policies):
+                low = lows.get((row["policy"] + len(policies), *_row_key(row)[1:]))
+                found[row["policy"]].append(
+                    Estimate(**{name: row[name] for name in _NUMBERS}, low=None if low is None else _low_of(low))
+                )
         results = [
             PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
         ]
@@ -230,7 +263,7 @@ class SweepResult:
                     "label": each.label,
                     "is_on_front": each.is_on_front,
                     "never_flushed": each.never_flushed,
-                    "estimates": [asdict(estimate) for estimate in each.estimates],
+                    "estimates": [estimate.to_json() for estimate in each.estimates],
                 }
                 for each in self.policies
             ],
@@ -240,6 +273,17 @@ class SweepResult:
 def _differ(recorded: PolicyResult, current: PolicyResult) -> bool:
     numbers = sorted((recorded.total.expected or 0.0, current.total.expected or 0.0))
     return numbers[1] > _MISMATCH * numbers[0] + 1
+
+
+_NUMBERS = tuple(name for name in Estimate.__dataclass_fields__ if name != "low")
+
+
+def _row_key(row: Mapping[str, Any]) -> tuple[int, str, str, str, str]:
+    return row["policy"], row["scope"], row["namespace"], row["topic"], row["subscription"]
+
+
+def _low_of(row: Mapping[str, Any]) -> Low:
+    return Low(**{name: row[name] for name in Low.__dataclass_fields__})
 
 
 def _place(estimate: Estimate) -> tuple[int, str, str, str]:

@@ -102,7 +102,9 @@ def sorted_chunks(
     is_small = all(map(is_counted, policies))
     chunks = [
         day.read(
-            chunk_columns(is_packed=day.is_packed), partial(packed_chunks, is_counted=is_small, day=number), PACKED
+            chunk_columns(is_packed=day.is_packed, has_intervals=day.has_intervals),
+            partial(packed_chunks, is_counted=is_small, day=number),
+            PACKED,
         )
         for number, day in enumerate(days)
     ]

@@ -43,6 +43,9 @@ class RequestedParts(NamedTuple):
         keeps_states: Whether to return states, so that a later run can resume; requires curves.
         states: The location of the states from which to resume, for error messages.
         drawn: The index in the grid of the policy whose curves of single subscriptions to return.
+        is_polled: Whether the trace is one of polls: then each policy has a lower curve too. Its number is that of the
+            policy plus `policy_count`.
+        policy_count: Number of policies of the whole grid.
     """
 
     policies: Sequence[Policy | None]
@@ -53,6 +56,14 @@ class RequestedParts(NamedTuple):
     keeps_states: bool = False
     states: str = ""
     drawn: int = 0
+    is_polled: bool = False
+    policy_count: int = 0
+
+    @property
+    def curve_numbers(self) -> list[int]:
+        """The number of each curve."""
+        lower = [number + self.policy_count for number in self.numbers] if self.is_polled else []
+        return [*self.numbers, *lower]
 
 
 def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
@@ -95,12 +106,14 @@ class _SubscriptionTotals:
         self._names = (namespace_of(key[0]), *key)
         self._wanted = wanted
         self._is_published = head.is_published
-        self._writers = [SliceWriter(wanted.slices, SERIES if wanted.is_plotted else 1) for _ in wanted.policies]
+        self._numbers = wanted.curve_numbers
+        self._writers = [SliceWriter(wanted.slices, SERIES if wanted.is_plotted else 1) for _ in self._numbers]
         self._died: dict[int, tuple[int, ...]] = {}
         self._plotted = _plotted(wanted)
         if head.state is None:
             curves = [ThinnedCurve(wanted.begin_ms, slices_max=OWN_SLICES_MAX) for _ in self._plotted]
-            self._state = DailyState(SubscriptionReplay(wanted.policies, head.log), curves)
+            replayed = SubscriptionReplay(wanted.policies, head.log, is_polled=wanted.is_polled)
+            self._state = DailyState(replayed, curves)
         else:
             with self._named():
                 self._state = decoded(head.state, wanted.policies)
@@ -110,7 +123,8 @@ class _SubscriptionTotals:
         for curve in self._state.curves:
             curve.widen_until(wanted.slices.end_ms)
         self._replay = self._state.replay
-        self._before = [self._sums(policy) for policy in range(len(wanted.policies))]
+        self._curves = self._replay.all_curves
+        self._before = [self._sums(policy) for policy in range(len(self._curves))]
 
     def take(self, chunk: EventChunk) -> Iterator[Part]:
         """Replay the next chunk, and yield the parts that are ready."""
@@ -118,7 +132,7 @@ class _SubscriptionTotals:
             found = self._replay.take(chunk)
         for policy, points in enumerate(found):
             yield from self._follow(policy, points)
-            if self._replay.curves[policy].sum.histogram.is_large:
+            if self._curves[policy].sum.histogram.is_large:
                 yield self._histogram(policy, None)
         if 0 in self._wanted.numbers:
             self._note_crashes(chunk)
@@ -178,14 +192,14 @@ class _SubscriptionTotals:
         self._died.update(zip(chunk.ts_ms[at].tolist(), map(tuple, numbers), strict=True))
 
     def _sums(self, policy: int) -> list[int | None]:
-        curve = self._replay.curves[policy]
+        curve = self._curves[policy]
         return [curve.sum.peak, curve.sum.peak_ts_ms, *map(int, curve.sum.cause_sums), *curve.costs]
 
     def _histogram(self, policy: int, sums: Sequence[int | None] | None) -> Part:
-        curve = self._replay.curves[policy]
+        curve = self._curves[policy]
         part = self._part(policy, RESULT, *curve.sum.histogram.columns())._replace(sums=sums)
         curve.sum.histogram = Histogram()
         return part
 
     def _part(self, policy: int, number: int, first: np.ndarray, second: np.ndarray) -> Part:
-        return Part(self._wanted.numbers[policy], number, SCOPES[0], *self._names, _NONE, first, second, None)
+        return Part(self._numbers[policy], number, SCOPES[0], *self._names, _NONE, first, second, None)

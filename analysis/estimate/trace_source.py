@@ -31,6 +31,11 @@ class TraceSource(Protocol):
         """Whether its events are bytes, as from version 3 of a trace on."""
         ...
 
+    @property
+    def has_intervals(self) -> bool:
+        """Whether it is a trace of polls, of which each estimate has a low and a high."""
+        ...
+
     def span(self) -> Span:
         """Return the time span of the trace; without chunks the times are 0."""
         ...
@@ -102,6 +107,11 @@ class LocalSource(NamedTuple):
     def is_packed(self) -> bool:
         """See `TraceSource`."""
         return self.covered.is_packed
+
+    @property
+    def has_intervals(self) -> bool:
+        """See `TraceSource`."""
+        return self.covered.has_intervals
 
     def span(self) -> Span:
         """See `TraceSource`."""

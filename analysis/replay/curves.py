@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -62,7 +62,6 @@ class Costs(NamedTuple):
         )
 
 
-@final
 class RecordedCurve:
     """The curve as recorded: durability comes from the persist events."""
 
@@ -105,7 +104,6 @@ class RecordedCurve:
         self._fold = fields.one("counts", RedeliveryFold.of)
 
 
-@final
 class PolicyCurve:
     """The curve under a policy, from the persists of its replay."""
 
@@ -139,6 +137,12 @@ class PolicyCurve:
 
     def take(self, piece: Piece, epochs: Epochs) -> Points:
         """Add the next events and persists, and return their points."""
+        points = self._exact(piece, epochs)
+        self.sum.add(points)
+        return points
+
+    def _exact(self, piece: Piece, epochs: Epochs) -> Points:
+        """Return the points of the next events and persists, as if the times of the acks were exact."""
         ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
         ends = piece.events_until(at_ms)
         durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.undurable))
@@ -152,7 +156,6 @@ class PolicyCurve:
             points = points._replace(causes=causes[:, _epoch_of_points(ts_ms[lasts], epoch[lasts], at_ms)])
         self.costs = self.costs.and_then(epochs)
         self._durable, self._causes = int(durable[-1]), causes[:, -1:]
-        self.sum.add(points)
         return points
 
 

@@ -12,6 +12,7 @@ from ackstate.analysis.replay.curve_sum import CAUSES, Points
 from ackstate.analysis.replay.curves import PolicyCurve, RecordedCurve, curve_of
 from ackstate.analysis.replay.mark_delete import mark_delete_of
 from ackstate.analysis.replay.policy import AS_RECORDED
+from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
 from ackstate.analysis.replay.replay import is_restart, is_same_restart, pieces
 from ackstate.analysis.replay.replay_group import ReplayGroup, agreeing, opened
 from ackstate.analysis.trace.events import EventKind, TraceError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.replay.polled import LowCurve
     from ackstate.analysis.replay.state_fields import Fields
 
 NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
@@ -39,11 +41,14 @@ class SubscriptionReplay:
     Args:
         policies: The grid; None is the recording itself.
         log: Ledger id -> entry count of the topic's message log at the end of the trace, rising.
+        is_polled: Whether it is a trace of polls: then there are two curves for each policy, the higher ones first and
+            then, in the same order, the lower ones.
     """
 
-    def __init__(self, policies: Sequence[Policy | None], log: Mapping[int, int]) -> None:
+    def __init__(self, policies: Sequence[Policy | None], log: Mapping[int, int], *, is_polled: bool = False) -> None:
+        recorded, replayed = (PolledRecordedCurve, PolledPolicyCurve) if is_polled else (RecordedCurve, PolicyCurve)
         self.curves: list[RecordedCurve | PolicyCurve] = [
-            RecordedCurve() if policy is AS_RECORDED else PolicyCurve() for policy in policies
+            recorded() if policy is AS_RECORDED else replayed() for policy in policies
         ]
         self._policies = policies
         self._log = log
@@ -76,7 +81,12 @@ class SubscriptionReplay:
                 found[index].append(curve.take(chunk))
         if any(policy is not AS_RECORDED for policy in self._policies):
             self._take_pieces(chunk, found)
-        return [_concatenated(points) for points in found]
+        return self._joined(found)
+
+    @property
+    def all_curves(self) -> list[RecordedCurve | PolicyCurve | LowCurve]:
+        """The curves, in a trace of polls followed by the lower ones."""
+        return [*self.curves, *self._lower]
 
     def end(self, end_ms: int) -> list[Points]:
         """Replay the broker's ticks without events up to a time, inclusive; return their points."""
@@ -85,9 +95,12 @@ class SubscriptionReplay:
         if self._is_alive:
             # The tick of the last millisecond is part of the trace, the time after it is not.
             self._replay(NO_EVENTS, end_ms + 1, found, blocked_until_ms=end_ms)
-        for curve in self.curves:
-            curve.sum.end(end_ms)
-        return [_concatenated(points) for points in found]
+        for curve, points in zip(self.curves, found, strict=True):
+            if isinstance(curve, PolledRecordedCurve | PolledPolicyCurve):
+                points.append(curve.finish(end_ms))
+        for each in self.all_curves:
+            each.sum.end(end_ms)
+        return self._joined(found)
 
     def grow(self, log: Mapping[int, int]) -> None:
         """Continue with a longer message log.
@@ -152,6 +165,14 @@ class SubscriptionReplay:
         if replay._groups and found != replayed:
             fields.refuse("groups", f"of the policies {replayed}, each once", found)
         return replay
+
+    @property
+    def _lower(self) -> list[LowCurve]:
+        return [each.low for each in self.curves if isinstance(each, PolledRecordedCurve | PolledPolicyCurve)]
+
+    def _joined(self, found: Sequence[Sequence[Points]]) -> list[Points]:
+        """Return the points of all curves."""
+        return [_concatenated(points) for points in (*found, *(each.take_new() for each in self._lower))]
 
     def _take_pieces(self, chunk: EventChunk, found: list[list[Points]]) -> None:
         if not self._groups:

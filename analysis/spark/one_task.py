@@ -54,6 +54,11 @@ class OneTaskSource(NamedTuple):
         """See `TraceSource`."""
         return self.local.is_packed
 
+    @property
+    def has_intervals(self) -> bool:
+        """See `TraceSource`."""
+        return self.local.has_intervals
+
     def span(self) -> Span:
         """See `TraceSource`."""
         return self.local.span()

@@ -13,8 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
-from ackstate.analysis.trace.chunk_rows import check_ledgers, events_of, pieces
-from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
+from ackstate.analysis.trace.chunk_rows import check_ledgers, events_of, has_intervals, pieces
+from ackstate.analysis.trace.events import (
+    EVENT_COLUMNS,
+    NAMES_ENTRIES,
+    POLLED_KINDS,
+    POLLED_ONLY,
+    EventKind,
+    TraceError,
+)
 from ackstate.analysis.trace.order import EventOrder
 from ackstate.analysis.trace.parquet import check_trace, trace_files
 from ackstate.analysis.trace.published import PublishedEntries
@@ -30,7 +37,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.rows import Mask
 
 _KEY = ("topic", "subscription", "chunk")
-_KINDS = np.array(sorted(EventKind))
+_KINDS = {False: np.array(sorted(set(EventKind) - POLLED_ONLY)), True: np.array(sorted(POLLED_KINDS))}
+"""The kinds that a trace may have, by whether it is one of polls."""
 _NAMING = np.array(sorted(NAMES_ENTRIES))
 _EVENTS = tuple(EVENT_COLUMNS)
 _LEDGERS = ("kind", "ledger_id", "last_entry")
@@ -138,6 +146,7 @@ class _Chunk(NamedTuple):
     first_seq: int
     bounds_ms: tuple[int, int]
     events: Events
+    is_polled: bool = False
 
 
 @final
@@ -181,7 +190,7 @@ class _TraceCheck:
         def shown(problem: Wrong, row: int) -> str:
             """Return where a bad row is, as an error reports it."""
             kind = int(events.kind[row])
-            name = EventKind(kind).name.lower() if kind in _KINDS else f"kind {kind}"
+            name = EventKind(kind).name.lower() if kind in set(EventKind) else f"kind {kind}"
             run = f"{events.ledger_id[row]}:{events.first_entry[row]}..{events.last_entry[row]}"
             where = " of ".join(filter(None, reversed(chunk.key)))
             if problem is Wrong.TIME_OUTSIDE:
@@ -189,7 +198,7 @@ class _TraceCheck:
             return f"seq {chunk.first_seq + row} of {where} ({name} {run} at {events.ts_ms[row]})"
 
         self._bad_rows.rows += len(events.kind)
-        wrong = _wrong_alone(events)
+        wrong = _wrong_alone(events, is_polled=chunk.is_polled)
         wrong[Wrong.TIME_OUTSIDE] = self._clock.judge(events.ts_ms)
         wrong[Wrong.TIME_BACK] = followed.order.judge_times(events.ts_ms)
         wrong[Wrong.TWO_CURSORS] = followed.order.judge_lives(events)
@@ -206,7 +215,7 @@ class _TraceCheck:
         self.first_ms, self.last_ms = min(self.first_ms, ends[0]), max(self.last_ms, ends[1])
 
 
-def _wrong_alone(events: Events) -> dict[Wrong, Mask]:
+def _wrong_alone(events: Events, *, is_polled: bool) -> dict[Wrong, Mask]:
     """Return the events that are invalid by themselves."""
     naming = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
     entries = (events.ledger_id, events.first_entry, events.last_entry)
@@ -214,7 +223,7 @@ def _wrong_alone(events: Events) -> dict[Wrong, Mask]:
     for column in entries:
         negative |= column < np.where(naming, 0, -1)
     return {
-        Wrong.UNKNOWN_KIND: ~np.isin(events.kind, _KINDS),
+        Wrong.UNKNOWN_KIND: ~np.isin(events.kind, _KINDS[is_polled]),
         Wrong.BEYOND: (events.first_entry > ENTRY_ID_MAX) | (events.last_entry > ENTRY_ID_MAX),
         Wrong.NEGATIVE: negative,
         Wrong.BACKWARDS: events.last_entry < events.first_entry,
@@ -236,12 +245,14 @@ def _chunks(path: Location) -> Iterator[_Chunk]:
 def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[_Chunk]:
     try:
         for piece in pieces(batch):
-            offsets, columns = events_of(piece, _EVENTS)
+            is_polled = has_intervals(piece.schema)
+            offsets, columns = events_of(piece, (*_EVENTS, "until_ms") if is_polled else _EVENTS)
+            columns = columns[: len(_EVENTS)]
             bounds = offsets.tolist()
             rows = (piece[name].to_pylist() for name in (*_KEY, "first_seq", "first_ts_ms", "last_ts_ms"))
             for row, (topic, subscription, number, first_seq, *times) in enumerate(zip(*rows, strict=True)):
                 events = Events(*(column[bounds[row] : bounds[row + 1]] for column in columns))
-                yield _Chunk((topic, subscription), number, first_seq, (times[0], times[1]), events)
+                yield _Chunk((topic, subscription), number, first_seq, (times[0], times[1]), events, is_polled)
             check_ledgers(piece, offsets, *(columns[_EVENTS.index(name)] for name in _LEDGERS))
     except TraceError as error:
         raise TraceError(f"{file}: {error}") from None

@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from ackstate.analysis.trace.events import (
     EVENT_COLUMNS,
+    INTERVAL_VERSION,
     SCALAR_COLUMNS,
     TRACE_VERSION,
     VERSION_KEY,
     EventKind,
     TraceError,
 )
-from ackstate.analysis.trace.manifest import FILES_KEY, ONLY, SEVERAL
+from ackstate.analysis.trace.manifest import FILES_KEY, SEVERAL
 from ackstate.analysis.trace.packed_numbers import pack, unpack
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ackstate.analysis.trace.packed_numbers import Int64s
-    from ackstate.analysis.trace.rows import Events
+    from ackstate.analysis.trace.rows import Events, PolledEvents
 
 LEDGERS_TYPE = pa.list_(
     pa.field("element", pa.struct([
@@ -47,13 +48,16 @@ TRACE_SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
 )
+POLLED_SCHEMA = pa.schema(
+    [*TRACE_SCHEMA, pa.field("until_ms", pa.binary(), nullable=False)],
+    metadata={VERSION_KEY: str(INTERVAL_VERSION).encode()},
+)
+"""Columns of a trace of polls."""
 LIST_SCHEMA = pa.schema(
     [*_SCALARS, *(pa.field(name, pa.list_(pa.type_for_alias(kind))) for name, kind in EVENT_COLUMNS.items())],
     metadata={VERSION_KEY: b"2"},
 )
 """Columns of versions 1 and 2, which can still be read."""
-ONLY_FILE_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: ONLY})
-"""Value for a Parquet file that is a whole trace."""
 SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
 """Value for a Parquet file that is one of several."""
 # Spark verifies the checksums too, so damage inside a page is detected.
@@ -61,6 +65,8 @@ WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictio
 """How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""
 # Neighbours differ by little. A key-shared trace takes 0.7 bytes an event, against 2 with the shorter form for each.
 _IN_STEPS = frozenset(("ts_ms", "first_entry"))
+# Columns that are packed as their distance above another one.
+_DISTANCES = {"last_entry": "first_entry", "until_ms": "ts_ms"}
 EVENTS_AT_ONCE = 1 << 20
 """Events that are unpacked at once, unless a single chunk has more."""
 
@@ -78,11 +84,11 @@ class ChunkRow(NamedTuple):
     key: tuple[str, str]
     chunk: int
     first_seq: int
-    events: Events
+    events: Events | PolledEvents
 
 
 def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
-    """Return chunks as rows of `TRACE_SCHEMA`."""
+    """Return chunks as rows of `TRACE_SCHEMA`, or of `POLLED_SCHEMA` if they are of a trace of polls."""
     keys, chunks, first_seqs, events = zip(*rows, strict=True)
     topics, subscriptions = zip(*keys, strict=True)
     columns = {
@@ -93,15 +99,21 @@ def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
     for name in EVENT_COLUMNS:
         columns[name] = [pack(_written(each, name), has_steps=name in _IN_STEPS) for each in events]
     arrays = [pa.array(columns[name], TRACE_SCHEMA.field(name).type) for name in columns]
-    return pa.Table.from_arrays([*arrays, _ledgers_of(events)], schema=TRACE_SCHEMA)
+    arrays.append(_ledgers_of(events))
+    if not hasattr(events[0], "until_ms"):
+        return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
+    arrays.append(pa.array([pack(_written(each, "until_ms")) for each in events], pa.binary()))
+    return pa.Table.from_arrays(arrays, schema=POLLED_SCHEMA)
 
 
-def _written(events: Events, name: str) -> Int64s:
+def _written(events: Events | PolledEvents, name: str) -> Int64s:
     column: Int64s = np.asarray(getattr(events, name), np.int64)
+    if name == "until_ms":
+        return column - events.ts_ms
     return column - events.first_entry if name == "last_entry" else column
 
 
-def _ledgers_of(events: Sequence[Events]) -> pa.Array:
+def _ledgers_of(events: Sequence[Events | PolledEvents]) -> pa.Array:
     found = [named_entries(each.kind, each.ledger_id, each.last_entry) for each in events]
     offsets = np.cumsum([0, *(each.shape[1] for each in found)], dtype=np.int32)
     columns = np.concatenate(found, axis=1)
@@ -142,6 +154,11 @@ def is_packed(schema: pa.Schema) -> bool:
     return "event_count" in schema.names
 
 
+def has_intervals(schema: pa.Schema) -> bool:
+    """Return whether rows are of a trace of polls."""
+    return "until_ms" in schema.names
+
+
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a batch in groups of at most `EVENTS_AT_ONCE` events, but at least one row."""
     if not is_packed(batch.schema):
@@ -165,7 +182,7 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
     Args:
         batch: Rows of a trace of any version: `names`, the additions of `packed_columns`, and the columns that name a
             chunk.
-        names: Columns of `EVENT_COLUMNS`.
+        names: Columns of `EVENT_COLUMNS`, and ``until_ms`` of a trace of polls.
 
     Raises:
         TraceError: The columns of a row differ in length, or are empty or damaged.
@@ -215,8 +232,8 @@ def packed_columns(names: Sequence[str], *, is_packed: bool) -> tuple[str, ...]:
     """Return the columns that `events_of` reads for some columns."""
     if not is_packed:
         return tuple(names)
-    more = {"first_entry"} if "last_entry" in names else set()
-    return ("event_count", *dict.fromkeys((*names, *more - set(names))))
+    more = {base for name, base in _DISTANCES.items() if name in names}
+    return ("event_count", *dict.fromkeys((*names, *sorted(more - set(names)))))
 
 
 def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool_], what: str = "") -> None:
@@ -245,8 +262,11 @@ def _unpacked(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
         name: _joined(batch, name, counts.tolist(), int(offsets[-1]))
         for name in packed_columns(names, is_packed=True)[1:]
     }
-    if "last_entry" in columns:
-        columns["last_entry"] += columns["first_entry"]
+    if "until_ms" in columns:
+        refuse(batch, offsets, columns["until_ms"] < 0, "'until_ms' is before 'ts_ms'")
+    for name, base in _DISTANCES.items():
+        if name in columns:
+            columns[name] += columns[base]
     return offsets, [columns[name] for name in names]
 
 

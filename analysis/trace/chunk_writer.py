@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Self, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunk_rows import ONLY_FILE_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
+from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
+from ackstate.analysis.trace.manifest import FILES_KEY, ONLY, SEVERAL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.rows import Events
+    from ackstate.analysis.trace.rows import Events, PolledEvents
 
 _EVENTS_PER_ROW_GROUP = 1 << 20
 _CHUNKS_PER_ROW_GROUP = 4_096
@@ -20,24 +23,32 @@ _CHUNKS_PER_ROW_GROUP = 4_096
 
 @final
 class ChunkWriter:
-    """Writes the only Parquet file of a trace. Memory: a row group.
+    """Writes a Parquet file of a trace. Memory: a row group.
 
     Args:
         file: The file to write; the caller moves it into the trace when it is closed.
+        written: For a further file of a trace, the number of chunks and of events of each (topic, subscription) in the
+            files before it; None if the file is a whole trace.
 
     Raises:
         OSError: The disk is full or failed; any call may raise it.
     """
 
-    def __init__(self, file: Location) -> None:
+    def __init__(self, file: Location, *, written: Mapping[tuple[str, str], tuple[int, int]] | None = None) -> None:
         self.events = 0
+        self._files = ONLY if written is None else SEVERAL
         self._sink = file.open("wb")
-        self._writer = pq.ParquetWriter(self._sink, ONLY_FILE_SCHEMA, **WRITE_OPTIONS)
-        self._begun: dict[tuple[str, str], tuple[int, int]] = {}
+        self._writer: pq.ParquetWriter | None = None  # opened with the first rows, whose columns it has
+        self._begun: dict[tuple[str, str], tuple[int, int]] = dict(written or {})
         self._rows: list[ChunkRow] = []
         self._waiting = 0
 
-    def write(self, key: tuple[str, str], events: Events) -> None:
+    @property
+    def written(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The number of chunks and of events of each (topic, subscription) so far, with those of earlier files."""
+        return dict(self._begun)
+
+    def write(self, key: tuple[str, str], events: Events | PolledEvents) -> None:
         """Write the next chunk of a (topic, subscription); no-op without events."""
         count = len(events.kind)
         if not count:
@@ -55,7 +66,7 @@ class ChunkWriter:
         with self._sink:
             if self._rows:
                 self._write_row_group()
-            self._writer.close()
+            self._opened(TRACE_SCHEMA).close()
 
     def __enter__(self) -> Self:
         return self
@@ -66,11 +77,20 @@ class ChunkWriter:
             return
         # After a failure the file is discarded: another error while closing it would hide the first.
         with suppress(pa.ArrowException, OSError, ValueError):
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
         with suppress(OSError):
             self._sink.close()
 
     def _write_row_group(self) -> None:
-        self._writer.write_table(table_of(self._rows))
+        table = table_of(self._rows)
+        writer = self._opened(table.schema)
+        writer.write_table(table.replace_schema_metadata(writer.schema.metadata))
         self._rows.clear()
         self._waiting = 0
+
+    def _opened(self, schema: pa.Schema) -> pq.ParquetWriter:
+        if self._writer is None:
+            schema = schema.with_metadata({**schema.metadata, FILES_KEY: self._files})
+            self._writer = pq.ParquetWriter(self._sink, schema, **WRITE_OPTIONS)
+        return self._writer

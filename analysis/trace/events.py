@@ -24,6 +24,15 @@ ledgers         list of structs   for each ledger that the events name, rising: 
                                   ACK or MARK_DELETE (``acked``), all int64, 0 if there is none
 ==============  ================  ==================================================================================
 
+A trace of polls (version 4) has a column more, because polls only show that an event happened between two of them:
+
+==============  ================  ==================================================================================
+until_ms        packed int64      the event happened at `ts_ms` or later, and at this time or earlier; packed as the
+                                  distance above `ts_ms`
+==============  ================  ==================================================================================
+
+Its events are in the order of `ts_ms`, their earliest times. An event never happens before one of an earlier poll.
+
 Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.packed_numbers`. Versions 1
 and 2 have lists of numbers instead, and neither `event_count` nor `ledgers`; version 1 lacks the kinds from `HELD_BACK`
 on, and entries of `RECOVER`.
@@ -37,6 +46,9 @@ from typing import NamedTuple
 from ackstate.errors import AckStateError
 
 TRACE_VERSION = 3
+"""The version of a trace whose events have exact times."""
+INTERVAL_VERSION = 4
+"""The version of a trace of polls, with `until_ms`. The highest that this release reads."""
 CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
 
@@ -98,6 +110,11 @@ class EventKind(IntEnum):
     are not durable from here on, even if the persist fails."""
     RESET = 14
     """The cursor was reset, durably: like RECOVER, for a cursor that stays open."""
+    PERSIST_SEEN = 15
+    """Only in a trace of polls: a record became durable, or may have, between `ts_ms` and `until_ms`. It may cover any
+    ack before this event. number: it certainly covers the acks whose `until_ms` is at most this time, except those
+    named by CUT_OFF events right after it, which it may lack; -1: it covers no ack for certain, and the acks that were
+    certainly durable before it remain so."""
 
 
 NAMES_ENTRIES = frozenset({
@@ -105,6 +122,15 @@ NAMES_ENTRIES = frozenset({
     EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED,
 })  # fmt: skip
 """The kinds that always have entries."""
+
+
+POLLED_ONLY = frozenset({EventKind.PERSIST_SEEN})
+"""The kinds that occur only in a trace of polls."""
+POLLED_KINDS = POLLED_ONLY | {
+    EventKind.PUBLISH, EventKind.ACK, EventKind.MARK_DELETE, EventKind.CUT_OFF, EventKind.CRASH, EventKind.RECOVER,
+    EventKind.REDELIVER, EventKind.RESET,
+}  # fmt: skip
+"""The kinds that occur in a trace of polls."""
 
 
 class Event(NamedTuple):
@@ -116,3 +142,15 @@ class Event(NamedTuple):
     first_entry: int = -1
     last_entry: int = -1
     number: int = -1
+
+
+class PolledEvent(NamedTuple):
+    """One event of a trace of polls. The fields are those of the columns."""
+
+    ts_ms: int
+    kind: EventKind
+    ledger_id: int = -1
+    first_entry: int = -1
+    last_entry: int = -1
+    number: int = -1
+    until_ms: int = -1

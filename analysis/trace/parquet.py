@@ -16,13 +16,21 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ackstate.analysis.location import StorePath
-from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, is_packed
+from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, POLLED_SCHEMA, TRACE_SCHEMA, has_intervals, is_packed
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
-from ackstate.analysis.trace.events import CHUNK_EVENTS, TRACE_VERSION, VERSION_KEY, Event, TraceError
+from ackstate.analysis.trace.events import (
+    CHUNK_EVENTS,
+    INTERVAL_VERSION,
+    TRACE_VERSION,
+    VERSION_KEY,
+    Event,
+    PolledEvent,
+    TraceError,
+)
 from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names, listed_names
 from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, standing_names
 from ackstate.analysis.trace.row_limit import check_row_groups, check_rows
-from ackstate.analysis.trace.rows import Events
+from ackstate.analysis.trace.rows import Events, PolledEvents
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.entry_bitmap import run_end
 from ackstate.errors import UnsupportedVersionError
@@ -35,7 +43,6 @@ if TYPE_CHECKING:
 
 _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
-_PACKED_FROM = 3
 _SUFFIX = ".parquet"
 FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark ignores files whose names start with these characters.
@@ -167,6 +174,7 @@ class Span(NamedTuple):
         row_groups_max: Number of row groups in the file that has most.
         is_packed: Whether its events are bytes, as since version 3.
         size_bytes: Uncompressed size of its columns.
+        has_intervals: Whether it is a trace of polls, whose events have intervals instead of times.
     """
 
     begin_ms: int
@@ -175,6 +183,7 @@ class Span(NamedTuple):
     row_groups_max: int = 1
     is_packed: bool = True
     size_bytes: int = 0
+    has_intervals: bool = False
 
 
 def check_trace(path: Location, *, is_timed: bool = True) -> Span:
@@ -199,9 +208,10 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     listed = check_names(path, files)
     stated: dict[Location, bytes | None] = {}
     packed: dict[bool, Location] = {}
+    polled: dict[bool, Location] = {}
     for file in files:
-        rows, row_groups, size, stated[file] = _scalars(file)
-        packed[is_packed(rows.schema)] = file
+        rows, row_groups, size, stated[file], is_polled = _scalars(file)
+        packed[is_packed(rows.schema)] = polled[is_polled] = file
         size_bytes += size
         row_groups_max = max(row_groups_max, row_groups)
         if is_timed:
@@ -223,17 +233,22 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
         raise TraceError(
             f"{packed[False]}: its version is below 3, unlike that of {packed[True].name}: convert it again"
         )
+    if len(polled) > 1:
+        raise TraceError(
+            f"{polled[True]}: it is a file of a trace of polls, unlike {polled[False].name}: keep the traces apart"
+        )
     check_files(path, stated, listed)
     for (topic, subscription), chunks in found.items():
         missing = run_end(chunks, 0) if 0 in chunks else 0
         if missing < len(chunks):
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
-    return Span(min(begins), max(ends), sum(map(len, found.values())), row_groups_max, True in packed, size_bytes)
+    count = sum(map(len, found.values()))
+    return Span(min(begins), max(ends), count, row_groups_max, True in packed, size_bytes, True in polled)
 
 
-def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None]:
-    """Check a file, and return its chunks with times, the number and size of its row groups, and `FILES_KEY`."""
+def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None, bool]:
+    """Check a file; return its chunks with times, number and size of its row groups, `FILES_KEY`, `has_intervals`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
     try:
@@ -249,7 +264,8 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None]:
         check_rows(file, rows)
         groups = range(parquet.num_row_groups)
         size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
-        return rows, len(groups), size, (parquet.metadata.metadata or {}).get(FILES_KEY)
+        said = (parquet.metadata.metadata or {}).get(FILES_KEY)
+        return rows, len(groups), size, said, has_intervals(schema)
     # Arrow reports damage with many types of errors.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
@@ -271,12 +287,12 @@ def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
     version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"1")
     if not version.isdigit():
         raise TraceError(f"{file}: not a trace, its version is {version!r}")
-    if int(version) > TRACE_VERSION:
+    if int(version) > INTERVAL_VERSION:
         raise UnsupportedVersionError(
-            f"{file}: trace has version {int(version)}; this release reads up to {TRACE_VERSION}"
+            f"{file}: trace has version {int(version)}; this release reads up to {INTERVAL_VERSION}"
         )
     found = parquet.schema_arrow
-    expected = TRACE_SCHEMA if int(version) >= _PACKED_FROM else LIST_SCHEMA
+    expected = {TRACE_VERSION: TRACE_SCHEMA, INTERVAL_VERSION: POLLED_SCHEMA}.get(int(version), LIST_SCHEMA)
     for field in expected:
         matching = found.get_all_field_indices(field.name)
         if len(matching) != 1:
@@ -327,7 +343,7 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 def _write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
     """Cut each subscription's events into chunks, in order."""
-    open_chunks: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    open_chunks: dict[tuple[str, str], list[Event | PolledEvent]] = defaultdict(list)
     clock = TraceClock()
     for topic, subscription, events in frames:
         key = (topic, subscription)
@@ -342,5 +358,6 @@ def _write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
         writer.write(key, _arrays(rest))
 
 
-def _arrays(events: Sequence[Event]) -> Events:
-    return Events(*np.array(events, np.int64).reshape(len(events), len(Event._fields)).T)
+def _arrays(events: Sequence[Event | PolledEvent]) -> Events | PolledEvents:
+    kind = PolledEvents if events and isinstance(events[0], PolledEvent) else Events
+    return kind(*np.array(events, np.int64).reshape(len(events), len(kind._fields)).T)

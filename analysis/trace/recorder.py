@@ -7,7 +7,8 @@ keeps written data when the process dies, so only the last frame may be torn; a 
 ``header``  ``ACKTRACE``, version u32
 ``frame``   length u32 of the payload, CRC-32C u32 of those four bytes, CRC-32C u32 of the payload; the payload is
             topic length u16, subscription length u16, both names in UTF-8, then events of
-            ts_ms i64, kind u8, ledger_id i64, first_entry i64, last_entry i64, number i64
+            ts_ms i64, kind u8, ledger_id i64, first_entry i64, last_entry i64, number i64; in a recording of polls,
+            which has version 3, followed by until_ms i64
 
 All numbers are little-endian.
 """
@@ -21,8 +22,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import google_crc32c
+import numpy as np
 
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.events import POLLED_ONLY, Event, EventKind, PolledEvent, TraceError
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -30,11 +32,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECORDING_VERSION = 2  # with the kinds of events that version 2 of a trace has
+POLLED_VERSION = 3
+"""The version of a recording of polls; the highest that this release reads."""
 _MAGIC = b"ACKTRACE"
 _HEADER = struct.Struct("<8sI")
 _FRAME = struct.Struct("<III")
 _NAMES = struct.Struct("<HH")
 _EVENT = struct.Struct("<qBqqqq")
+_POLLED_EVENT = struct.Struct("<qBqqqqq")
+POLLED_FIELDS = np.dtype([(name, "<u1" if name == "kind" else "<i8") for name in PolledEvent._fields])
+"""An event of a recording of polls, as it is stored."""
 _SUFFIX = ".events"
 
 
@@ -46,12 +53,14 @@ class Recorder:
 
     Args:
         directory: The recording; created if missing.
+        has_intervals: Whether it is a recording of polls, which takes `PolledEvent` instead of `Event`.
 
     Raises:
         OSError: The segment cannot be created.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, has_intervals: bool = False) -> None:
+        self._event = _POLLED_EVENT if has_intervals else _EVENT
         directory.mkdir(parents=True, exist_ok=True)
         number = 1 + max((int(path.stem) for path in segments(directory)), default=0)
         self.path = directory / f"{number:06}{_SUFFIX}"
@@ -61,13 +70,13 @@ class Recorder:
         self._lock = threading.Lock()
         self._size = 0
         try:
-            self._write(_HEADER.pack(_MAGIC, RECORDING_VERSION))
+            self._write(_HEADER.pack(_MAGIC, POLLED_VERSION if has_intervals else RECORDING_VERSION))
         except BaseException:
             self.close()
             self.path.unlink()
             raise
 
-    def record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
+    def record(self, topic: str, subscription: str, events: Sequence[Event] | Sequence[PolledEvent]) -> None:
         """Append events that belong together, as one frame.
 
         Raises:
@@ -80,7 +89,7 @@ class Recorder:
             texts = (topic.encode(), subscription.encode())
             names = _NAMES.pack(*map(len, texts)) + b"".join(texts)
             self._names[topic, subscription] = names
-        payload = names + b"".join([_EVENT.pack(*event) for event in events])
+        payload = names + b"".join([self._event.pack(*event) for event in events])
         header = _FRAME.pack(len(payload), _length_checksum(len(payload)), google_crc32c.value(payload))
         self._write(header + payload)
 
@@ -115,7 +124,7 @@ class Frame(NamedTuple):
 
     topic: str
     subscription: str
-    events: list[Event]
+    events: list[Event] | list[PolledEvent]
 
 
 def segments(directory: Path) -> list[Path]:
@@ -139,6 +148,38 @@ def read_recording(directory: Path) -> Iterator[Frame]:
         yield from _read_segment(path)
 
 
+def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield topic, subscription and events of every frame of a recording of polls, as arrays of `POLLED_FIELDS`.
+
+    Raises:
+        TraceError: As `read_recording`, or it is not a recording of polls.
+        UnsupportedVersionError: A newer release recorded it.
+    """
+    for path in segments(directory):
+        data = path.read_bytes()
+        if len(data) < _HEADER.size:
+            continue
+        if _check_header(path, data[: _HEADER.size]) != POLLED_VERSION:
+            raise TraceError(f"{path}: not a recording of polls")
+        for offset, payload in _payloads(path, data):
+            topic, subscription, names_end = _names_of(payload, path, offset)
+            try:
+                yield topic, subscription, np.frombuffer(payload, POLLED_FIELDS, offset=names_end)
+            except ValueError as error:
+                raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
+
+
+def torn_bytes(path: Path) -> int:
+    """Return the bytes of a segment's torn last frame, 0 if it is complete. Raises as `read_recording`."""
+    data = path.read_bytes()
+    end = min(len(data), _HEADER.size)
+    if end == _HEADER.size:
+        _check_header(path, data[:end])
+    for offset, payload in _payloads(path, data):
+        end = offset + _FRAME.size + len(payload)
+    return len(data) - end
+
+
 def check_segment(path: Path) -> None:
     """Check that a file is a segment of a known version; its frames are not checked.
 
@@ -160,9 +201,15 @@ def _check_file(path: Path) -> None:
 def _read_segment(path: Path) -> Iterator[Frame]:
     _check_file(path)
     data = path.read_bytes()
-    _check_header(path, data[: _HEADER.size])
+    version = _check_header(path, data[: _HEADER.size])
     if len(data) < _HEADER.size:
         return  # The writer died before its header was complete: it recorded nothing.
+    for offset, payload in _payloads(path, data):
+        yield _decode_frame(payload, path, offset, has_intervals=version == POLLED_VERSION)
+
+
+def _payloads(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the payload of each complete frame."""
     offset = _HEADER.size
     while len(data) - offset >= _FRAME.size:
         length, length_checksum, checksum = _FRAME.unpack_from(data, offset)
@@ -173,36 +220,49 @@ def _read_segment(path: Path) -> Iterator[Frame]:
             return
         if not intact or google_crc32c.value(payload) != checksum:
             raise TraceError(f"{path}: the frame at byte {offset} does not match its checksum")
-        yield _decode_frame(payload, path, offset)
+        yield offset, payload
         offset += _FRAME.size + length
 
 
-def _check_header(path: Path, header: bytes) -> None:
+def _check_header(path: Path, header: bytes) -> int:
+    """Return the version of a segment; 0 if its header is incomplete."""
     if header[: len(_MAGIC)] != _MAGIC[: len(header)]:
         raise TraceError(f"{path}: not a recording, it starts with {header[: len(_MAGIC)]!r}")
     if len(header) < _HEADER.size:
-        return
+        return 0
     _, version = _HEADER.unpack(header)
     if version < 1:
         raise TraceError(f"{path}: not a recording, its version is {version}")
-    if version > RECORDING_VERSION:
+    if version > POLLED_VERSION:
         raise UnsupportedVersionError(
-            f"{path}: recording has version {version}; this release reads up to {RECORDING_VERSION}"
+            f"{path}: recording has version {version}; this release reads up to {POLLED_VERSION}"
         )
+    return int(version)
 
 
 def _length_checksum(length: int) -> int:
     return int(google_crc32c.value(length.to_bytes(4, "little")))
 
 
-def _decode_frame(payload: bytes, path: Path, offset: int) -> Frame:
+def _decode_frame(payload: bytes, path: Path, offset: int, *, has_intervals: bool) -> Frame:
+    topic, subscription, names_end = _names_of(payload, path, offset)
+    try:
+        rows = (_POLLED_EVENT if has_intervals else _EVENT).iter_unpack(payload[names_end:])
+        kind_of = PolledEvent if has_intervals else Event
+        events = [kind_of(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
+        if not has_intervals and any(event.kind in POLLED_ONLY for event in events):
+            raise ValueError("it has a kind of event that only a recording of polls has")
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
+    return Frame(topic, subscription, events)  # type: ignore[arg-type] # all of one class
+
+
+def _names_of(payload: bytes, path: Path, offset: int) -> tuple[str, str, int]:
+    """Return the topic, the subscription, and the byte where the events begin."""
     try:
         topic_size, subscription_size = _NAMES.unpack_from(payload)
         names_end = _NAMES.size + topic_size + subscription_size
         topic = payload[_NAMES.size : _NAMES.size + topic_size].decode()
-        subscription = payload[_NAMES.size + topic_size : names_end].decode()
-        rows = _EVENT.iter_unpack(payload[names_end:])
-        events = [Event(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
-    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        return topic, payload[_NAMES.size + topic_size : names_end].decode(), names_end
+    except (struct.error, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
-    return Frame(topic, subscription, events)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, Wrong
-from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind
+from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, POLLED_ONLY, EventKind
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-KINDS = {kind.name.lower(): kind.value for kind in EventKind}
+KINDS = {kind.name.lower(): kind.value for kind in EventKind if kind not in POLLED_ONLY}
 NO_SEQ = -1
 ROW_SCHEMA = pa.schema(
     [("topic", pa.string()), ("subscription", pa.string()), ("ts_ms", pa.int64()), ("kind", pa.string())]
@@ -50,6 +50,22 @@ class Events(NamedTuple):
     def where(self, chosen: Int64s | Mask | slice) -> Events:
         """Return the events selected by indexes, a mask or a slice."""
         return Events(*(column[chosen] for column in self))
+
+
+class PolledEvents(NamedTuple):
+    """Events of one subscription, or of a topic, in a trace of polls; columns as in the trace."""
+
+    ts_ms: Int64s
+    kind: Int64s
+    ledger_id: Int64s
+    first_entry: Int64s
+    last_entry: Int64s
+    number: Int64s
+    until_ms: Int64s
+
+    def exact(self) -> Events:
+        """Return the columns that exact traces have as well."""
+        return Events(*self[:-1])
 
 
 class TraceRows(NamedTuple):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.admin_client import AdminServer
     from ackstate.analysis.http_exchange import Answer
+    from ackstate.analysis.pulsar.snapshot.request_rate import RequestRate
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Longest accepted answer: at 20 bytes a range, 3,000,000 ranges of a topic's cursors."""
@@ -46,12 +47,15 @@ class PulsarAdmin:
     place is followed without it, and later redirections do not get it back. None is followed from https to http.
     """
 
-    def __init__(self, server: AdminServer, *, token_hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self, server: AdminServer, *, token_hosts: Collection[str] = (), rate: RequestRate | None = None
+    ) -> None:
         """Prepare; connections are opened by the first request.
 
         Args:
             server: The server of the first request.
             token_hosts: ``HOST:PORT``, or ``HOST`` for the port of the server's URL.
+            rate: Limits the requests per second, including those after a redirection; None for no limit.
 
         Raises:
             AdminError: httpx is missing, or a token host is malformed.
@@ -59,6 +63,7 @@ class PulsarAdmin:
         if server.answer_bytes_max is None:
             server = replace(server, answer_bytes_max=ANSWER_BYTES_MAX)
         self._server = server
+        self._rate = rate
         self._trusted = {server.origin[1:], *(_token_host(host, server.origin) for host in token_hosts)}
         self._exchanges = server.exchanges()
 
@@ -92,6 +97,7 @@ class PulsarAdmin:
 
     def _content(self, path: str) -> bytes:
         server, below = self._server, path
+        self._wait()
         # All redirections of a request share one deadline.
         deadline_s = time.monotonic() + server.timeout_s
         for _ in range(_REDIRECTS_MAX + 1):
@@ -100,11 +106,16 @@ class PulsarAdmin:
             if answer.status not in _REDIRECTIONS:
                 break
             server, below = self._redirected(server, below, answer)
+            self._wait()
         else:
             raise AdminError(f"{self._server.url}{path}: more than {_REDIRECTS_MAX} redirections")
         if not answer.is_success:
             raise self._refusal(server, below, answer)
         return answer.content
+
+    def _wait(self) -> None:
+        if self._rate is not None:
+            self._rate.wait()
 
     def _redirected(self, server: AdminServer, below: str, answer: Answer) -> tuple[AdminServer, str]:
         """Return the server and the path of a redirection, with the token only if it may be sent there."""

@@ -119,11 +119,19 @@ class SubscriptionStats(_PulsarObject):
 
 
 class TopicStats(_PulsarObject):
-    """`stats` of one topic or partition."""
+    """`stats` of one topic or partition.
+
+    Attributes:
+        subscriptions: By name.
+        msg_in_counter: Messages published since the topic was loaded.
+        owner_broker: The broker that has it; None if the broker omits it.
+        topic_creation_time_stamp: When the topic was loaded, in ms since 1970; None if the broker omits it.
+    """
 
     subscriptions: dict[str, SubscriptionStats]
     msg_in_counter: int = 0
     owner_broker: str | None = None
+    topic_creation_time_stamp: int | None = None
 
 
 _Object = TypeVar("_Object", bound=BaseModel)

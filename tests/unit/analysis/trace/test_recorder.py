@@ -81,8 +81,8 @@ def test_no_recording_is_not_an_empty_one(tmp_path):
 
 
 def test_a_newer_recording_says_so(tmp_path):
-    (tmp_path / "000001.events").write_bytes(b"ACKTRACE\3\0\0\0")
-    with pytest.raises(UnsupportedVersionError, match="version 3"):
+    (tmp_path / "000001.events").write_bytes(b"ACKTRACE\4\0\0\0")
+    with pytest.raises(UnsupportedVersionError, match="version 4"):
         list(read_recording(tmp_path))
 
 

@@ -1,0 +1,1 @@
+"""Exports bounds on the redelivery of live subscriptions to Prometheus."""

@@ -1,0 +1,130 @@
+"""Serves the metrics over HTTP, and collects in the background until a signal stops it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ackstate.analysis.pulsar.exporter.collection import Collector
+    from ackstate.analysis.pulsar.exporter.metrics import ExporterCollector
+
+_CONNECTION_TIMEOUT_S = 10.0
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Stopped(BaseException):
+    """A signal asked to stop."""
+
+
+class ExporterSettings(NamedTuple):
+    """Where and how often.
+
+    Attributes:
+        host: The address to listen on.
+        port: The port; 0 is any free port.
+        every_s: Seconds between the starts of two collections; a longer one is followed by the next at once.
+    """
+
+    host: str
+    port: int
+    every_s: float
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """Logs nothing, and drops a client that does not send its request in time."""
+
+    timeout = _CONNECTION_TIMEOUT_S
+
+    def log_message(self, format: str, *_arguments: object) -> None:  # noqa: A002 -- as in the base class
+        """Write no line for a scrape."""
+
+
+def run_exporter(
+    collector: Collector,
+    metrics: ExporterCollector,
+    settings: ExporterSettings,
+    *,
+    announce: Callable[[str], None],
+    complain: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        collector: Collects in this thread.
+        metrics: Exports what it has collected.
+        settings: Where to listen, and how often to collect.
+        announce: Called with a line when the server listens and has collected once.
+        complain: Called with the reason of a failed collection, once until it changes.
+
+    Raises:
+        OSError: The address cannot be used.
+    """
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    with suppress(_Stopped), _stopped_by_signals(), _server(registry, settings) as port:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        shown, line = "", f"ackstate exporter on http://{host}:{port}/metrics"
+        while True:
+            collection = collector.collect()
+            metrics.show(collection)
+            if collection.failure and collection.failure != shown:
+                complain(collection.failure)
+            if line:
+                announce(line)
+            shown, line = collection.failure, ""
+            time.sleep(max(settings.every_s - collection.duration_s, 0.0))
+
+
+@contextmanager
+def _server(registry: CollectorRegistry, settings: ExporterSettings) -> Iterator[int]:
+    """Serve in a thread while the block runs; yield the port."""
+    application = make_wsgi_app(registry)
+    with make_server(
+        settings.host,
+        settings.port,
+        application,
+        server_class=_server_class(settings.host),
+        handler_class=_QuietHandler,
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _server_class(host: str) -> type[ThreadingWSGIServer]:
+    class Server(ThreadingWSGIServer):
+        """A server of the address family of the host."""
+
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Raise `_Stopped` in the main thread, wherever the block is, when a signal asks to stop."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,257 @@
+"""Polls all topics of a cluster at a steady pace, and records what it finds until it is stopped."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.analysis.admin_client import topic_path
+from ackstate.analysis.pulsar.record.topic_follower import TopicFollower
+from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.snapshot.requests import request_all
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ackstate.analysis.pulsar.record.trace_directory import Recorded, TraceDirectory
+    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+    from ackstate.analysis.trace.events import PolledEvent
+
+AT_ONCE = 16
+"""Requests under way."""
+LISTING_S = 60.0
+"""Topics are listed this often, and settings of new ones are read."""
+HOUR_MS = 3_600_000
+HOUR_BYTES_MAX = 256 << 20
+"""A recording of this size is finished before its hour is over."""
+_BACKOFF_S = (1.0, 30.0)  # after the first failure of a topic, and at most
+_WHOLE_TOPIC = re.compile(r"-partition-\d+$", re.ASCII)
+
+
+class Progress(NamedTuple):
+    """The state of a recording.
+
+    Attributes:
+        topics: Topics that are polled.
+        cursors: Their cursors.
+        unread: Topics whose last poll failed.
+        polls: Successful polls of a topic so far.
+        events: Events recorded so far.
+        last_failure: The reason of the latest failed poll; empty without one.
+    """
+
+    topics: int
+    cursors: int
+    unread: int
+    polls: int
+    events: int
+    last_failure: str
+
+
+def matches(topic: str, glob: str) -> bool:
+    """Return whether a topic, or the partitioned topic that it belongs to, matches a pattern such as ``public/*/o*``.
+
+    >>> matches("persistent://public/default/orders-partition-3", "public/default/orders")
+    True
+    """
+    pattern = glob.removeprefix("persistent://")
+    name = topic.removeprefix("persistent://")
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, _WHOLE_TOPIC.sub("", name)))
+
+
+@final
+class _Polled:
+    """One topic that is polled. Only the main thread changes it, except for its follower."""
+
+    def __init__(self, follower: TopicFollower) -> None:
+        self.follower = follower
+        self.next_s = 0.0
+        self.failures = 0
+        self.under_way: Future[None] | None = None
+
+
+@final
+class ClusterRecorder:
+    """Records a cluster; `run` once.
+
+    Args:
+        admin: An open connection pool.
+        source: Lists topics, and reads their settings.
+        trace: Receives the events.
+        every_s: Seconds between the polls of a topic, from start to start; longer if its answers take longer.
+        glob: Only topics that match it; empty for all.
+    """
+
+    def __init__(
+        self, admin: PulsarAdmin, source: LiveBroker, trace: TraceDirectory, *, every_s: float, glob: str = ""
+    ) -> None:
+        self._admin = admin
+        self._source = source
+        self._trace = trace
+        self._every_s = every_s
+        self._glob = glob
+        self._topics: dict[str, _Polled] = {}
+        self._recorded: dict[str, dict[str, Recorded]] = {}
+        for (topic, subscription), recorded in trace.resumed.recorded.items():
+            self._recorded.setdefault(topic, {})[subscription] = recorded
+        # Steady, and after every time in an earlier recording, whatever happens to the clock of the system.
+        self._begun_s = time.monotonic()
+        self._begun_ms = max(time.time_ns() // 1_000_000, trace.resumed.until_ms + 1)
+        self._hour = self._begun_ms // HOUR_MS
+        self._lock = Lock()
+        self._poll_count = self._event_count = 0
+        self._last_failure = ""
+
+    def now_ms(self) -> int:
+        """Return the time in ms since 1970; it never falls."""
+        return self._begun_ms + int((time.monotonic() - self._begun_s) * 1_000)
+
+    def run(self, for_s: float | None, show: Callable[[Progress], None]) -> Progress:
+        """Record for some time; an exception of a signal handler ends it, too. The caller closes the trace.
+
+        Args:
+            for_s: Seconds; None to record until an exception.
+            show: Called about once a second.
+
+        Raises:
+            AdminError: The topics cannot be listed at the start.
+            SnapshotError: An answer to that is malformed.
+            OSError: The trace cannot be written.
+        """
+        end_s = None if for_s is None else time.monotonic() + for_s
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            self._follow(self._list())
+            listing: Future[Sequence[str]] | None = None
+            listed_s = time.monotonic()
+            while end_s is None or time.monotonic() < end_s:
+                now_s = time.monotonic()
+                if listing is None and now_s - listed_s >= LISTING_S:
+                    listing = pool.submit(self._list)
+                if listing is not None and listing.done():
+                    self._take_listing(listing)
+                    listing, listed_s = None, now_s
+                self._poll_due(pool, now_s)
+                self._turn_hour()
+                show(self.progress())
+                # The rest of a poll period, in steps that let topics with other times be polled in time.
+                time.sleep(max(min(self._every_s, 1.0, (end_s or now_s + 1) - time.monotonic()) / 4, 0.01))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self._take_done()
+        return self.progress()
+
+    def progress(self) -> Progress:
+        """Return the state of the recording."""
+        followed = self._topics.values()
+        cursors = sum(each.follower.cursor_count for each in followed)
+        unread = sum(each.failures > 0 for each in followed)
+        return Progress(
+            len(followed), cursors, unread, self._poll_count, self._event_count, self._last_failure if unread else ""
+        )
+
+    # --- Topics
+
+    def _list(self) -> Sequence[str]:
+        return [topic for topic in self._source.topics() if not self._glob or matches(topic, self._glob)]
+
+    def _take_listing(self, listing: Future[Sequence[str]]) -> None:
+        try:
+            self._follow(listing.result())
+        except AckStateError as error:
+            self._last_failure = str(error)
+
+    def _follow(self, topics: Iterable[str]) -> None:
+        """Poll some topics from now on, and no others."""
+        wanted = set(topics)
+        new = sorted(wanted - self._topics.keys())
+        for topic, settings in request_all(new, self._source.settings).items():
+            if isinstance(settings, AckStateError):
+                self._last_failure = str(settings)  # tried again with the next listing
+            else:
+                follower = TopicFollower(topic, settings, self._recorded.pop(topic, {}))
+                self._topics[topic] = _Polled(follower)
+        for topic in self._topics.keys() - wanted:
+            if self._topics[topic].under_way is None:
+                self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
+
+    # --- Polls
+
+    def _poll_due(self, pool: ThreadPoolExecutor, now_s: float) -> None:
+        self._take_done()
+        for topic, polled in self._topics.items():
+            if polled.under_way is None and polled.next_s <= now_s:
+                polled.next_s = now_s + self._every_s
+                polled.under_way = pool.submit(self._poll, topic, polled.follower)
+
+    def _take_done(self) -> None:
+        """Follow the polls that are done.
+
+        Raises:
+            OSError: The trace cannot be written.
+        """
+        for polled in self._topics.values():
+            if polled.under_way is None or not polled.under_way.done():
+                continue
+            future, polled.under_way = polled.under_way, None
+            if future.cancelled():
+                continue
+            error = future.exception()
+            if error is None:
+                polled.failures = 0
+                self._poll_count += 1
+            elif isinstance(error, AckStateError):
+                polled.failures += 1
+                first_s, most_s = _BACKOFF_S
+                polled.next_s = time.monotonic() + min(first_s * 2 ** min(polled.failures - 1, 10), most_s)
+                self._last_failure = str(error)
+            else:
+                raise error
+
+    def _poll(self, topic: str, follower: TopicFollower) -> None:
+        follower.poll(_Rest(self._admin, topic), self.now_ms, partial(self._record, topic))
+
+    def _record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
+        if events:
+            self._trace.record(topic, subscription, events)
+            with self._lock:
+                self._event_count += len(events)
+
+    def _turn_hour(self) -> None:
+        """Finish an hour that is over, or has recorded too much, as soon as no poll is under way."""
+        hour = self.now_ms() // HOUR_MS
+        if hour == self._hour and self._trace.recording_bytes < HOUR_BYTES_MAX:
+            return
+        for polled in self._topics.values():
+            if polled.under_way is not None:
+                polled.under_way.exception()  # waits for it
+        self._take_done()
+        self._trace.finish_hour()
+        self._hour = hour
+
+
+@final
+class _Rest:
+    """Requests answers about one topic."""
+
+    def __init__(self, admin: PulsarAdmin, topic: str) -> None:
+        self._admin = admin
+        self._topic = topic
+        self._path = topic_path(topic)
+
+    def internals(self) -> TopicInternals:
+        """See `TopicSource`."""
+        return read_object(
+            TopicInternals, self._admin.get(f"{self._path}/internalStats"), what=f"{self._topic}: internalStats"
+        )
+
+    def stats(self) -> TopicStats:
+        """See `TopicSource`."""
+        return read_object(TopicStats, self._admin.get(f"{self._path}/stats"), what=f"{self._topic}: stats")

@@ -1,0 +1,316 @@
+"""`ackstate pulsar exporter` against a server that answers as a broker does; its queries select what it exports."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ackstate.analysis.admin_client import AdminServer
+from ackstate.analysis.pulsar.exporter.collection import Collection, Collector, narrowed
+from ackstate.analysis.pulsar.exporter.metrics import ExporterCollector
+from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats
+from ackstate.analysis.pulsar.snapshot.request_rate import RequestRate
+from ackstate.analysis.pulsar.snapshot.sources import LiveBroker, TopicAnswers
+from command_line import ENTRY, assert_one_line, run
+from promql import check_query, samples_of, texts_of
+from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+DASHBOARD = json.loads((EXAMPLES / "grafana-pulsar-dashboard.json").read_text())
+ALERTS = (EXAMPLES / "pulsar-alerts.yml").read_text()
+OTHER, OTHER_PATH = f"{TOPIC}-2", f"{PATH}-2"
+
+
+@pytest.fixture
+def exported():
+    """A function that collects from a broker several times, and returns the samples after each collection."""
+
+    def exported(url, *, times=1, between=lambda _number: None):
+        rate = RequestRate(10_000)
+        with PulsarAdmin(AdminServer(url, timeout_s=5), rate=rate) as admin:
+            collector, metrics = Collector(lambda: LiveBroker(admin)), ExporterCollector(rate)
+            registry = CollectorRegistry()
+            registry.register(metrics)
+            found = []
+            for number in range(times):
+                metrics.show(collector.collect())
+                found.append(samples_of(generate_latest(registry).decode()))
+                between(number)
+            return found
+
+    return exported
+
+
+def value(samples, name, **labels):
+    (found,) = [number for each, its, number in samples if each == name and labels.items() <= its.items()]
+    return found
+
+
+def grown(internals, *, by=3, acked="[(3:0..3:1]]"):
+    changed = copy.deepcopy(internals)
+    changed["cursors"]["sub"]["cursorLedgerLastEntry"] += by
+    changed["cursors"]["sub"]["individuallyDeletedMessages"] = acked
+    return changed
+
+
+# --- What it exports
+
+
+def test_the_bounds_of_a_look_are_those_of_the_snapshot(exported):
+    with serving() as broker:
+        (samples,) = exported(broker.url)
+    names = {"namespace": "public/default", "topic": TOPIC, "subscription": "sub", "broker": "127.0.0.1:8080"}
+    assert value(samples, "ackstate_pulsar_redelivery_if_crashed_low", **names) == 27
+    assert value(samples, "ackstate_pulsar_redelivery_if_crashed_high", **names) == 30
+    assert value(samples, "ackstate_pulsar_redelivery_if_unloaded", **names) == 0
+    assert value(samples, "ackstate_pulsar_acked_entries", **names) == 30
+    assert value(samples, "ackstate_pulsar_topics_unread", broker="127.0.0.1:8080") == 0
+    assert value(samples, "ackstate_pulsar_up") == value(samples, "ackstate_pulsar_topics") == 1
+    ranges = "managedLedgerMaxUnackedRangesToPersist"
+    assert value(samples, "ackstate_pulsar_limit_used_ratio", setting=ranges) == pytest.approx(30 / 10_000)
+
+
+def test_an_earlier_look_narrows_the_bounds(exported):
+    """Three records later, what the first look found acked is durable."""
+    stats = copy.deepcopy(STATS)
+    stats["subscriptions"]["sub"].pop("nonContiguousDeletedMessagesRangesSerializedSize")
+    later = copy.deepcopy(INTERNALS)
+    later["cursors"]["sub"]["cursorLedgerLastEntry"] += 3
+    later["cursors"]["sub"]["individuallyDeletedMessages"] = INTERNALS["cursors"]["sub"][
+        "individuallyDeletedMessages"
+    ].replace("]]", "],(3:60..3:62]]")
+    with serving(topic_answers(internals=[INTERNALS, later, later], stats=stats)) as broker:
+        first, second = exported(broker.url, times=2)
+    high = "ackstate_pulsar_redelivery_if_crashed_high"
+    assert (value(first, high), value(second, high)) == (30, 2)
+    assert value(second, "ackstate_pulsar_redelivery_if_crashed_low") == 0
+
+
+def test_looks_that_contradict_each_other_leave_the_bounds_of_the_latest():
+    def answers(internals, at_s):
+        return TopicAnswers(
+            TopicInternals.model_validate(internals), TopicStats.model_validate(STATS), at_s, at_s + 0.01
+        )
+
+    now = answers(INTERNALS, 100.0)
+    seek = answers(grown(INTERNALS, by=-1, acked="[(3:0..3:59]]"), 90.0)
+    (alone,) = narrowed(TOPIC, now, [], BrokerSettings())
+    (found,) = narrowed(TOPIC, now, [seek], BrokerSettings())
+    assert found.comes_back == alone.comes_back
+
+
+def test_a_topic_that_is_not_read_is_counted_for_its_broker_and_the_others_are_exported(exported):
+    """The broker of one topic dies after the first look."""
+    answers = {"/admin/v2/persistent/public/default": [TOPIC, OTHER]} | topic_answers(OTHER_PATH)
+    with serving(answers) as broker:
+
+        def die(number):
+            broker.answers[f"{OTHER_PATH}/internalStats"] = (503, b"", {})
+
+        before, after = exported(broker.url, times=2, between=die)
+    unread = "ackstate_pulsar_topics_unread"
+    assert (value(before, unread), value(after, unread)) == (0, 1)
+    topics = {labels["topic"] for name, labels, _ in after if name == "ackstate_pulsar_acked_entries"}
+    assert topics == {TOPIC}
+    assert value(after, "ackstate_pulsar_up") == 1
+
+
+def test_a_topic_never_read_has_an_unknown_owner(exported):
+    with serving({f"{PATH}/stats": (503, b"", {})}) as broker:
+        (samples,) = exported(broker.url)
+    assert value(samples, "ackstate_pulsar_topics_unread", broker="") == 1
+    assert "ackstate_pulsar_acked_entries" not in {name for name, _, _ in samples}
+
+
+def test_a_cluster_that_does_not_answer_is_a_metric(exported):
+    with serving() as broker:
+
+        def die(number):
+            broker.answers["/admin/v2/tenants"] = (503, b"", {})
+
+        before, after = exported(broker.url, times=2, between=die)
+    assert (value(before, "ackstate_pulsar_up"), value(after, "ackstate_pulsar_up")) == (1, 0)
+    assert value(after, "ackstate_pulsar_collections_failed_total") == 1
+    stamp = "ackstate_pulsar_collection_timestamp_seconds"
+    assert value(after, stamp) == value(before, stamp), "of the latest look that listed the topics"
+
+
+def test_topics_that_are_gone_are_forgotten(exported):
+    answers = {"/admin/v2/persistent/public/default": [[TOPIC, OTHER]]} | topic_answers(OTHER_PATH)
+    answers["/admin/v2/persistent/public/default"] = [TOPIC, OTHER]
+    with serving(answers) as broker:
+
+        def delete(number):
+            broker.answers["/admin/v2/persistent/public/default"] = [TOPIC]
+
+        before, after = exported(broker.url, times=2, between=delete)
+    assert (value(before, "ackstate_pulsar_topics"), value(after, "ackstate_pulsar_topics")) == (2, 1)
+
+
+def test_old_looks_are_kept_for_quiet_cursors():
+    """With a look every 30 s, one of the kept ones is always older than a flush and two writes."""
+    settings, clock, stats = BrokerSettings(), [1_000.0], copy.deepcopy(STATS)
+    stats["subscriptions"]["sub"].pop("nonContiguousDeletedMessagesRangesSerializedSize")
+
+    class Fixed:
+        def topics(self):
+            return [TOPIC]
+
+        def settings(self, topic):
+            return settings
+
+        def read(self, topic):
+            answers = (TopicInternals.model_validate(INTERNALS), TopicStats.model_validate(stats))
+            return TopicAnswers(*answers, clock[0], clock[0])
+
+    collector = Collector(Fixed)
+    for _number in range(20):
+        collection = collector.collect()
+        clock[0] += 30
+    (found,) = collection.judgements
+    assert found.comes_back.low.entries == found.comes_back.high.entries == 0
+    assert "nothing was acked" in found.comes_back.high.why
+
+
+# --- Its requests
+
+
+def test_requests_are_spaced():
+    """Ten requests at 50 a second cannot all be sent in less than 0.18 s, whatever the machine."""
+    rate = RequestRate(50)
+    begun_s = time.monotonic()
+    for _ in range(10):
+        rate.wait()
+    assert time.monotonic() - begun_s >= 9 / 50
+    assert rate.count == 10
+
+
+def test_the_requests_are_counted(exported):
+    with serving() as broker:
+        (samples,) = exported(broker.url)
+        assert value(samples, "ackstate_pulsar_requests_total") == len(broker.asked)
+
+
+# --- Alerts and dashboard
+
+
+@pytest.fixture
+def scrape(exported):
+    with serving() as broker:
+        return exported(broker.url)[0]
+
+
+def test_each_query_of_the_dashboard_selects_samples(scrape):
+    checked = list(texts_of(DASHBOARD))
+    assert len(checked) > 15
+    for text, legend in checked:
+        check_query(text, legend, scrape)
+
+
+def test_everything_that_is_exported_is_shown(scrape):
+    used = {name for text, _ in texts_of(DASHBOARD) for name in re.findall(r"\back\w+", text)}
+    assert {name for name, _, _ in scrape if not name.endswith("_created")} == used
+
+
+def test_each_alert_selects_samples_and_names_labels_that_its_result_has(scrape):
+    alerts = re.findall(r"- alert: (\w+)\n\s+expr: ([^\n]*)\n(.*?)(?=- alert:|\Z)", ALERTS, re.DOTALL)
+    assert len(alerts) == ALERTS.count("alert:") == 7
+    for _name, expression, rest in alerts:
+        check_query(expression, re.findall(r"\$labels\.(\w+)", rest), scrape)
+        assert "severity: " in rest
+        assert "summary: " in rest
+
+
+def test_a_misspelt_alert_is_found(scrape):
+    with pytest.raises(AssertionError):
+        check_query("sum by (brokers) (ackstate_pulsar_topics_unread) > 0", [], scrape)
+
+
+def test_the_dashboard_can_be_imported():
+    panels = DASHBOARD["panels"]
+    assert (DASHBOARD["id"], len({panel["id"] for panel in panels})) == (None, len(panels))
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23
+    for panel in panels:
+        assert panel["description"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+# --- The command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal(number):
+    with serving() as broker:
+        command = [*ENTRY, "pulsar", "exporter", broker.url, "--port", "0", "--every", "1h"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            line = process.stdout.readline()
+            found = re.fullmatch(r"ackstate exporter on (http://127\.0\.0\.1:\d+/metrics)\n", line)
+            assert found, process.stderr.read()
+            with urllib.request.urlopen(found[1], timeout=30) as answer:
+                text = answer.read().decode()
+            asked = len(broker.asked)
+            assert value(samples_of(text), "ackstate_pulsar_redelivery_if_crashed_high", topic=TOPIC) == 30
+            urllib.request.urlopen(found[1], timeout=30).close()
+            assert len(broker.asked) == asked, "a scrape sends no request"
+        finally:
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as held, serving() as broker:
+        outcome = run(capsys, "pulsar", "exporter", broker.url, "--port", held.getsockname()[1])
+    assert_one_line(outcome, "Address already in use")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["ftp://host"], "the URL of the server"),
+        (["http://me:secret@host"], "has a user or password"),
+        (["http://host", "--every", "0s"], "must be from 1s to 1h"),
+        (["http://host", "--requests-per-second", "0"], "--requests-per-second"),
+        (["http://host", "--topic", "a/b/c/d/e"], "Invalid topic name"),
+        (["http://host", "--token-host", "http://other"], "--token-host must be HOST"),
+    ],
+)
+def test_wrong_options_are_one_line(capsys, words, names):
+    outcome = run(capsys, "pulsar", "exporter", *words)
+    assert_one_line(outcome, names)
+    assert "secret" not in outcome.err
+
+
+def test_before_the_first_look_only_counters_are_exported():
+    registry = CollectorRegistry()
+    metrics = ExporterCollector(RequestRate(1))
+    registry.register(metrics)
+    names = {name for name, _, _ in samples_of(generate_latest(registry).decode())}
+    assert names == {
+        "ackstate_pulsar_requests_total",
+        "ackstate_pulsar_collections_total",
+        "ackstate_pulsar_collections_failed_total",
+    }
+    metrics.show(Collection(failure="no"))
+    assert "ackstate_pulsar_up" in {name for name, _, _ in samples_of(generate_latest(registry).decode())}
