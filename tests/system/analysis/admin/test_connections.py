@@ -100,7 +100,7 @@ SLOW_CLIENTS = {
 
 @pytest.fixture(scope="module")
 def slow(quick):
-    """Let all slow clients try at once: each is cut off after a second. Return what each received."""
+    """Let all slow clients try at once: each is cut off after a second. Return their results."""
     with ThreadPoolExecutor(len(SLOW_CLIENTS)) as pool:
         return {name: pool.submit(client, quick) for name, client in SLOW_CLIENTS.items()}
 
