@@ -278,7 +278,10 @@ def test_an_interrupt_leaves_every_ack_waiting(write, monkeypatch):
         persist_all(cursors, now_ms=2)
     monkeypatch.undo()
     assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert all(isinstance(each.messages_covered, int) for each in persist_all(cursors, now_ms=3))
+    assert [cursor.redelivery_if_crashed for cursor in cursors] == [1] * 3
+    assert all(cursor.view.is_dirty and not cursor._persister.writing.locked() for cursor in cursors)
+    cursors[0].ack(P(3, 6), now_ms=3)
+    assert [each.messages_covered for each in persist_all(cursors, now_ms=3)] == [2, 1, 1]
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
     assert all(each.is_acked(P(3, 5)) for each in open_cursors(MemoryStore(store.disk), openings, now_ms=4))
 
