@@ -210,10 +210,12 @@ def price_figures(result: SweepResult) -> str:
                 f"{names[each.label]}: {count_text(each.total.expected or 0)} redelivered, {count_text(number)} {price}"
             )
             groups.setdefault(_group(result, each), []).append((number, each.total.expected or 0, said))
-        layers = [Marks(name, groups[name], sign, colour) for name, (sign, colour) in _SIGNS.items() if name in groups]
-        drawn.append(
-            f'<div class="panel wide-panel">{Chart(x, y, layers, f"{MESSAGES} over {price}", 190).html()}</div>'
-        )
+        layers = [
+            Marks(name, groups[name], sign, colour, is_large=name == RECOMMENDED)
+            for name, (sign, colour) in _SIGNS.items()
+            if name in groups
+        ]
+        drawn.append(f'<div class="panel">{Chart(x, y, layers, f"{MESSAGES} over {price}", 190).html()}</div>')
     if not drawn:
         return ""
     rows = [
