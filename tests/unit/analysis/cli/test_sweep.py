@@ -43,6 +43,17 @@ def trace(tmp_path):
             ["sweep", "{trace}", "--set", "ledger_writable=false", "--set", "metadata_bytes_max=10"],
             "not even an empty cursor can be written",
         ),
+        (
+            [
+                "sweep",
+                "{trace}",
+                "--set",
+                "tick_ms=1",
+                "--current-policy",
+                "ledger_writable=false metadata_bytes_max=10",
+            ],
+            "current policy: not even an empty cursor can be written",
+        ),
         (["redelivery", "{trace}", "--format", "csv", "--out", "no/such/file.csv"], "no/such"),
         (["sweep", "{trace}", "--set", "tick_ms"], "a setting must be key=value, got 'tick_ms'"),
         (["sweep", "{trace}", "--grid", "none.json"], "none.json: No such file"),
