@@ -51,6 +51,7 @@ STYLE = """
 .chart .x-name { grid-area: 4 / 2; }
 .chart .mark { position: absolute; transform: translate(-50%, 50%); line-height: 1; font-size: 1rem;
   font-style: normal; }
+.chart .large { font-size: 1.6rem; }
 .chart .note { position: absolute; white-space: nowrap; color: var(--ink); transform: translateY(50%);
   line-height: 1.2; }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .2rem 0 .4rem; padding: 0; list-style: none;
@@ -215,12 +216,14 @@ class Marks:
         points: x, y and the text that a pointer shows.
         sign: A single character.
         colour: A number below `COLOUR_COUNT`.
+        is_large: Whether the sign stands out among others at the same place.
     """
 
     name: str
     points: Sequence[tuple[float, float, str]]
     sign: str
     colour: int = 0
+    is_large: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +325,9 @@ class Chart:
     def _marks(self, layer: Layer) -> str:
         if not isinstance(layer, Marks):
             return ""
+        size = " large" if layer.is_large else ""
         return "".join(
-            f'<i class="mark c{layer.colour}" title="{escape(text)}" '
+            f'<i class="mark c{layer.colour}{size}" title="{escape(text)}" '
             f'style="left:{self.x.share(x):.2%};bottom:{self.y.share(y):.2%}">{layer.sign}</i>'
             for x, y, text in layer.points
         )

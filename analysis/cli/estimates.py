@@ -110,18 +110,21 @@ def estimated(
 
     Raises:
         TraceError: The trace is invalid, or has no subscriptions.
-        PolicyError: None of the policies can be replayed.
+        PolicyError: None of the policies, or not the current one, can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.estimate.results import SweepResult
     from ackstate.analysis.replay.persistable import persistable
+    from ackstate.analysis.replay.policy import PolicyError
     from ackstate.analysis.spark.session import readable_failures
     from ackstate.analysis.trace.events import TraceError
     from ackstate.analysis.trace.parquet import check_trace
 
     covered = check_trace(trace) if covered is None else covered
     policies, refused = persistable(policies)
+    if current is not None and current.policy not in policies:
+        raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
     inputs = None if report is None else report.read_inputs()
     _LOG.info("imports, trace checked")
     size = covered.size_bytes * len(policies)

@@ -150,16 +150,25 @@ def _without_idle_change(
 
 
 def _choose(possible: Sequence[PolicyResult], current: PolicyResult) -> PolicyResult | None:
-    front = [each for each in possible if not any(_beats(rival, each) for rival in possible)]
+    front = _front(possible)
     better = [each for each in front if each.badness[0] < (1 - GAIN_MIN) * current.badness[0]]
     compared = front if current.policy is AS_RECORDED else [*front, current]
     most = [max(values) for values in zip(*(each.badness for each in [*compared, current]), strict=True)]
     return min(better, key=lambda each: _distance(each, most), default=None)
 
 
-def _beats(one: PolicyResult, other: PolicyResult) -> bool:
-    pairs = zip(one.badness, other.badness, strict=True)
-    return one.badness != other.badness and all(mine <= theirs for mine, theirs in pairs)
+def _front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
+    """Return the policies that no other beats, in the given order."""
+    ranked = sorted(((each.badness, number) for number, each in enumerate(results)))
+    front: list[tuple[tuple[float, ...], int]] = []
+    # A policy can only be beaten by one that ranks before it, and then also by one of the front.
+    for badness, number in ranked:
+        if not any(
+            rival != badness and all(theirs <= mine for theirs, mine in zip(rival, badness, strict=True))
+            for rival, _ in front
+        ):
+            front.append((badness, number))
+    return [results[number] for number in sorted(number for _, number in front)]
 
 
 def _distance(result: PolicyResult, most: Sequence[float]) -> float:

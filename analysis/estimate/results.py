@@ -141,6 +141,7 @@ class SweepResult:
         refused: Label and reason of each policy of the grid under which no cursor can be opened.
         baseline: Label of the policy in force, with which others are compared; empty for the first of the grid.
         current_source: Where that policy is known from, in words.
+        current: That policy; None if no policy was tried.
         doubts: Reasons to doubt it, as sentences.
         advice: The recommended policy, compared with the policy in force; None if no policy was tried.
     """
@@ -151,6 +152,7 @@ class SweepResult:
     refused: tuple[tuple[str, str], ...] = ()
     baseline: str = ""
     current_source: str = ""
+    current: PolicyResult | None = None
     doubts: tuple[str, ...] = ()
     advice: Recommendation | None = None
 
@@ -188,21 +190,18 @@ class SweepResult:
         labels = [each.label for each in self.policies]
         if baseline and baseline not in labels:
             raise PolicyError(f"current policy must be one of {', '.join(map(repr, labels))}, got {baseline!r}")
-        found = replace(self, baseline=baseline, current_source=source, doubts=tuple(doubts), advice=None)
-        current = found.current
-        return found if current is None else replace(found, advice=recommend(self.policies, current))
+        first = next((each for each in self.policies if each.policy is not AS_RECORDED), None)
+        current = self.policies[labels.index(baseline)] if first is not None and baseline else first
+        advice = None if current is None else recommend(self.policies, current)
+        return replace(
+            self, baseline=baseline, current_source=source, current=current, doubts=tuple(doubts), advice=advice
+        )
 
     @property
     def recorded(self) -> PolicyResult | None:
         """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable."""
         found = next((each for each in self.policies if each.policy is AS_RECORDED), None)
         return None if found is None or found.total.write_count is None else found
-
-    @property
-    def current(self) -> PolicyResult | None:
-        """The policy in force; None if no policy was tried."""
-        tried = [each for each in self.policies if each.policy is not AS_RECORDED]
-        return next((each for each in self.policies if each.label == self.baseline), tried[0]) if tried else None
 
     @property
     def recommended(self) -> PolicyResult | None:

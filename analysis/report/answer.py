@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ackstate.analysis.estimate.broker_conf import PAUSE_KEY, admin_commands, broker_settings_of, runs_on_pulsar
 from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
-from ackstate.analysis.estimate.setting_words import policy_text
+from ackstate.analysis.estimate.setting_words import policy_text, setting_text
 from ackstate.analysis.html_page import printable
 from ackstate.analysis.report.contents import (
     Share,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.estimate.recommendation import Recommendation
     from ackstate.analysis.estimate.results import Estimate, PolicyResult
+    from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
 
 _MAIN_MAX = 3
@@ -65,9 +66,16 @@ def _settings_text(contents: Contents, policy: PolicyResult) -> str:
         return "as the persists of the trace made acks durable"
     if policy.never_flushed:
         return "never flushed in this trace: the trace is too short for this policy"
-    words = policy_text(policy.policy)
+    words = _policy_text(policy.policy)
     source = contents.result.current_source if policy is contents.result.current else ""
     return f"{words} ({source})" if source else words
+
+
+def _policy_text(policy: Policy) -> str:
+    if not runs_on_pulsar(policy):
+        return policy_text(policy)
+    shown = [key for key in policy.to_mapping() if key not in {"format", "range_limit_rule"}]
+    return f"Pulsar 4.2: {', '.join(setting_text(key, policy.texts[key]) for key in shown)}"
 
 
 def _who(contents: Contents) -> str:
@@ -188,7 +196,7 @@ def _price(contents: Contents) -> str:
     body = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_number(each)}</td>" for each in numbers)}</tr>'
         for name, numbers in rows
-        if any(number is not None and (number or name != "blocked, s") for number in numbers)
+        if any(number is not None for number in numbers)
     )
     if not body:
         return ""

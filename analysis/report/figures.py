@@ -39,6 +39,8 @@ _POINTS_PER_TOOTH = 6
 _WIDE = 50
 # Further runs are in the table only.
 _RUNS_MAX = 40
+# More signs would not be told apart, and make the page large.
+_MARKS_MAX = 200
 _NAME_LENGTH_MAX = 60
 
 
@@ -194,7 +196,7 @@ PRICES = ("writes per second", "bytes written per second", "seconds blocked")
 
 def price_figures(result: SweepResult) -> str:
     """Draw redelivery over each price that differs between policies."""
-    tried = [each for each in result.policies if each.policy is not None]
+    tried = _most_important([each for each in result.policies if each.policy is not None], result)
     drawn = []
     names = policy_names(result)
     expected = [each.total.expected or 0 for each in tried]
@@ -210,10 +212,12 @@ def price_figures(result: SweepResult) -> str:
                 f"{names[each.label]}: {count_text(each.total.expected or 0)} redelivered, {count_text(number)} {price}"
             )
             groups.setdefault(_group(result, each), []).append((number, each.total.expected or 0, said))
-        layers = [Marks(name, groups[name], sign, colour) for name, (sign, colour) in _SIGNS.items() if name in groups]
-        drawn.append(
-            f'<div class="panel wide-panel">{Chart(x, y, layers, f"{MESSAGES} over {price}", 190).html()}</div>'
-        )
+        layers = [
+            Marks(name, groups[name], sign, colour, is_large=name == RECOMMENDED)
+            for name, (sign, colour) in _SIGNS.items()
+            if name in groups
+        ]
+        drawn.append(f'<div class="panel">{Chart(x, y, layers, f"{MESSAGES} over {price}", 190).html()}</div>')
     if not drawn:
         return ""
     rows = [
@@ -221,7 +225,9 @@ def price_figures(result: SweepResult) -> str:
         for each in _thin(tried)
     ]
     numbers_table = table(("policy", "role", MESSAGES, *PRICES), rows)
-    caption = "Each sign is a policy: the lower the better, the further left the cheaper."
+    count = sum(each.policy is not None for each in result.policies)
+    some = f" Drawn are {len(tried)} of {count:,} policies." if len(tried) < count else ""
+    caption = f"Each sign is a policy: the lower the better, the further left the cheaper.{some}"
     return figure(
         "prices", "Redelivery and its price", f'<div class="panels">{"".join(drawn)}</div>', caption, numbers_table
     )
@@ -231,6 +237,12 @@ _SIGNS = {
     "beaten by another policy": ("○", 5), "not beaten": ("◆", 3), "never flushed in this trace": ("△", 5),
     RECOMMENDED: ("★", ROLE_COLOURS[RECOMMENDED]), CURRENT: ("●", ROLE_COLOURS[CURRENT]),
 }  # fmt: skip
+
+
+def _most_important(tried: Sequence[PolicyResult], result: SweepResult) -> list[PolicyResult]:
+    """Return the policies to draw: those with a role, then those that no other beats, up to a limit."""
+    ranked = sorted(tried, key=lambda each: (not result.role_of(each), not each.is_on_front))
+    return ranked[:_MARKS_MAX]
 
 
 def _group(result: SweepResult, each: PolicyResult) -> str:
@@ -257,7 +269,7 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     marks = [
         Marks(name, [
             (each.predicted, each.observed, f"{printable(each.policy)}: predicted {each.predicted:,}, observed "
-             f"{each.observed:,}") for each in points if each.kind == kind
+             f"{each.observed:,}") for each in points[:_MARKS_MAX] if each.kind == kind
         ], sign, colour)
         for colour, ((kind, name), sign) in enumerate(zip(KINDS.items(), "○▽", strict=True))
     ]  # fmt: skip

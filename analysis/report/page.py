@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ackstate.analysis.report.curves import Curve
 
 
+# Further policies that cannot be replayed are only counted.
+_REFUSED_MAX = 10
+
+
 def render(contents: Contents) -> str:
     """Return the page."""
     runs = (contents.inputs.broker_runs or {}).get(PolicyName.PULSAR_4, ())
@@ -90,7 +94,11 @@ def _policies(contents: Contents) -> Part | None:
     if len(contents.result.policies) < 2:
         return None
     said = escape(contents.result.recommendation)
-    refused = "".join(f"<p>{escape(label)}: {escape(reason)}.</p>" for label, reason in contents.result.refused)
+    refused = "".join(
+        f"<p>{escape(label)}: {escape(reason)}.</p>" for label, reason in contents.result.refused[:_REFUSED_MAX]
+    )
+    if (more := len(contents.result.refused) - _REFUSED_MAX) > 0:
+        refused += f"<p>{more:,} more policies cannot be replayed.</p>"
     drawn = figures.price_figures(contents.result)
     recommendation = f'<p id="recommendation">{said[:1].upper()}{said[1:]}.</p>'
     return "policies", "Policies", f'{recommendation}{refused}{drawn}<div class="grid" id="all-policies"></div>'

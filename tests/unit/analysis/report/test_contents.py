@@ -159,13 +159,31 @@ def test_sections_without_content_are_left_out():
 
 
 def test_a_page_stays_small_whatever_it_shows():
-    names = [(f"persistent://t/n/{'x' * 250}{number}", "y" * 200 + str(number)) for number in range(2_000)]
+    names = [(f"persistent://t/n/{'x' * 250}{number}", "y" * 200 + str(number)) for number in range(1_000)]
     told = contents(sweep_result(names, flushes=(60_000, 5_000)))
     page = render(told)
     assert len(page.encode()) < 600_000
     views = [view for grid in grids(told, ()) for view in grid["views"]]
-    assert sum(view["omitted"] for view in views) > 1_000
+    assert sum(view["omitted"] for view in views) > 500
     assert page.count("x" * 250) < DATA_BYTES_MAX // 250 + 100
+
+
+def test_a_page_of_many_policies_stays_small():
+    policies = [None, *(Policy.from_mapping({"flush_interval_ms": each}) for each in range(600, 0, -1))]
+    rows = [
+        each
+        for number in range(len(policies))
+        for each in sweep_rows(number, usual_names(1), share=1 / (number + 1), scale=number + 1)
+    ]
+    result = SweepResult.of_rows("t", policies, rows, crashes_per_day=1)
+    told = contents(replace(result, refused=tuple((f"range_count_max={number}", "no") for number in range(5_000))))
+    page = render(told)
+    assert len(page.encode()) < 600_000
+    assert "4,990 more policies cannot be replayed" in page
+    assert "Drawn are 200 of 600 policies" in page
+    # The policies with a role are among them.
+    for sign in "●★":
+        assert page.count(f">{sign}</i>") == 3
 
 
 def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():

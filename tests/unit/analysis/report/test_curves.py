@@ -61,5 +61,19 @@ def test_a_policy_of_its_own_has_its_causes_and_one_that_loses_nothing_is_flat(t
     assert (2, (0, 2, 0, 0)) in zip(cut.value, zip(*cut.causes, strict=True), strict=True)
 
 
+def test_subscriptions_are_drawn_under_the_chosen_policy(trace):
+    never = Policy.from_mapping({"flush_interval_ms": "100000"})
+    rows = estimates(trace, [None, never], is_plotted=True, drawn=1).collect()
+    drawn = {
+        (row["policy"], row["subscription"]) for row in rows if row["curve_ms"] is not None and row["subscription"]
+    }
+    assert drawn == {(1, "a"), (1, "b")}
+    *_, own = curves_of_rows(rows, trace.span(), [0, 1], subscriptions=[A], drawn=1)
+    assert own.policy == 1
+    # As recorded, nothing is left at 300.
+    assert (300, 0) not in steps(own)
+    assert max(own.value) == 19
+
+
 def test_processes_that_die_at_once_die_once(trace):
     assert CrashTimes.of_rows(estimates(trace, [None]).collect()) == CrashTimes((400,), 1)

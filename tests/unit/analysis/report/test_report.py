@@ -34,7 +34,7 @@ class Page(HTMLParser):
     def __init__(self, html):
         super().__init__()
         self.tables, self.paragraphs, self.scripts, self.attributes = {}, [], [], []
-        self.panels, self.marks, self.lines = [], [], []
+        self.panels, self.marks, self.places, self.lines = [], [], [], []
         self._section, self._collects = "", None
         self.feed(html)
         self.close()
@@ -53,6 +53,7 @@ class Page(HTMLParser):
             self._collects.append("")
         elif tag == "i":
             self.marks.append((len(self.panels) - 1, *dict(attrs)["title"].split()))
+            self.places.append(float(dict(attrs)["style"].rpartition("bottom:")[2].rstrip("%")))
         elif tag == "path" and str(dict(attrs).get("class")).startswith("c") and "d" in dict(attrs):
             self.lines.append(dict(attrs)["d"])
 
@@ -121,6 +122,9 @@ def test_the_plot_has_a_line_for_each_subscription_that_ends_at_the_kill():
         assert page.lines[panel].rpartition("H")[2].partition("V")[0] == "2000"
         assert page.marked(panel, "observed") == [found.observed]
         assert page.marked(panel, "predicted") == [found.predicted_at_kill]
+        # The line ends at both marks.
+        end = 100 - float(page.lines[panel].rpartition("V")[2]) / 10
+        assert page.places[2 * panel : 2 * panel + 2] == pytest.approx([end, end], abs=0.1)
     assert max(float(at) for _, at, _ in numbers) == (KILL_MS - BEGIN_MS) / 1_000
 
 
