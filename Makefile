@@ -81,6 +81,7 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	$(PYTEST) tests/soak
 	@bash .ci/setup stores
 	@bash .ci/setup browser
+	@bash .ci/setup docs
 	$(PYTEST) -m soak tests/system tests/model tests/unit
 	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model

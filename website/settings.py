@@ -138,11 +138,15 @@ def page() -> str:
 
 def _section(kind: type) -> str:
     summary = (kind.__doc__ or "").partition("\n")[0]
+    listed = settings(kind)
     rows = [
-        (f"`{each.name}`", f"`{each.default}`", " ".join(f"`{key}`" for key in each.keys), _code(each.description))
-        for each in settings(kind)
+        (f"`{each.name}`", f"`{each.default}`", _code(each.description), " ".join(f"`{key}`" for key in each.keys))
+        for each in listed
     ]
-    return f"## {kind.__name__}\n\n{summary}\n\n" + table(("setting", "default", "Pulsar's key", "meaning"), rows)
+    # A class that no key of Pulsar's changes has no column for keys.
+    columns = 4 if any(each.keys for each in listed) else 3
+    head = ("setting", "default", "meaning", "Pulsar's key")[:columns]
+    return f"## {kind.__name__}\n\n{summary}\n\n" + table(head, [row[:columns] for row in rows])
 
 
 def _key_table() -> str:

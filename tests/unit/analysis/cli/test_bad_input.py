@@ -480,7 +480,7 @@ def test_a_demo_removes_no_directory_with_the_name_of_a_file_of_a_store(broker, 
 def test_a_demo_over_a_newer_recording_is_refused(broker, tmp_path, capsys):
     set_version(broker / "recording")
     before = tree(tmp_path)
-    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 3")
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 4")
     assert tree(tmp_path) == before
 
 
