@@ -16,6 +16,7 @@ from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, SCALAR_C
 from ackstate.analysis.trace.recorder import Recorder
 
 ROOT = Path(__file__).parents[2]
+GENERATED = ROOT / "docs" / "reference"
 GOLDEN = ROOT / "tests" / "golden"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
 TEXT = (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
@@ -240,6 +241,8 @@ def test_every_link_inside_the_project_leads_somewhere(document):
         if target.startswith("https:"):
             continue
         found = (document.parent / target) if target else document
+        if found.resolve().parent == GENERATED:  # by make docs, which checks the links to them
+            continue
         assert found.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
