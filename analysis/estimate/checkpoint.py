@@ -183,8 +183,8 @@ def claimed(state: Location) -> Iterator[Location]:
         except BlockingIOError:
             raise CheckpointError(f"{state}: another run is using it; wait until it ends") from None
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
         try:
+            unfinished.mkdir()  # in the block, because Ctrl-C may come right after it
             yield unfinished
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
