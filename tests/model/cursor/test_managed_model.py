@@ -153,6 +153,8 @@ class CursorMachine(RuleBasedStateMachine):
         needed = [position.ledger_id for position in here if position > mark_delete or not self.side.is_certain]
         ledger_ids = [each for each in self.ledgers if each <= min(needed, default=self.ledgers.current_ledger_id)]
         self.ledgers.trim(ledger_ids[number % len(ledger_ids)])
+        # The record of the log loses them, too, when the next ledger begins.
+        log.trimmed_count = max(log.trimmed_count, log.count_up_to(self.ledgers.first_position))
 
     @rule()
     def mark_delete_again(self):
