@@ -41,7 +41,7 @@ def test_a_help_text_has_every_visible_option():
 
 
 def shown_commands():
-    """Yield the words of each command line of ours in a block of a page, without what a shell does with it."""
+    """Yield the words of each command line of ours in a block of a page, up to a pipe or a redirection."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
         for _, block in BLOCK.findall(page.read_text(encoding="utf-8")):
