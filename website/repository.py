@@ -19,6 +19,8 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Files outside of docs/ that are pages of the site: path in the repository -> path in the site."""
+GENERATORS = {f"website/{name}.py": f"reference/{name}.md" for name in ("commands", "metrics", "settings")}
+"""Modules that generate a page: links to the module lead to the page. Outside of the site, there is only the module."""
 DOCS = "docs/"
 PICTURES = "pictures/"
 _PICTURE_SUFFIXES = (".svg", ".png")
@@ -50,8 +52,8 @@ class Repository(NamedTuple):
         Args:
             path: Relative to the root, normalized, with slashes.
         """
-        if path in PAGES:
-            return PAGES[path]
+        if path in PAGES or path in GENERATORS:
+            return PAGES.get(path) or GENERATORS[path]
         if (self.root / path).is_dir() and (self.root / path / "README.md").exists():
             return self.site_path(f"{path}/README.md")
         if path.startswith(DOCS) and (self.root / path).is_file():

@@ -25,6 +25,7 @@ def root(tmp_path):
         ("docs/a.md", "[costs](../benchmarks/README.md#y)", "[costs](benchmarks.md#y)"),
         ("docs/a.md", "[costs](../benchmarks)", "[costs](benchmarks.md)"),
         ("docs/sub/b.md", "![plot](../../benchmarks/c.svg)", "![plot](../pictures/benchmarks/c.svg)"),
+        ("docs/sub/b.md", "[keys](../../website/settings.py#keys)", "[keys](../reference/settings.md#keys)"),
         ("docs/a.md", "[`d`](../cursor/d.py)", "`d`"),
         ("docs/a.md", "[a file\nof ours](../cursor)", "a file\nof ours"),
         ("docs/a.md", "[gone](../cursor/gone.py)", "[gone](../cursor/gone.py)"),
