@@ -1,4 +1,4 @@
-"""What only a store on a real BookKeeper cluster can meet: takeovers, lost answers, dead bookies, a dead Java."""
+"""A store on a real BookKeeper cluster: takeovers, lost answers, dead bookies, a dead Java."""
 
 import contextlib
 import itertools
@@ -245,7 +245,7 @@ def batch_of(count):
     return encode_batch([b"x"] * count, None)
 
 
-# What is left behind
+# Leftovers
 
 
 def bookkeeper_ids(cluster):
