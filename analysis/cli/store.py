@@ -17,17 +17,21 @@ from ackstate.analysis.wording import counted, printable
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ackstate.cursor.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.cursor.store import Store
     from ackstate.position import Position
 
 _ZOOKEEPER = "zookeeper://"
+_BOOKKEEPER = "bookkeeper://"
 _DATABASE = "ackstate.sqlite3"
 
 StoreArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="STORE", help="A store's directory, or zookeeper://HOST:PORT[,HOST:PORT]/ROOT.")
+    str,
+    typer.Argument(
+        metavar="STORE", help="A store's directory, or zookeeper:// or bookkeeper://HOST:PORT[,HOST:PORT]/ROOT."
+    ),
 ]
 CopyBytesOption: TypeAlias = Annotated[
     int | None,
@@ -55,7 +59,7 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
         raise typer.BadParameter("STORE is empty")
     try:
         with closing(
-            _in_zookeeper(store) if store.startswith(_ZOOKEEPER) else _copied(store, copy_bytes_max)
+            _in_cluster(store) if store.startswith((_ZOOKEEPER, _BOOKKEEPER)) else _copied(store, copy_bytes_max)
         ) as opened:
             yield opened
     except CorruptStateError as error:
@@ -88,18 +92,27 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
     raise AckStateError(f"{store} is not an ackstate store: it holds neither {_DATABASE} nor a log")
 
 
-def _in_zookeeper(store: str) -> Store:
-    try:
-        from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
-    hosts, slash, root = store.removeprefix(_ZOOKEEPER).partition("/")
+def _in_cluster(store: str) -> Store:
+    scheme = _BOOKKEEPER if store.startswith(_BOOKKEEPER) else _ZOOKEEPER
+    hosts, slash, root = store.removeprefix(scheme).partition("/")
     try:
         if not hosts.strip():
             raise ValueError("no host")
-        return ZooKeeperStore.open_to_read(hosts, root=slash + root, call_timeout_s=10)
+        return _open_in_cluster(scheme)(hosts, root=slash + root, call_timeout_s=10)
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[{scheme.partition(':')[0]}]") from error
     except ValueError as error:
-        raise typer.BadParameter(f"{store}: {error}; expected {_ZOOKEEPER}HOST:PORT/ROOT") from error
+        raise typer.BadParameter(f"{store}: {error}; expected {scheme}HOST:PORT/ROOT") from error
+
+
+def _open_in_cluster(scheme: str) -> Callable[..., Store]:
+    if scheme == _BOOKKEEPER:
+        from ackstate.cursor.stores.bookkeeper import BookKeeperStore
+
+        return BookKeeperStore.open_to_read
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+
+    return ZooKeeperStore.open_to_read
 
 
 def chosen_cursors(
