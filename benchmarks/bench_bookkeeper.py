@@ -114,7 +114,7 @@ def persist_in_threads(cursors: list[ManagedCursor], entry_ids: Iterator[int]) -
 
 
 def persist_together(cursors: list[ManagedCursor], entry_ids: Iterator[int]) -> None:
-    """Ack with each cursor, and persist them together, until there were so many appends."""
+    """Ack with each cursor, and persist them together, until there are as many appends."""
     for _ in range(APPENDS // len(cursors)):
         entry_id = 2 * next(entry_ids)
         for cursor in cursors:

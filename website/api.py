@@ -48,7 +48,9 @@ PAGES = (
         "ackstate.cursor: topics and subscriptions",
         "The classes that a broker embeds. [Embedding](../../embedding.md) shows them at work.",
         {
-            "Topics": _of("ackstate.cursor", "Topics Topic TopicSettings Start StartTime delete_topic"),
+            "Topics": _of(
+                "ackstate.cursor", "Topics Topic TopicSettings SubscriptionRequest Start StartTime delete_topic"
+            ),
             "Subscriptions": _of(
                 "ackstate.cursor",
                 "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy BlockReason "
@@ -86,7 +88,8 @@ PAGES = (
         "The ack state of one subscription: acks, persists, recovery.",
         {
             "The cursor": _of(
-                "ackstate.cursor", "ManagedCursor CursorConfig AutoAge AUTO Format RangeForm Repair persist_all"
+                "ackstate.cursor",
+                "ManagedCursor open_cursors CursorOpening CursorConfig AutoAge AUTO Format RangeForm Repair persist_all",
             ),
             "Results": _of(
                 "ackstate.cursor",

@@ -1,7 +1,7 @@
 """Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
-A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. From a ZooKeeper
-cluster or a Pulsar cluster, where others may keep writing, it only reads. `docs/operations.md` describes the JSON.
+A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. From a cluster
+of ZooKeeper, BookKeeper or Pulsar, where others may keep writing, it only reads. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ackstate.cursor.stores.pulsar_nodes import is_pulsar_url
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ackstate.cursor.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.cursor.store import Store
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 _ZOOKEEPER = "zookeeper://"
+_BOOKKEEPER = "bookkeeper://"
 _DATABASE = "ackstate.sqlite3"
 
 StoreArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="STORE",
-        help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, or"
+        help="A store's directory, zookeeper:// or bookkeeper://HOST:PORT[,HOST:PORT]/ROOT, or"
         " pulsar+zk://HOST:PORT[/TENANT[/NAMESPACE[/TOPIC]]] for the cursors of a live Pulsar cluster.",
     ),
 ]
@@ -69,8 +70,8 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
 
 def _opened(store: str, copy_bytes_max: int | None) -> Store:
-    if store.startswith(_ZOOKEEPER):
-        return _in_zookeeper(store)
+    if store.startswith((_ZOOKEEPER, _BOOKKEEPER)):
+        return _in_cluster(store)
     return opened_cluster(store, only_reads=True) if is_pulsar_url(store) else _copied(store, copy_bytes_max)
 
 
@@ -122,18 +123,27 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
     raise AckStateError(f"{store} is not an ackstate store: it holds neither {_DATABASE} nor a log")
 
 
-def _in_zookeeper(store: str) -> Store:
-    try:
-        from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[zookeeper]") from error
-    hosts, slash, root = store.removeprefix(_ZOOKEEPER).partition("/")
+def _in_cluster(store: str) -> Store:
+    scheme = _BOOKKEEPER if store.startswith(_BOOKKEEPER) else _ZOOKEEPER
+    hosts, slash, root = store.removeprefix(scheme).partition("/")
     try:
         if not hosts.strip():
             raise ValueError("no host")
-        return ZooKeeperStore.open_to_read(hosts, root=slash + root, call_timeout_s=10)
+        return _open_in_cluster(scheme)(hosts, root=slash + root, call_timeout_s=10)
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[{scheme.partition(':')[0]}]") from error
     except ValueError as error:
-        raise typer.BadParameter(f"{store}: {error}; expected {_ZOOKEEPER}HOST:PORT/ROOT") from error
+        raise typer.BadParameter(f"{store}: {error}; expected {scheme}HOST:PORT/ROOT") from error
+
+
+def _open_in_cluster(scheme: str) -> Callable[..., Store]:
+    if scheme == _BOOKKEEPER:
+        from ackstate.cursor.stores.bookkeeper import BookKeeperStore
+
+        return BookKeeperStore.open_to_read
+    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+
+    return ZooKeeperStore.open_to_read
 
 
 def chosen_cursors(

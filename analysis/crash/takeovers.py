@@ -74,7 +74,7 @@ def run_story(seed: int, size: RunSize, begin: Callable[[ExitStack], TakeoverSto
     Args:
         seed: Decides the events.
         size: Most events, and most acks before each.
-        begin: Returns the story; what it opens is closed at the end.
+        begin: Returns the story; the stores that it opens are closed at the end.
     """
     with ExitStack() as stack:
         try:
@@ -122,7 +122,7 @@ class TakeoverStory(ABC):
 
     @abstractmethod
     def happenings(self) -> Mapping[Callable[[], None], int]:
-        """Return what may happen, and how often it does relative to the others."""
+        """Return the possible events, each with its relative frequency."""
 
     @abstractmethod
     def open_store(self, call_timeout_s: float | None) -> Store:

@@ -15,8 +15,8 @@ every call is refused until the store is opened again.
 Reading. A ledger that another process is appending to has at least the entries that were confirmed to that process,
 and perhaps its last append, which a crash may still undo. All other entries stay.
 
-What a crash leaves behind: a node of some 60 bytes for a process that has appended to several ledgers at once.
-Everything else is found by the next process that uses the ledger. Names and bytes of the nodes and entries:
+A crash leaves a node of some 60 bytes behind for each process that has appended to several ledgers at once. Everything
+else is found by the next process that uses the ledger. Names and bytes of the nodes and entries:
 `ackstate.cursor.stores.bookkeeper_nodes` and `ackstate.cursor.stores.bookkeeper_entries`.
 """
 
@@ -150,8 +150,8 @@ class BookKeeperStore:
     ) -> BookKeeperStore:
         """Open an existing store for reading: nothing is ever created, changed, deleted or fenced.
 
-        Other processes may write to it at the same time; the module's description says what is visible. Every mutating
-        call raises `StoreError`, even if it would change nothing.
+        Other processes may write to it at the same time; the module's description lists the visible entries. Every
+        mutating call raises `StoreError`, even if it would change nothing.
 
         Args:
             hosts: As for the constructor, like all that follow.

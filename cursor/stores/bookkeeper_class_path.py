@@ -15,7 +15,7 @@ def find_jars(class_path: str | None) -> list[str]:
     """Return the jars of a class path, or of the environment's.
 
     Raises:
-        StoreError: There is none; the message says what to set.
+        StoreError: There is none; the message lists the settings.
     """
     pulsar_home = os.environ.get(_PULSAR_HOME_VARIABLE)
     from_pulsar = str(Path(pulsar_home, "lib")) if pulsar_home else ""

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
@@ -140,6 +141,7 @@ class BookKeeperClient:
         self._number = 0
         self._waiting: dict[int, Reply[Any]] = {}
         self._ending = False
+        self._outbox: deque[bytes] = deque()  # Frames of calls, in any order between threads.
         self._sending = threading.Lock()
         self._start_child()
         options = [*_QUIET_OPTIONS, *jvm_options]
@@ -291,17 +293,20 @@ class BookKeeperClient:
             self._number += 1
             number = self._number
             self._waiting[number] = reply
-        data = frame((number, operation, arguments))
-        if not self._sending.acquire(timeout=self.call_timeout_s):
-            self.give_up(f"no request was accepted within {self.call_timeout_s} s")
-            return reply
-        try:
-            self._requests.sendall(data)
-        except OSError as error:
-            self.give_up(f"the child accepts no request: {error}")
-        finally:
-            self._sending.release()
+        self._outbox.append(frame((number, operation, arguments)))
+        self._send_outbox()
         return reply
+
+    def _send_outbox(self) -> None:
+        """Send all frames that are waiting, unless another thread is sending: it then sends them too."""
+        while self._outbox and self._sending.acquire(blocking=False):
+            try:
+                waiting = [self._outbox.popleft() for _ in range(len(self._outbox))]
+                self._requests.sendall(b"".join(waiting))
+            except OSError as error:
+                self.give_up(f"the child accepts no request: {error}")
+            finally:
+                self._sending.release()
 
     def _receive(self) -> None:
         reader = FrameReader(self._replies)

@@ -1,4 +1,4 @@
-"""The entries of a `BookKeeperStore` in BookKeeper: a header that says what the entry ends, and the caller's bytes.
+"""The entries of a `BookKeeperStore` in BookKeeper: a header, and the caller's bytes.
 
 Entries of one append to one ledger form a batch. Only its last entry ends it, so a recovery can cut off a batch whose
 end was never written. If an append has entries for several ledgers, the batches are one group: the last entry of each
@@ -21,7 +21,7 @@ ENTRY_ROOM_BYTES = _HEADER.size + _GROUP.size
 
 
 class EntryKind(IntEnum):
-    """What follows an entry."""
+    """The place of an entry in its batch."""
 
     CONTINUED = 1
     """Another entry of the same batch."""
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     """An entry as read.
 
     Attributes:
-        kind: What follows it.
+        kind: Whether it ends its batch.
         batch_index: Its place in its batch, from 0.
         group: The group that its batch belongs to; None if there is none, or more entries of the batch follow.
         payload: The caller's bytes.

@@ -66,7 +66,7 @@ class FrameReader:
         return content
 
     def _receive(self, byte_count: int) -> bool:
-        """Return whether so many bytes have arrived before the end of the stream."""
+        """Wait for a number of bytes; False if the stream ends before."""
         while len(self._received) < byte_count:
             try:
                 data = self._source.recv(_RECEIVED_BYTES)

@@ -42,7 +42,7 @@ class GroupWriter:
         """Return the next group.
 
         Raises:
-            StoreError: The writer's node cannot be created; no group has begun.
+            StoreError: The writer's node was not created; there is no group.
         """
         if self._writer_id is None:
             self._writer_id = self._session.settle(self._try_create)

@@ -20,7 +20,7 @@ _CLIENT = "org.apache.bookkeeper.client"
 
 
 class JavaUnavailableError(Exception):
-    """There is no usable Java, or no BookKeeper client in its class path; the message says what to install."""
+    """There is no usable Java, or no BookKeeper client in its class path; the message names the missing software."""
 
 
 def start_java(class_path: Sequence[str], options: Sequence[str]) -> None:
@@ -120,6 +120,7 @@ class JavaClasses:
         """Reserve a ledger id, and call a function with it or an error, in a thread of Java."""
 
         def generated(code: int, ledger_id: Any) -> None:
+            """Receive BookKeeper's code and the id."""
             if code:
                 callback(None, self._exception.create(code))
             else:

@@ -59,7 +59,7 @@ class OpenLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """What the metadata servers store about a ledger.
+    """The metadata of a ledger.
 
     Attributes:
         ledger_id: The ledger.

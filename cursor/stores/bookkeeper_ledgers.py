@@ -74,7 +74,7 @@ class BookKeeperLedgers:
         self._unsettled: set[int] = set()
 
     def finish_deletions(self) -> None:
-        """Delete from BookKeeper what interrupted deletions have left, as far as it answers."""
+        """Finish interrupted deletions, as far as BookKeeper answers."""
         for ledger_id in self._index.garbage():
             with suppress(StoreError):
                 self._clear(ledger_id)
@@ -134,8 +134,8 @@ class BookKeeperLedgers:
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`.
 
-        One transaction removes the ledger. What an interrupted call leaves in BookKeeper is invisible to every caller,
-        and deleted by the next opening of the store for writing.
+        One transaction removes the ledger. The rest of an interrupted call is invisible to every caller, and done by
+        the next opening of the store for writing.
         """
         self._session.check_writable()
         with self._busy.holding({ledger_id}):
@@ -349,7 +349,7 @@ class BookKeeperLedgers:
             begin += count
 
     def _until_no_race(self, look: Callable[[], _Result]) -> _Result:
-        """Return what a function finds; it is repeated if the ledger changes while it looks."""
+        """Return the result of a read; it is repeated if the ledger changes meanwhile."""
         for _ in range(_TAKEOVERS_MAX):
             with suppress(LostRaceError):
                 return look()

@@ -60,7 +60,7 @@ class Segments:
         session: The session with ZooKeeper.
         client: The client of BookKeeper.
         replication: Of new segments; the password and checksum of all.
-        custom_metadata: What BookKeeper stores with each new segment.
+        custom_metadata: Stored in BookKeeper with each new segment.
     """
 
     def __init__(

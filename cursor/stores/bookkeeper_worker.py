@@ -138,7 +138,7 @@ class Worker:
                 self._append(handle, entry)
             except Exception as error:
                 del self._appends[self._append_number]
-                self._append_completed(batch, index, failure_of(error))
+                self._send(b"".join(self._append_completed(batch, index, failure_of(error))))
 
     def last_confirmed(self, number: int, handle: int) -> None:
         """Return the last entry that every reader may see, -1 if there is none."""
@@ -190,20 +190,23 @@ class Worker:
     def _complete_appends(self) -> None:
         """Reply to appends as Java completes them."""
         while True:
+            replies = []
             for code, entry_id, append in self._java.drain(self._completed):
                 batch, index = self._appends.pop(append)
-                self._append_completed(batch, index, self._java.failure(code) if code else entry_id)
+                replies += self._append_completed(batch, index, self._java.failure(code) if code else entry_id)
+            self._send(b"".join(replies))
 
-    def _append_completed(self, batch: _Batch, index: int, outcome: int | Failure) -> None:
+    def _append_completed(self, batch: _Batch, index: int, outcome: int | Failure) -> list[bytes]:
+        """Record the outcome of an append, and return the reply if it was the last of its batch."""
         with self._completing:
             batch.outcomes[index] = outcome
             batch.missing_count -= 1
             if batch.missing_count:
-                return
+                return []
         if any(isinstance(each, Failure) and each.code in QUORUM_CODES for each in batch.outcomes):
             self._later(batch.number, self._explained, batch.outcomes, None)
-        else:
-            self._reply(batch.number, [_plain(each) for each in batch.outcomes])
+            return []
+        return [frame((batch.number, True, [_plain(each) for each in batch.outcomes]))]
 
     def _when_done(self, number: int, future: Any, convert: Callable[[Any], Any]) -> None:
         self._java.when_done(future, lambda result, error: self._later(number, convert, result, error))
@@ -224,9 +227,9 @@ class Worker:
     def _fail(self, number: int, failure: Failure) -> None:
         if failure.code in QUORUM_CODES:
             (explained,) = self._explained([failure])
-            self._send((number, False, explained))
+            self._send(frame((number, False, explained)))
         else:
-            self._send((number, False, _plain(failure)))
+            self._send(frame((number, False, _plain(failure))))
 
     def _explained(self, outcomes: Sequence[int | Failure]) -> list[Any]:
         """Add the missing bookies to the messages of failures that they may have caused."""
@@ -245,10 +248,9 @@ class Worker:
         return []
 
     def _reply(self, number: int, result: Any) -> None:
-        self._send((number, True, result))
+        self._send(frame((number, True, result)))
 
-    def _send(self, content: tuple[Any, ...]) -> None:
-        data = frame(content)
+    def _send(self, data: bytes) -> None:
         with self._sending:
             self._replies.sendall(data)
 

@@ -1,7 +1,7 @@
 """BK: a topic on a real BookKeeper cluster, while bookies die, ZooKeeper hangs, Java dies, and stale owners write.
 
-Each owner shares a Java client with the others, unless its client is what dies. Half of the bookies that store an entry
-may be lost for good in a run, with their disks.
+All owners share a Java client, which is replaced when an event has ended it. One of the two bookies that store an entry
+may be lost for good in a run, with its disk.
 
 Counts: ``stale_owners``, ``stopped_owners``, ``killed_bookies``, ``lost_quorums``, ``lost_disks``,
 ``stopped_zookeepers``, ``killed_zookeepers``, ``killed_clients``, ``stopped_clients``, and ``unavailable`` for runs
@@ -72,7 +72,7 @@ class SharedClient:
     """The Java client of all owners, which is replaced when it has died.
 
     Args:
-        cluster: What it connects to.
+        cluster: The cluster that the client connects to.
     """
 
     def __init__(self, cluster: BookKeeperCluster) -> None:
@@ -216,7 +216,6 @@ class _Story(TakeoverStory):
     def _disk_lost(self) -> None:
         """A bookie is lost with its disk; another one takes its place. Once in a run: an entry is stored twice."""
         if self._has_lost_a_disk:
-            self._bookie_killed()
             return
         self._has_lost_a_disk = True
         self.steps.append("a bookie and its disk are lost at work, and replaced by an empty one")
@@ -227,7 +226,7 @@ class _Story(TakeoverStory):
         self.check_stale(self.owner, self.opened())
 
     def _zookeeper_stopped(self) -> None:
-        """ZooKeeper hangs until the store gives up; then it continues, and may execute what was sent."""
+        """ZooKeeper hangs until the store gives up; then it continues, and may execute the requests that were sent."""
         self.steps.append("ZooKeeper hangs at work, and continues when the store has given up")
         self.counts["stopped_zookeepers"] += 1
         hasty = self.opened(call_timeout_s=_HANGING_CALL_TIMEOUT_S)

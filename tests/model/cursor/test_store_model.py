@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.store import ABSENT, StoreError
-from ackstate.cursor.stores import zookeeper, zookeeper_ledgers
+from ackstate.cursor.stores import zookeeper_ledgers, zookeeper_metadata
 from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
@@ -265,7 +265,7 @@ def test_each_story_is_one_of_a_sound_zookeeper_store(zookeeper_machine, story):
 
 
 def compares_no_versions(patch):
-    patch(zookeeper, "_expect", lambda *_: None)
+    patch(zookeeper_metadata, "_expect", lambda *_: None)
 
 
 def sets_no_fence(patch):

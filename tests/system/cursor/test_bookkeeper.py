@@ -1,7 +1,8 @@
-"""What only a store on a real BookKeeper cluster can meet: takeovers, lost answers, dead bookies, a dead Java."""
+"""A store on a real BookKeeper cluster: takeovers, lost answers, dead bookies, a dead Java."""
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from ackstate import LedgerMap
 from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options, running_cluster
+from ackstate.cursor import ManagedCursor
 from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -33,6 +36,7 @@ from ackstate.cursor.stores.bookkeeper_segments import Segments
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from ackstate.cursor.testing import check_store
 from ackstate.errors import CorruptStateError
+from command_line import assert_one_line, run
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -245,7 +249,7 @@ def batch_of(count):
     return encode_batch([b"x"] * count, None)
 
 
-# What is left behind
+# Leftovers
 
 
 def bookkeeper_ids(cluster):
@@ -476,6 +480,21 @@ def test_a_missing_java_is_named_in_one_line():
     assert re.match(r"^BookKeeper's client needs Java 11 or newer: install a JRE, or set .*\n$", done.stdout), (
         done.stderr
     )
+
+
+def test_commands_look_at_a_store_without_disturbing_its_owner(cluster, open_store, root, capsys, monkeypatch):
+    monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
+    store = open_store()
+    log = LedgerMap.from_counts({3: 100})
+    cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=0)
+    cursor.ack_entries(3, [1, 2, 7], now_ms=0)
+    cursor.persist(now_ms=0)
+    outcome = run(capsys, "fsck", f"bookkeeper://{cluster.hosts}{root}", "--json")
+    (found,) = json.loads(outcome.out)["cursors"]
+    assert (outcome.status, found["status"], found["range_count"]) == (0, "ok", 2)
+    cursor.ack_entries(3, [9], now_ms=1)
+    assert cursor.persist(now_ms=1).messages_covered == 1
+    assert_one_line(run(capsys, "fsck", f"bookkeeper://{cluster.hosts}/nothing"), "not an ackstate store")
 
 
 def test_the_metadata_is_that_of_a_zookeeper_store(open_store):

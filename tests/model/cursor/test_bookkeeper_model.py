@@ -1,0 +1,101 @@
+"""A BookKeeper store gives the same answers as a memory store, also if its owners leave without closing it."""
+
+from contextlib import ExitStack, suppress
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options, running_cluster
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.bookkeeper import BookKeeperStore
+from ackstate.cursor.stores.bookkeeper_groups import GroupWriter
+from ackstate.cursor.stores.bookkeeper_segments import Segments
+from ackstate.cursor.stores.memory import MemoryStore
+from planted import assert_caught
+from tests.model.cursor.test_store_model import BATCHES, RenumberedStore, ZooKeeperMachine
+
+pytestmark = pytest.mark.slow
+
+
+class BookKeeperMachine(ZooKeeperMachine):
+    """The same with a BookKeeper store, whose owners also vanish, or die in the middle of an append."""
+
+    client = None
+
+    def begin(self):
+        super().begin()
+        self.stack = ExitStack()
+
+    def open(self):
+        self.memory = MemoryStore(self.disk)
+        store = BookKeeperStore(self.hosts, root=self.root, bookkeeper=bookkeeper_options(self.client))
+        self.stack.callback(store.close)
+        self.other = RenumberedStore(store, self.disk, self.versions)
+
+    @rule()
+    def vanish(self):
+        self.memory.close()
+        self.open()
+
+    @rule(entries=BATCHES, is_committed=st.booleans())
+    def die_before_or_after_a_commit(self, entries, is_committed):
+        """The answer of the commit of a group is lost; a batch for one ledger has none."""
+        commit = GroupWriter.commit
+
+        def lost(self, group):
+            if is_committed:
+                commit(self, group)
+            raise StoreError("killed")
+
+        GroupWriter.commit = lost
+        try:
+            happens = is_committed or len({ledger_id for ledger_id, _ in entries}) < 2
+            if happens:
+                with suppress(StoreError):
+                    self.memory.ledgers.append_all(entries)
+            with suppress(StoreError):
+                self.other.ledgers.append_all(entries)
+        finally:
+            GroupWriter.commit = commit
+        self.vanish()
+
+    def end(self):
+        self.stack.close()
+
+    def teardown(self):
+        self.end()
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    if not any(JARS.glob("*.jar")):
+        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
+    with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
+        BookKeeperMachine.hosts = cluster.hosts
+        BookKeeperMachine.client = bookkeeper_options().connect(cluster.hosts, call_timeout_s=30)
+        yield BookKeeperMachine
+        BookKeeperMachine.client.close()
+
+
+def test_bookkeeper_gives_the_same_answers(machine):
+    # Round trips for each call: fewer examples than the others have.
+    few = settings(settings(), max_examples=settings().max_examples // 8 + 10, stateful_step_count=30)
+    run_state_machine_as_test(machine, settings=few)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("where", "name", "planted"),
+    [
+        (Segments, "_counting_end", lambda self, ledger_id, opened, end, head, committed: end),
+        (GroupWriter, "begin", lambda self: None),
+    ],
+    ids=["uncommitted groups count", "no group is named"],
+)
+def test_a_planted_bug_is_caught(machine, monkeypatch, where, name, planted):
+    monkeypatch.setattr(where, name, planted)
+    if name == "begin":
+        monkeypatch.setattr(GroupWriter, "commit", lambda self, group: True)
+    assert_caught(machine, by=AssertionError)
