@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.replay import Prediction
@@ -70,6 +71,22 @@ def sweep_result(names=None, *, flushes=FLUSHES, duration_ms=DURATION_MS, trace=
         )
     ]  # fmt: skip
     return SweepResult.of_rows(trace, policies, rows, crashes_per_day=1.0)
+
+
+BETTER = {"mark_delete_rate_limit": 5, "range_count_max": 50_000}
+
+
+def pulsar_result(*, names=None, current=None, better=None):
+    """As recorded, the default policy of Pulsar, and a better one."""
+    names = usual_names() if names is None else names
+    policies = [None, Policy.from_mapping(PULSAR_4_2), Policy.from_mapping(PULSAR_4_2 | (better or {}))]
+    shares = (1, current or 1, 0.2)
+    rows = [
+        each for number, share in enumerate(shares) for each in sweep_rows(number, names, share=share, scale=4**number)
+    ]
+    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(
+        policies[1].label, "read from broker.conf"
+    )
 
 
 def saw(policy, key, most, *, duration_ms=DURATION_MS, points=60, causes=False):

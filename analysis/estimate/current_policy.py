@@ -143,16 +143,16 @@ def _gaps(file: Location, chunks_max: int) -> Iterator[int]:
     for topic, subscription, chunk, ts_ms, kind in _chunks(file, chunks_max):
         key = (topic, subscription)
         before_chunk, before_ms = last.get(key, (-2, -1))
-        begun = before_ms if before_chunk == chunk - 1 else -1
+        last_ms = before_ms if before_chunk == chunk - 1 else -1
         marks = np.isin(kind, _MARKS)
         for at_ms, mark in zip(ts_ms[marks].tolist(), kind[marks].tolist(), strict=True):
             if mark != EventKind.PERSIST_BEGUN:
-                begun = -1
+                last_ms = -1
                 continue
-            if begun >= 0:
-                yield at_ms - begun
-            begun = at_ms
-        last[key] = (chunk, begun)
+            if last_ms >= 0:
+                yield at_ms - last_ms
+            last_ms = at_ms
+        last[key] = (chunk, last_ms)
 
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.CRASH, EventKind.RECOVER, EventKind.RESET)

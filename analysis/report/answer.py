@@ -119,7 +119,7 @@ def _change(contents: Contents) -> str:
         return f"<p>Nothing: {escape(advice.sentence)}.</p>{_native(advice)}"
     items = "".join(
         f"<li>{escape(each.text)}"
-        + ("" if each.gain is None else f": saves {count_text(each.gain)} messages")
+        + ("" if each.gain is None else f": saves {count_text(each.gain)} messages per crash")
         + "</li>"
         for each in advice.changes
     )

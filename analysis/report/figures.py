@@ -161,7 +161,7 @@ def worst_figures(contents: Contents) -> str:
             f'<p class="numbers">{", ".join(said)}</p>{drawing}</div>'
         )
     title = f"The {len(found)} worst subscriptions" if len(found) > 1 else "The worst subscription"
-    names = [f"{printable(curve.subscription)} of {printable(curve.topic)}" for curve in found]
+    names = [f"{_short(printable(curve.subscription))} of {_short(printable(curve.topic))}" for curve in found]
     scale = ", on one scale" if len(found) > 1 else ""
     caption = " ".join([f"{escape(role[:1].upper() + role[1:])}{scale}.", *_band_texts(found)])
     drawn = f'<div class="panels">{"".join(panels)}</div>'
@@ -268,7 +268,7 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     diagonal = Band("observed as predicted", [(0, 0, 0), (axis.high, axis.high, axis.high)], 5)
     marks = [
         Marks(name, [
-            (each.predicted, each.observed, f"{printable(each.policy)}: predicted {each.predicted:,}, observed "
+            (each.predicted, each.observed, f"{_short(printable(each.policy))}: predicted {each.predicted:,}, observed "
              f"{each.observed:,}") for each in points[:_MARKS_MAX] if each.kind == kind
         ], sign, colour)
         for colour, ((kind, name), sign) in enumerate(zip(KINDS.items(), "○▽", strict=True))
@@ -276,7 +276,7 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     layers: list[Layer] = [diagonal, *(each for each in marks if each.points)]
     chart = Chart(axis, y, layers, "observed over predicted messages").html()
     rows = [
-        (printable(each.policy), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
+        (_short(printable(each.policy)), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
         for each in _thin(points)
     ]
     numbers = table(("policy", "ended by", "predicted", "observed"), rows)

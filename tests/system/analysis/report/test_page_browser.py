@@ -16,7 +16,7 @@ from ackstate.analysis.report.contents import headline
 from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.report.page import render
 from chromium import AXE, MISSING, Rectangle, barriers, emulate, luminance, requests
-from report_contents import contents, sweep_result, usual_names
+from report_contents import BETTER, contents, pulsar_result, sweep_result, usual_names
 
 pytestmark = [
     pytest.mark.browser,
@@ -153,12 +153,25 @@ def test_thousands_of_rows_sort_and_filter_by_mouse_and_keyboard(browser, show):
     assert cells(browser, "estimates") == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_first_screen_is_the_answer(browser, show, scheme):
-    show(contents(), scheme=scheme)
+def assert_on_first_screen(browser):
     for selector in ("#headline", ".cards", "#who", "#why", "#change", "#price"):
         assert browser.find_element(By.CSS_SELECTOR, selector).is_displayed()
         assert bottom(browser, selector) < 800
+
+
+def test_the_first_screen_has_room_for_warnings_and_several_settings(browser, show):
+    told = contents(pulsar_result(better=BETTER, current=3))
+    assert told.result.warnings
+    show(told)
+    assert_on_first_screen(browser)
+    lines = browser.find_element(By.CSS_SELECTOR, "#change pre").text.splitlines()
+    assert lines == ["managedLedgerDefaultMarkDeleteRateLimit=5", "managedLedgerMaxUnackedRangesToPersist=50000"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_is_the_answer(browser, show, scheme):
+    show(contents(), scheme=scheme)
+    assert_on_first_screen(browser)
     assert browser.find_element(By.ID, "who").text.splitlines()[:2] == [
         "Mainly for", "sub-0000 of persistent://public/default/orders-0",
     ]  # fmt: skip

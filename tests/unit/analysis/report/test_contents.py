@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.answer import answer
@@ -23,23 +22,18 @@ from ackstate.analysis.report.figures import is_resolved, is_sawtooth, policy_na
 from ackstate.analysis.report.grids import DATA_BYTES_MAX, grids
 from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.report.page import render
-from report_contents import BEGIN_MS, DURATION_MS, contents, row, saw, sweep_result, sweep_rows, usual_names
-
-
-def pulsar_result(*, names=None, current=None, better=None):
-    """As recorded, the default policy of Pulsar, and a better one."""
-    names = usual_names() if names is None else names
-    policies = [None, Policy.from_mapping(PULSAR_4_2), Policy.from_mapping(PULSAR_4_2 | (better or {}))]
-    shares = (1, current or 1, 0.2)
-    rows = [
-        each for number, share in enumerate(shares) for each in sweep_rows(number, names, share=share, scale=4**number)
-    ]
-    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(
-        policies[1].label, "read from broker.conf"
-    )
-
-
-BETTER = {"mark_delete_rate_limit": 5, "range_count_max": 50_000}
+from report_contents import (
+    BEGIN_MS,
+    BETTER,
+    DURATION_MS,
+    contents,
+    pulsar_result,
+    row,
+    saw,
+    sweep_result,
+    sweep_rows,
+    usual_names,
+)  # fmt: skip
 
 
 def test_headline_cards_and_charts_use_the_same_three_terms():
