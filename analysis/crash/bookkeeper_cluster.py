@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -17,7 +18,9 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, java_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kazoo.client import KazooClient
 
     from ackstate.cursor.stores.bookkeeper import BookKeeperOptions
     from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
 LEDGERS_ROOT = "/ledgers"
+_AVAILABLE = f"{LEDGERS_ROOT}/available"
 _STARTS_WITHIN_S = 60.0
 _TICK_MS = 200
 _LAYOUT = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
@@ -110,11 +114,9 @@ class BookKeeperCluster:
             RuntimeError: One of them did not start; the message is its log.
         """
         self.zookeeper.start()
-        _format(self.hosts)
-        for bookie in self.bookies:
-            bookie.launch()
-        for bookie in self.bookies:
-            bookie.wait_until_it_answers()
+        with _connected(self.hosts) as client:
+            _format(client)
+        self._launch(self.bookies)
 
     def stop(self) -> None:
         """Stop all that is running."""
@@ -129,10 +131,7 @@ class BookKeeperCluster:
             self.zookeeper.start()
         for bookie in self.bookies:
             bookie.resume()
-            if bookie.process is None:
-                bookie.launch()
-        for bookie in self.bookies:
-            bookie.wait_until_it_answers()
+        self._launch([bookie for bookie in self.bookies if bookie.process is None])
 
     def replace(self, bookie: Bookie) -> None:
         """Kill a bookie for good, with its disk, and start one with an empty disk in its place.
@@ -143,8 +142,18 @@ class BookKeeperCluster:
         shutil.rmtree(bookie.directory)
         new = self._new_bookie()
         self.bookies[self.bookies.index(bookie)] = new
-        new.launch()
-        new.wait_until_it_answers()
+        self._launch([new])
+
+    def _launch(self, bookies: Sequence[Bookie]) -> None:
+        """Start bookies and wait until clients can find and reach them."""
+        with _connected(self.hosts) as client:
+            _, status = client.get(_AVAILABLE)
+            # The registration of an earlier process of the bookie may still be there for a while.
+            before = max(client.last_zxid, status.mzxid)
+            for bookie in bookies:
+                bookie.launch()
+            for bookie in bookies:
+                bookie.wait_until(partial(_is_registered, client, bookie.name, before))
 
     def _new_bookie(self) -> Bookie:
         self._bookie_count += 1
@@ -203,15 +212,15 @@ class Bookie:
                 stderr=log,
             )
 
-    def wait_until_it_answers(self) -> None:
-        """Wait until it accepts connections.
+    def wait_until(self, is_registered: Callable[[], bool]) -> None:
+        """Wait until it is registered and accepts connections.
 
         Raises:
-            RuntimeError: It ended, or did not answer in time; the message is its log.
+            RuntimeError: It ended, or was not ready in time; the message is its log.
         """
         assert self.process is not None
         deadline_s = time.monotonic() + _STARTS_WITHIN_S
-        while not self._answers():
+        while not (self._answers() and is_registered()):
             if self.process.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError((self.directory / "bookie.log").read_text())
             time.sleep(0.02)
@@ -241,8 +250,8 @@ class Bookie:
         return True
 
 
-def _format(hosts: str) -> None:
-    """Create the nodes of an empty cluster, as BookKeeper's shell does in its own process."""
+@contextmanager
+def _connected(hosts: str) -> Iterator[KazooClient]:
     try:
         from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -250,9 +259,19 @@ def _format(hosts: str) -> None:
     client = KazooClient(hosts)
     client.start(timeout=_STARTS_WITHIN_S)
     try:
-        client.create(f"{LEDGERS_ROOT}/available/readonly", b"", makepath=True)
-        client.create(f"{LEDGERS_ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
-        client.create(f"{LEDGERS_ROOT}/LAYOUT", _LAYOUT)
+        yield client
     finally:
         client.stop()
         client.close()
+
+
+def _format(client: KazooClient) -> None:
+    """Create the nodes of an empty cluster, as BookKeeper's shell does in its own process."""
+    client.create(f"{_AVAILABLE}/readonly", b"", makepath=True)
+    client.create(f"{LEDGERS_ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
+    client.create(f"{LEDGERS_ROOT}/LAYOUT", _LAYOUT)
+
+
+def _is_registered(client: KazooClient, name: str, after_zxid: int) -> bool:
+    status = client.exists(f"{_AVAILABLE}/{name}")
+    return status is not None and status.czxid > after_zxid

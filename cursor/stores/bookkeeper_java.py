@@ -31,7 +31,7 @@ def start_java(class_path: Sequence[str], options: Sequence[str]) -> None:
     """
     try:
         jpype.startJVM(*options, classpath=list(class_path), convertStrings=True)
-    except (jpype.JVMNotFoundException, OSError, RuntimeError) as error:
+    except (jpype.JVMNotFoundException, jpype.JVMNotSupportedException, OSError, RuntimeError) as error:
         raise JavaUnavailableError(
             f"BookKeeper's client needs Java 11 or newer: install a JRE, or set JAVA_HOME ({_one_line(error)})"
         ) from error

@@ -125,9 +125,12 @@ class Segments:
                 for ledger_id, head in registered.items()
             }
             changed = self.put({ledger_id: head.version for ledger_id, head in registered.items()}, now_open)
-        except BaseException:
+        except BaseException as error:
             for ledger in opened.values():
                 self._client.close_ledger(ledger.handle)
+                if isinstance(error, LostRaceError):
+                    # Sealed by another process as one without entries, and perhaps forgotten.
+                    self._client.delete(ledger.ledger_id)
             raise
         return {ledger_id: NewSegment(changed[ledger_id], opened[ledger_id]) for ledger_id in heads}
 
@@ -228,13 +231,22 @@ class Segments:
         replies = [self._client.new_ledger_id() for _ in missing]
         grown = {}
         for ledger_id, reply in zip(missing, replies, strict=True):
-            state = heads[ledger_id].state
+            state = self._without_empty(heads[ledger_id].state)
             segment = Segment(reply.wait(), 0, SegmentStatus.CREATING)
             grown[ledger_id] = state._replace(segments=(*state.segments, segment))
         added = self.put({ledger_id: heads[ledger_id].version for ledger_id in missing}, grown)
         for ledger_id in present:
             del self._uncreated[ledger_id]
         return {ledger_id: present.get(ledger_id) or added[ledger_id] for ledger_id in heads}
+
+    def _without_empty(self, state: SegmentedLedger) -> SegmentedLedger:
+        """Delete the segments without entries, which failed appends leave, and return the state without them."""
+        empty = [segment for segment in state.segments if not segment.entry_count]
+        try:
+            self.delete(empty)
+        except StoreError:
+            return state
+        return state._replace(segments=tuple(segment for segment in state.segments if segment.entry_count))
 
     def _recovered_count(self, ledger_id: int, segment: Segment, head: Head) -> int:
         """Fence the writer of a segment, and return how many of its entries count for ever."""

@@ -1,0 +1,485 @@
+"""What only a store on a real BookKeeper cluster can meet: takeovers, lost answers, dead bookies, a dead Java."""
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options, running_cluster
+from ackstate.cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    PayloadTooLargeError,
+    StoreError,
+    Versioned,
+)
+from ackstate.cursor.stores import bookkeeper_client
+from ackstate.cursor.stores.bookkeeper import BookKeeperStore
+from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+from ackstate.cursor.stores.bookkeeper_groups import GroupWriter
+from ackstate.cursor.stores.bookkeeper_ledger import Replication
+from ackstate.cursor.stores.bookkeeper_nodes import SegmentStatus
+from ackstate.cursor.stores.bookkeeper_segments import Segments
+from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.cursor.testing import check_store
+from ackstate.errors import CorruptStateError
+from waiting import wait_until
+
+pytestmark = pytest.mark.slow
+roots = (f"/root-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    if not any(JARS.glob("*.jar")):
+        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
+    with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    """The Java client of most stores: starting one takes seconds."""
+    with closing(bookkeeper_options().connect(cluster.hosts, call_timeout_s=30)) as client:
+        yield client
+
+
+@pytest.fixture
+def root():
+    return next(roots)
+
+
+@pytest.fixture
+def open_store(cluster, client, root):
+    """Open the same storage each time; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(how=BookKeeperStore, **settings):
+            options = settings.pop("bookkeeper", None) or bookkeeper_options(client)
+            return stack.enter_context(closing(how(cluster.hosts, root=root, bookkeeper=options, **settings)))
+
+        yield opened
+
+
+def entries(store, ledger_id):
+    return store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1)
+
+
+def segments(store, ledger_id):
+    (head,) = store.ledgers._segments.heads([ledger_id])
+    return head.state.segments
+
+
+def test_it_keeps_the_contract(cluster, client, root):
+    options = bookkeeper_options(client)
+    check_store(lambda: BookKeeperStore(cluster.hosts, root=root, bookkeeper=options))
+
+
+def test_neither_kind_of_store_opens_the_other(cluster, open_store, root):
+    open_store()
+    for how in (ZooKeeperStore, ZooKeeperStore.open_to_read):
+        with pytest.raises(StoreError, match="open it with BookKeeperStore"):
+            how(cluster.hosts, root=root)
+    with closing(ZooKeeperStore(cluster.hosts, root=f"{root}-zookeeper")):
+        for how in (BookKeeperStore, BookKeeperStore.open_to_read):
+            with pytest.raises(StoreError, match="open it with ZooKeeperStore"):
+                how(cluster.hosts, root=f"{root}-zookeeper")
+
+
+# Takeovers
+
+
+def test_two_stores_that_append_to_one_ledger_lose_nothing(open_store):
+    one, other = open_store(), open_store()
+    ledger_id = one.ledgers.create("billing")
+    ids = [store.ledgers.append(ledger_id, b"%d" % number) for number, store in enumerate((one, other) * 3)]
+    assert ids == [0, 1, 2, 3, 4, 5]
+    for store in (one, other):
+        assert entries(store, ledger_id) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_fenced_owner_appends_nothing_more(open_store):
+    old, new = open_store(), open_store()
+    one, other = (old.ledgers.create("billing") for _ in range(2))
+    old.ledgers.append_all([(one, b"a"), (other, b"b")])
+    assert new.ledgers.fence(one) == 0
+    for batch in ([(one, b"late")], [(one, b"late"), (other, b"late")], [(other, b"late"), (one, b"late")]):
+        with pytest.raises(LedgerFencedError):
+            old.ledgers.append_all(batch)
+    assert [entries(new, one), entries(new, other)] == [[b"a"], [b"b"]]
+    assert old.ledgers.append(other, b"c") == 1
+    new.ledgers.delete(other)
+    with pytest.raises(LedgerNotFoundError):
+        old.ledgers.append(other, b"late")
+
+
+def test_another_process_reads_everything_confirmed_although_the_owner_is_at_work_or_gone(open_store):
+    owner, reader = open_store(), open_store(BookKeeperStore.open_to_read)
+    one, other = (owner.ledgers.create("billing") for _ in range(2))
+    assert entries(reader, one) == []
+    for number in range(20):
+        owner.ledgers.append_all([(one, b"%d" % number)] * 2 + [(other, b"x")] * (number % 2))
+        assert len(entries(reader, one)) == 2 * number + 2
+    assert entries(reader, other) == [b"x"] * 10
+    for change in (
+        lambda: reader.ledgers.create("x"),
+        lambda: reader.ledgers.append(one, b""),
+        lambda: reader.ledgers.fence(one),
+        lambda: reader.ledgers.delete(one),
+        lambda: reader.metadata.put("/a", b"", expected_version=ABSENT),
+    ):
+        with pytest.raises(StoreError, match="opened to read"):
+            change()
+    assert owner.ledgers.append(one, b"the owner has noticed nothing") == 40
+
+
+def test_entries_of_any_size_are_read_back_and_too_large_ones_are_refused(open_store, client):
+    store = open_store()
+    ledger_id, other = (store.ledgers.create("billing") for _ in range(2))
+    sizes = [0, 1, 1_000_000, 3, *[100_000] * 60, *[10] * 3_000]
+    batch = [os.urandom(size) for size in sizes]
+    store.ledgers.append_all([(ledger_id, entry) for entry in batch])
+    assert store.ledgers.read(ledger_id, 0, len(batch)) == batch
+    largest = bytes(client.entry_bytes_max - 22)
+    assert store.ledgers.append(other, largest) == 0
+    with pytest.raises(PayloadTooLargeError, match="nothing was sent"):
+        store.ledgers.append_all([(ledger_id, b"x"), (other, largest + b"x")])
+    assert [store.ledgers.last(ledger_id), entries(store, other)] == [len(batch) - 1, [largest]]
+
+
+# Appends to several ledgers
+
+
+class LostAnswerError(StoreError):
+    """The connection was lost before the answer came."""
+
+
+@pytest.mark.parametrize("happened", [False, True])
+@pytest.mark.parametrize("who", ["writer", "successor"])
+def test_a_group_whose_commit_has_no_answer_counts_everywhere_or_nowhere(open_store, monkeypatch, happened, who):
+    writer = open_store()
+    ledger_ids = [writer.ledgers.create("billing") for _ in range(3)]
+    writer.ledgers.append_all([(ledger_id, b"before") for ledger_id in ledger_ids])
+    commit = GroupWriter.commit
+
+    def lost(self, group):
+        if happened:
+            commit(self, group)
+        raise LostAnswerError
+
+    monkeypatch.setattr(GroupWriter, "commit", lost)
+    with pytest.raises(LostAnswerError):
+        writer.ledgers.append_all([(ledger_id, b"doubtful") for ledger_id in ledger_ids * 2])
+    monkeypatch.undo()
+    store = writer if who == "writer" else open_store()
+    wanted = [b"before", b"doubtful", b"doubtful"] if happened else [b"before"]
+    assert [entries(store, ledger_id) for ledger_id in ledger_ids] == [wanted] * 3
+    # Also as recovered, and it stays so.
+    assert store.ledgers.fence(ledger_ids[0]) == len(wanted) - 1
+    ids = store.ledgers.append_all([(ledger_id, b"after") for ledger_id in ledger_ids[1:]])
+    assert ids == [len(wanted)] * 2
+    assert [entries(writer, ledger_id)[len(wanted) :] for ledger_id in ledger_ids] == [[], [b"after"], [b"after"]]
+
+
+def before_commit(monkeypatch, happening):
+    """Let something happen when all entries of the next group are durable."""
+    commit = GroupWriter.commit
+
+    def delayed(self, group):
+        monkeypatch.setattr(GroupWriter, "commit", commit)
+        happening()
+        return commit(self, group)
+
+    monkeypatch.setattr(GroupWriter, "commit", delayed)
+
+
+def test_a_fence_in_the_middle_of_a_group_prevents_all_of_it(open_store, monkeypatch):
+    old, new = open_store(), open_store()
+    one, other = (old.ledgers.create("billing") for _ in range(2))
+    before_commit(monkeypatch, lambda: new.ledgers.fence(other))
+    with pytest.raises(LedgerFencedError):
+        old.ledgers.append_all([(one, b"x"), (other, b"x")])
+    assert [entries(store, ledger_id) for store in (old, new) for ledger_id in (one, other)] == [[]] * 4
+    assert old.ledgers.append(one, b"y") == 0
+
+
+def test_a_takeover_in_the_middle_of_a_group_repeats_it(open_store, monkeypatch):
+    old, new = open_store(), open_store()
+    one, other = (old.ledgers.create("billing") for _ in range(2))
+    old.ledgers.append_all([(one, b"a"), (other, b"a")])
+    before_commit(monkeypatch, lambda: new.ledgers.append(other, b"new"))
+    assert old.ledgers.append_all([(one, b"x"), (other, b"x"), (other, b"y")]) == [1, 2, 3]
+    assert [entries(new, one), entries(new, other)] == [[b"a", b"x"], [b"a", b"new", b"x", b"y"]]
+
+
+def test_a_batch_without_its_end_is_cut_off(open_store, monkeypatch, client):
+    """The writer dies when two of three entries are durable."""
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    store.ledgers.append(ledger_id, b"a")
+    append = BookKeeperClient.append
+    monkeypatch.setattr(BookKeeperClient, "append", lambda self, batch: append(self, batch[:-1]))
+    store.ledgers._first_error([])
+    batch = [(store.ledgers._writers[ledger_id].handle, entry) for entry in batch_of(3)]
+    client.append(batch).wait()
+    monkeypatch.undo()
+    other = open_store()
+    assert entries(other, ledger_id) == [b"a"]
+    assert other.ledgers.append(ledger_id, b"b") == 1
+    assert entries(store, ledger_id) == [b"a", b"b"]
+
+
+def batch_of(count):
+    from ackstate.cursor.stores.bookkeeper_entries import encode_batch
+
+    return encode_batch([b"x"] * count, None)
+
+
+# What is left behind
+
+
+def bookkeeper_ids(cluster):
+    """The ledgers that BookKeeper has."""
+    client = KazooClient(cluster.hosts)
+    client.start()
+    try:
+        found = []
+
+        def visit(path, digits):
+            for name in client.get_children(path):
+                if re.fullmatch(r"L\d+", name):
+                    found.append(int(digits + name[1:]))
+                elif name.isdecimal():
+                    visit(f"{path}/{name}", digits + name)
+
+        visit("/ledgers", "")
+        return set(found)
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_deleted_ledger_leaves_nothing_even_if_the_deletion_was_interrupted(cluster, open_store, monkeypatch):
+    before = bookkeeper_ids(cluster)
+    store, stale = open_store(), open_store()
+    ledger_ids = [store.ledgers.create("billing") for _ in range(3)]
+    for each in (store, stale, store):
+        for ledger_id in ledger_ids:
+            each.ledgers.append(ledger_id, b"x")
+    assert len(bookkeeper_ids(cluster) - before) == 9
+    store.ledgers.delete(ledger_ids[0])
+    assert len(bookkeeper_ids(cluster) - before) == 6
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "delete", lambda self, segments: _raise(StoreError("no quorum")))
+        store.ledgers.delete(ledger_ids[1])
+    assert (len(bookkeeper_ids(cluster) - before), store.ledgers.owned_by("billing")) == (6, [ledger_ids[2]])
+    open_store()
+    assert len(bookkeeper_ids(cluster) - before) == 3
+    stale.ledgers.delete(ledger_ids[2])
+    assert (bookkeeper_ids(cluster), store.ledgers.owners()) == (before, [])
+    with pytest.raises(LedgerNotFoundError):
+        store.ledgers.append(ledger_ids[2], b"late")
+
+
+def _raise(error):
+    raise error
+
+
+def test_a_crash_at_any_step_of_a_new_segment_leaves_nothing_unknown(cluster, open_store, monkeypatch):
+    before = bookkeeper_ids(cluster)
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    for step in ("_register", "put", "create"):
+        done = getattr(Segments, step)
+
+        def crash(self, *arguments, done=done):
+            done(self, *arguments)
+            raise StoreError("killed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Segments, step, crash)
+            dying = open_store()
+            with pytest.raises(StoreError, match="killed"):
+                dying.ledgers.append(ledger_id, b"lost")
+    assert store.ledgers.last(ledger_id) == -1
+    assert store.ledgers.append(ledger_id, b"x") == 0
+    registered = {segment.bookkeeper_id for segment in segments(store, ledger_id)}
+    assert bookkeeper_ids(cluster) - before <= registered
+    store.ledgers.delete(ledger_id)
+    assert bookkeeper_ids(cluster) == before
+
+
+def test_a_closed_store_needs_no_recovery(open_store):
+    store = open_store()
+    ledger_ids = [store.ledgers.create("billing") for _ in range(3)]
+    store.ledgers.append_all([(ledger_id, b"x") for ledger_id in ledger_ids])
+    store.close()
+    reader = open_store(BookKeeperStore.open_to_read)
+    found = [segment for ledger_id in ledger_ids for segment in segments(reader, ledger_id)]
+    assert [segment.status for segment in found] == [SegmentStatus.SEALED] * 3
+    assert [segment.entry_count for segment in found] == [1] * 3
+    assert reader._session.children("/writers") == []
+
+
+# Damage
+
+
+def test_a_ledger_that_bookkeeper_has_lost_is_damage_and_not_empty(open_store, client):
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    store.ledgers.append(ledger_id, b"x")
+    client.delete(segments(store, ledger_id)[0].bookkeeper_id).wait()
+    other = open_store()
+    for call in (other.ledgers.last, lambda each: other.ledgers.append(each, b"y"), other.ledgers.fence):
+        with pytest.raises(CorruptStateError, match=rf"ledger {ledger_id}.* expected ledger \d+ of BookKeeper"):
+            call(ledger_id)
+
+
+def test_a_wrong_password_is_a_store_error(open_store, client):
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    store.ledgers.append(ledger_id, b"x")
+    options = replace(bookkeeper_options(client), replication=Replication(password=b"other"))
+    other = open_store(bookkeeper=options)
+    with pytest.raises(StoreError):
+        entries(other, ledger_id)
+    assert entries(store, ledger_id) == [b"x"]
+
+
+# Bookies
+
+
+def test_without_a_quorum_appends_fail_with_the_names_of_the_bookies_and_nothing_grows(cluster, open_store):
+    store = open_store()
+    ledger_id, other = (store.ledgers.create("billing") for _ in range(2))
+    store.ledgers.append(ledger_id, b"a")
+    cluster.bookies[0].kill()
+    assert store.ledgers.append(ledger_id, b"b") == 1
+    cluster.bookies[1].kill()
+    killed = [bookie.name for bookie in cluster.bookies[:2]]
+    try:
+        for each in (ledger_id, other, other, other):
+            with pytest.raises(StoreError) as caught:
+                store.ledgers.append(each, b"c")
+            assert all(name in str(caught.value) for name in killed), caught.value
+            assert "\n" not in str(caught.value)
+        assert len(segments(store, other)) == 1
+    finally:
+        cluster.revive()
+    # Whether it happened is known before anything else is appended.
+    found = entries(store, ledger_id)
+    assert found[:2] == [b"a", b"b"]
+    assert store.ledgers.append(ledger_id, b"d") == len(found)
+    assert entries(open_store(), ledger_id) == [*found, b"d"]
+    assert store.ledgers.append(other, b"e") == 0
+
+
+# Java
+
+
+def test_a_dead_client_refuses_all_calls_and_the_next_opening_has_everything(open_store):
+    store = open_store(bookkeeper=bookkeeper_options())
+    one, other = (store.ledgers.create("billing") for _ in range(2))
+    store.ledgers.append_all([(one, b"a"), (other, b"a")])
+    os.kill(store._client.process_id, signal.SIGKILL)
+    with pytest.raises(StoreError, match=r"was killed by SIGKILL.*open it again"):
+        store.ledgers.append(one, b"b")
+    for call in (lambda: store.ledgers.append_all([(one, b"b"), (other, b"b")]), lambda: store.ledgers.last(one)):
+        with pytest.raises(StoreError, match="SIGKILL"):
+            call()
+    store.close()
+    again = open_store()
+    assert entries(again, one)[0] == b"a"
+    assert entries(again, other) == [b"a"]
+    assert again.ledgers.append_all([(one, b"c"), (other, b"c")])[1] == 1
+
+
+def test_a_hanging_client_is_given_up_after_a_while(cluster):
+    with closing(bookkeeper_options().connect(cluster.hosts, call_timeout_s=2)) as client:
+        opened = client.create(Replication()).wait()
+        os.kill(client.process_id, signal.SIGSTOP)
+        # More than fits into the socket, so that sending hangs too.
+        replies = [client.append([(opened.handle, bytes(1_000_000))])]
+        with pytest.raises(StoreError, match=r"within 2 s|accepts no request"):
+            replies[0].wait()
+        with pytest.raises(StoreError, match="open it again"):
+            client.append([(opened.handle, b"")])
+        wait_until(lambda: client._child.poll() is not None)
+
+
+def test_the_child_ends_with_its_parent(cluster, tmp_path):
+    program = (
+        "import os, sys, signal\n"
+        "from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options\n"
+        f"client = bookkeeper_options().connect({cluster.hosts!r}, call_timeout_s=30)\n"
+        "print(client.process_id, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    child = Path(f"/proc/{int(done.stdout)}")
+    wait_until(lambda: not child.exists() or "(python" not in _stat(child))
+
+
+def _stat(process):
+    with suppress(OSError):
+        return (process / "stat").read_text()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("jars", r"^/nowhere has no jars: name a folder .*ACKSTATE_BOOKKEEPER_CLASSPATH.*PULSAR_HOME$"),
+        ("classes", r"the class path has no complete BookKeeper client .*such as Pulsar's lib"),
+        ("jpype", r"^a BookKeeper client needs JPype: pip install 'ackstate\[bookkeeper\]'$"),
+        ("server", r"127.0.0.1:1"),
+    ],
+)
+def test_what_is_missing_is_named_in_one_line(tmp_path, monkeypatch, missing, message):
+    class_path = str(JARS)
+    if missing == "jars":
+        class_path = "/nowhere"
+    elif missing == "classes":
+        (tmp_path / "empty.jar").write_bytes(b"PK\5\6" + bytes(18))
+        class_path = str(tmp_path)
+    elif missing == "jpype":
+        monkeypatch.setattr(bookkeeper_client, "find_spec", lambda name: None)
+    settings = {"zkTimeout": "1000"}
+    with pytest.raises(StoreError, match=message) as caught:
+        BookKeeperClient("zk+null://127.0.0.1:1/ledgers", class_path=class_path, settings=settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_java_is_named_in_one_line():
+    program = (
+        "from jpype._jvmfinder import LinuxJVMFinder\n"
+        "from ackstate.cursor.stores.bookkeeper_java import JavaUnavailableError, start_java\n"
+        "LinuxJVMFinder._locations, LinuxJVMFinder._java = (), '/nowhere'\n"
+        "try:\n"
+        "    start_java([], [])\n"
+        "except JavaUnavailableError as error:\n"
+        "    print(error)\n"
+    )
+    command, environment = [sys.executable, "-P", "-c", program], {**os.environ, "JAVA_HOME": "/nowhere"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert re.match(r"^BookKeeper's client needs Java 11 or newer: install a JRE, or set .*\n$", done.stdout), (
+        done.stderr
+    )
+
+
+def test_the_metadata_is_that_of_a_zookeeper_store(open_store):
+    version = open_store().metadata.put("/a/b", b"value", expected_version=ABSENT)
+    reader = open_store(BookKeeperStore.open_to_read)
+    assert reader.metadata.get("/a/b") == Versioned(b"value", version)
+    assert re.fullmatch(r"\d+", str(version))
