@@ -89,7 +89,8 @@ PAGES = (
         {
             "The cursor": _of(
                 "ackstate.cursor",
-                "ManagedCursor open_cursors CursorOpening CursorConfig AutoAge AUTO Format RangeForm Repair persist_all",
+                "ManagedCursor open_cursors CursorOpening CursorConfig AutoAge AUTO Format RangeForm Repair "
+                "persist_all",
             ),
             "Results": _of(
                 "ackstate.cursor",

@@ -1,7 +1,8 @@
 """Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
 A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. From a cluster
-of ZooKeeper, BookKeeper or Pulsar, where others may keep writing, it only reads. `docs/operations.md` describes the JSON.
+of ZooKeeper, BookKeeper or Pulsar, where others may keep writing, it only reads. `docs/operations.md` describes the
+JSON.
 """
 
 from __future__ import annotations

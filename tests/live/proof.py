@@ -21,10 +21,10 @@ from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
 
 _PARTS = {
-    "opening": OpensOurs,
-    "handovers": Handovers,
     "inspection": Inspection,
     "transfer": Transfer,
+    "opening": OpensOurs,
+    "handovers": Handovers,
     "standalone": StandaloneMetadata,
 }
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
 
 _LOOKS = 4
-_BETWEEN_LOOKS_S = 0.5
 
 
-def checked(admin: PulsarAdmin, cursor: ExportedCursor, imported: ImportedCursor) -> ImportedCursor:
+def checked(
+    admin: PulsarAdmin, cursor: ExportedCursor, imported: ImportedCursor, *, pause_s: float = 0.5
+) -> ImportedCursor:
     """Return the outcome of an import with the broker's numbers, and the acks that did not reach it.
 
     The broker handles acks after the client has sent them, so it is asked some times while acks are missing.
@@ -31,6 +32,7 @@ def checked(admin: PulsarAdmin, cursor: ExportedCursor, imported: ImportedCursor
         admin: The broker's admin interface.
         cursor: The exported cursor.
         imported: The outcome so far.
+        pause_s: The time between two requests.
 
     Raises:
         AdminError: The broker does not answer.
@@ -40,7 +42,7 @@ def checked(admin: PulsarAdmin, cursor: ExportedCursor, imported: ImportedCursor
     what = f"{imported.topic}, {imported.subscription}"
     for look in range(_LOOKS):
         if look:
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(pause_s)
         answer = admin.get(f"{topic_path(imported.topic)}/internalStats")
         internals = read_object(TopicInternals, answer, what=f"{imported.topic}: internalStats")
         found = internals.cursors.get(persistence_name(imported.subscription))

@@ -51,9 +51,9 @@ def connect(cluster):
 @pytest.fixture
 def store(connect):
     """A cluster with one topic, whose messages are in an open ledger, and no cursor."""
-    store = connect()
-    message_ledger = store.ledgers.create(_owner("s"))
-    store.ledgers.append_all([(message_ledger, b"\0\0\0\0%d" % number) for number in range(MESSAGES)])
+    store, broker = connect(), connect()
+    message_ledger = broker.ledgers.create(_owner("messages"))
+    broker.ledgers.append_all([(message_ledger, b"\0\0\0\0%d" % number) for number in range(MESSAGES)])
     for path, data in ((NODE, b"\n\x04\x08%c \x00" % message_ledger), ("/admin/policies/public/default", POLICIES)):
         names = path.split("/")[1:]
         for end in range(1, len(names)):
@@ -116,7 +116,8 @@ def test_a_reader_sees_the_last_ack_and_its_owner_goes_on(store, connect):
         with pytest.raises(StoreError, match="opened to read"):
             call()
     acked(cursor, 13)
-    assert cursor.stats().persist_count == 5
+    (now,) = inspect_store(reader)
+    assert (now.record.cursor_ledger_id, len(now.content.deleted)) == (found.record.cursor_ledger_id, 5)
 
 
 def test_a_ledger_belongs_to_the_cursor_that_its_metadata_names(store):

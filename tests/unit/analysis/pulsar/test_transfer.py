@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_the_golden_file_is_what_is_written_and_read(tmp_path):
     assert read_ack_states(GOLDEN) == GOLDEN_FILE
     assert write_ack_states(tmp_path / "file", GOLDEN_FILE) == len(GOLDEN.read_bytes())
     assert (tmp_path / "file").read_bytes() == GOLDEN.read_bytes()
+
+
+def test_the_members_are_those_of_the_documentation():
+    text = (GOLDEN.parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    section = text.split("## Ack states, version 1\n")[1].split("\n## ")[0]
+    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    lines = [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
+    assert named == [name for line in lines for name in line]
 
 
 @given(
@@ -253,13 +262,13 @@ def test_acks_that_did_not_reach_the_broker_are_counted():
         ("3:-1", "[]", 8 + 11 + 1 + 4),
         ("3:4", "[(3:5..3:6],(3:8..3:19],(5:-1..5:1]]", 2 + 1 + 2),
     ):
-        found = checked(Admin(internals(mark_delete, ranges)), GOLDEN_CURSOR, outcome)
+        found = checked(Admin(internals(mark_delete, ranges)), GOLDEN_CURSOR, outcome, pause_s=0)
         assert (found.missing_acks, str(found.mark_delete)) == (missing, mark_delete)
         assert bool(found.remarks) is bool(missing)
     late = Admin(internals("3:-1", "[]"), internals("5:3", "[]"))
-    assert checked(late, GOLDEN_CURSOR, outcome).missing_acks == 0
+    assert checked(late, GOLDEN_CURSOR, outcome, pause_s=0).missing_acks == 0
     with pytest.raises(AckStateError, match="has no such subscription"):
-        checked(Admin(internals("3:-1", "[]")), GOLDEN_CURSOR, replace(outcome, subscription="c"))
+        checked(Admin(internals("3:-1", "[]")), GOLDEN_CURSOR, replace(outcome, subscription="c"), pause_s=0)
 
 
 def test_an_export_names_what_there_is(nodes):
@@ -286,6 +295,7 @@ def test_an_export_names_what_there_is(nodes):
     assert [each.topic for each in found] == [f"{TOPIC}p-partition-2", f"{TOPIC}p-partition-10"]
 
 
+@pytest.mark.slow
 def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("ACKSTATE_BOOKKEEPER_CLASSPATH", raising=False)
     missing, golden = tmp_path / "none", str(GOLDEN)
