@@ -31,7 +31,7 @@ def exporter(
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65_535, help="The port to listen on; 0 is any free port.")
     ] = 9_478,
-    host: Annotated[str, typer.Option(metavar="H", help="Address to listen on; whoever reaches it reads it.")] = (
+    host: Annotated[str, typer.Option(metavar="H", help="Address to listen on; everyone who reaches it can read.")] = (
         "127.0.0.1"
     ),
     every: Annotated[

@@ -68,7 +68,7 @@ def record(
     """Record the acks and persists of a running, unmodified cluster as a trace.
 
     Polls internalStats, and sometimes stats, of every topic; changes nothing.
-    What happened between two polls has an interval instead of a time, so
+    An event between two polls has an interval instead of a time, so
     ackstate redelivery TRACE shows redelivery as LOW to HIGH.
 
     TRACE gets a file each hour. Ctrl-C, SIGTERM and --for finish the last one.

@@ -8,8 +8,8 @@ Two curves enclose the redelivery at every instant, wherever the events were wit
   on, with only those acks that it covers for certain.
 
 Under a policy, with persists at the times of its replay: an ack is certain at the end of its interval. *Low* then is
-what is certainly acked minus what may have been acked at the last persist, *high* what may be acked minus what was
-certainly acked at the last persist.
+the number of certain acks, minus the possible ones at the last persist; *high* is the number of possible acks, minus
+the certain ones at the last persist.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class AckIntervals:
         return self._ends.times_between(after_ms, until_ms)
 
     def forget(self, before_ms: int) -> None:
-        """Drop what no query for a time at or after one needs."""
+        """Drop the counts that no query for a time at or after one needs."""
         self._starts.forget(before_ms)
         self._ends.forget(before_ms)
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
+from ackstate.analysis.trace.events import POLLED_UNTIL_KEY
 from ackstate.analysis.trace.manifest import FILES_KEY, ONLY, SEVERAL
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class ChunkWriter:
 
     Args:
         file: The file to write; the caller moves it into the trace when it is closed.
+        polled_until_ms: Of a trace of polls, the time of the last poll; -1 if unknown.
         written: For a further file of a trace, the number of chunks and of events of each (topic, subscription) in the
             files before it; None if the file is a whole trace.
 
@@ -34,9 +36,17 @@ class ChunkWriter:
         OSError: The disk is full or failed; any call may raise it.
     """
 
-    def __init__(self, file: Location, *, written: Mapping[tuple[str, str], tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        file: Location,
+        *,
+        written: Mapping[tuple[str, str], tuple[int, int]] | None = None,
+        polled_until_ms: int = -1,
+    ) -> None:
         self.events = 0
-        self._files = ONLY if written is None else SEVERAL
+        self._notes = {FILES_KEY: ONLY if written is None else SEVERAL}
+        if polled_until_ms >= 0:
+            self._notes[POLLED_UNTIL_KEY] = str(polled_until_ms).encode()
         self._sink = file.open("wb")
         self._writer: pq.ParquetWriter | None = None  # opened with the first rows, whose columns it has
         self._begun: dict[tuple[str, str], tuple[int, int]] = dict(written or {})
@@ -91,6 +101,6 @@ class ChunkWriter:
 
     def _opened(self, schema: pa.Schema) -> pq.ParquetWriter:
         if self._writer is None:
-            schema = schema.with_metadata({**schema.metadata, FILES_KEY: self._files})
+            schema = schema.with_metadata({**schema.metadata, **self._notes})
             self._writer = pq.ParquetWriter(self._sink, schema, **WRITE_OPTIONS)
         return self._writer

@@ -51,6 +51,8 @@ INTERVAL_VERSION = 4
 """The version of a trace of polls, with `until_ms`. The highest that this release reads."""
 CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
+POLLED_UNTIL_KEY = b"ackstate.trace.polled_until_ms"
+"""Key-value metadata of a file of a trace of polls: the time of the last poll, a decimal number; may be missing."""
 
 SCALAR_COLUMNS = {
     "topic": "string",

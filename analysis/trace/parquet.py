@@ -21,6 +21,7 @@ from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
     INTERVAL_VERSION,
+    POLLED_UNTIL_KEY,
     TRACE_VERSION,
     VERSION_KEY,
     Event,
@@ -36,7 +37,7 @@ from ackstate.entry_bitmap import run_end
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.location import Location
     from ackstate.analysis.trace.recorder import Frame
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
 _SUFFIX = ".parquet"
+_MS_DIGITS_MAX = 13  # until the year 2286
 FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark ignores files whose names start with these characters.
 _HIDDEN = ("_", ".")
@@ -169,7 +171,7 @@ class Span(NamedTuple):
 
     Attributes:
         begin_ms: Its first millisecond.
-        end_ms: Its last millisecond.
+        end_ms: Its last millisecond: of the last event, or of a later poll.
         chunk_count: Number of its chunks.
         row_groups_max: Number of row groups in the file that has most.
         is_packed: Whether its events are bytes, as since version 3.
@@ -210,7 +212,9 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     packed: dict[bool, Location] = {}
     polled: dict[bool, Location] = {}
     for file in files:
-        rows, row_groups, size, stated[file], is_polled = _scalars(file)
+        rows, row_groups, size, notes, is_polled = _scalars(file)
+        stated[file] = notes.get(FILES_KEY)
+        ends.append(_polled_until_ms(file, notes))
         packed[is_packed(rows.schema)] = polled[is_polled] = file
         size_bytes += size
         row_groups_max = max(row_groups_max, row_groups)
@@ -247,8 +251,16 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     return Span(min(begins), max(ends), count, row_groups_max, True in packed, size_bytes, True in polled)
 
 
-def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None, bool]:
-    """Check a file; return its chunks with times, number and size of its row groups, `FILES_KEY`, `has_intervals`."""
+def _polled_until_ms(file: Location, notes: Mapping[bytes, bytes]) -> int:
+    """Return the time of the last poll; 0 if it is unknown."""
+    text = notes.get(POLLED_UNTIL_KEY, b"0")
+    if not text.isdigit() or len(text) > _MS_DIGITS_MAX:
+        raise TraceError(f"{file}: the time of its last poll is {text[:40]!r}")
+    return int(text)
+
+
+def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes], bool]:
+    """Check a file; return its chunks with times, number and size of its row groups, metadata, `has_intervals`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
     try:
@@ -264,8 +276,7 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, bytes | None, bool]:
         check_rows(file, rows)
         groups = range(parquet.num_row_groups)
         size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
-        said = (parquet.metadata.metadata or {}).get(FILES_KEY)
-        return rows, len(groups), size, said, has_intervals(schema)
+        return rows, len(groups), size, parquet.metadata.metadata or {}, has_intervals(schema)
     # Arrow reports damage with many types of errors.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Polls all topics of a cluster at a steady pace, and records what it finds until it is stopped."""
+"""Polls all topics of a cluster at a steady pace, and records their events until it is stopped."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ class _Polled:
         self.follower = follower
         self.next_s = 0.0
         self.failures = 0
+        self.is_gone = False
         self.under_way: Future[None] | None = None
 
 
@@ -178,14 +179,15 @@ class ClusterRecorder:
             else:
                 follower = TopicFollower(topic, settings, self._recorded.pop(topic, {}))
                 self._topics[topic] = _Polled(follower)
-        for topic in self._topics.keys() - wanted:
-            if self._topics[topic].under_way is None:
-                self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
+        for topic, polled in self._topics.items():
+            polled.is_gone = topic not in wanted
 
     # --- Polls
 
     def _poll_due(self, pool: ThreadPoolExecutor, now_s: float) -> None:
         self._take_done()
+        for topic in [topic for topic, polled in self._topics.items() if polled.is_gone and polled.under_way is None]:
+            self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
         for topic, polled in self._topics.items():
             if polled.under_way is None and polled.next_s <= now_s:
                 polled.next_s = now_s + self._every_s
@@ -207,6 +209,7 @@ class ClusterRecorder:
             if error is None:
                 polled.failures = 0
                 self._poll_count += 1
+                self._trace.polled_until_ms = self.now_ms()
             elif isinstance(error, AckStateError):
                 polled.failures += 1
                 first_s, most_s = _BACKOFF_S

@@ -1,4 +1,4 @@
-"""Turns the polls of one cursor into events of a trace: what certainly happened, and what may have.
+"""Turns the polls of one cursor into events of a trace, each with the interval in which it happened.
 
 The acks in a broker's memory are known at each poll. Which of them are durable is inferred from the cursor ledger, by
 these rules, each of which holds for any unmodified broker:
@@ -10,7 +10,7 @@ these rules, each of which holds for any unmodified broker:
 - The first entry of a new cursor ledger has the mark-delete position and no ranges. Further ones began after it.
 - Without an ack for a flush and two writes, everything is written, unless the ledger has its first entry alone.
 - A write takes less than half a second: it may be durable that long before the poll after which the ledger has grown.
-- After the topic was loaded anew, its cursors have the state that was durable then, and later acks.
+- After the topic was loaded again, its cursors have the state that was durable then, and later acks.
 """
 
 from __future__ import annotations
@@ -224,11 +224,12 @@ class CursorFollower:
 
 
 def _is_reloaded(before: CursorPoll, poll: CursorPoll) -> bool:
-    """Whether the topic may have been loaded anew between two polls."""
+    """Return whether the topic may have been loaded again between two polls."""
     if before.load is not None and poll.load is not None and before.load != poll.load:
         return True
     if before.cursor_ledger == poll.cursor_ledger:
-        return False
+        # A broker that does not report the load, as one that embeds this library, may keep the ledger.
+        return poll.is_after_failure and (before.load is None or poll.load is None)
     # A cursor without a ledger gets one; a new ledger instead of another one is a reload, unless the load is the same.
     return before.cursor_ledger >= 0 and (before.load is None or poll.load is None or poll.cursor_ledger < 0)
 

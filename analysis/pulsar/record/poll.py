@@ -1,4 +1,4 @@
-"""One poll of a cursor: its acks in memory, and what the broker reports about its ledger."""
+"""One poll of a cursor: its acks in memory, and the state of its ledger as the broker reports it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class CursorPoll:
         last_entry: The last entry there that was certainly written.
         load: Identifies the load of the topic: it differs after a reload. None if unknown.
         is_mark_delete_loaded: Whether the mark-delete certainly has not moved since the topic was loaded.
+        is_after_failure: Whether the attempt to poll before this one failed.
         is_all_durable: Whether the broker itself reports that all acks are durable; one of Pulsar does not.
     """
 
@@ -50,6 +51,7 @@ class CursorPoll:
     last_entry: int = -1
     load: tuple[str, int] | None = None
     is_mark_delete_loaded: bool = False
+    is_after_failure: bool = False
     is_all_durable: bool = False
 
     @property
@@ -80,12 +82,13 @@ class CursorPoll:
 
 
 class TopicPoll(NamedTuple):
-    """What all cursors of a topic have in common at one poll; fields as in `CursorPoll`."""
+    """The fields that all cursors of a topic share at one poll, as in `CursorPoll`."""
 
     asked_ms: int
     answered_ms: int
     counts: Mapping[int, int]
     load: tuple[str, int] | None = None
+    is_after_failure: bool = False
 
 
 def cursor_poll(
@@ -108,6 +111,7 @@ def cursor_poll(
         topic.asked_ms, topic.answered_ms, topic.counts, mark_delete, deleted,
         state=cursor.state, cursor_ledger=cursor.cursor_ledger, last_entry=cursor.cursor_ledger_last_entry,
         load=topic.load, is_mark_delete_loaded=is_mark_delete_loaded,
+        is_after_failure=topic.is_after_failure,
         is_all_durable=reported is not None and not reported.entries and not reported.batches,
     )  # fmt: skip
 

@@ -52,6 +52,7 @@ class TopicFollower:
         self._polls: dict[str, CursorPoll] = {}
         self._stats: TopicStats | None = None
         self._stats_ms = -STATS_MS
+        self._has_failed = False
         published = self._recorded.pop("", None)
         self._published = {} if published is None else {
             ledger_id: bitmap.max() + 1 for ledger_id, bitmap in published.acked.items() if bitmap
@@ -76,20 +77,21 @@ class TopicFollower:
             SnapshotError: An answer is malformed.
             OSError: The events cannot be written.
         """
+        is_after_failure, self._has_failed = self._has_failed, True
         asked_ms = clock()
         internals = source.internals()
         answered_ms = clock()
         is_fresh = self._needs_stats(internals, answered_ms)
         if is_fresh:
             self._stats, self._stats_ms = source.stats(), answered_ms
-        topic = TopicPoll(asked_ms, answered_ms, internals.entry_counts(), _load_of(self._stats))
+        topic = TopicPoll(asked_ms, answered_ms, internals.entry_counts(), _load_of(self._stats), is_after_failure)
         polls = dict(self._cursor_polls(internals, topic, is_fresh=is_fresh))
         record("", list(self._publishes(polls, topic)))
         for name, poll in polls.items():
             record(name, self._follower(name).follow(poll))
         for name in self._polls.keys() - polls.keys():
             record(name, self._follower(name).ended(answered_ms))
-        self._polls = polls
+        self._polls, self._has_failed = polls, False
 
     def ended(self, now_ms: int, record: Record) -> None:
         """Record that the topic was deleted."""

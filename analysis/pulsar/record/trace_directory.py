@@ -44,7 +44,7 @@ _Key = tuple[str, str]
 
 
 class Recorded(NamedTuple):
-    """What a trace has of a subscription, or of a topic.
+    """The end of a subscription, or of a topic, in a trace.
 
     Attributes:
         acked: The entries acked at its end, by ledger; of a topic, the published ones.
@@ -56,7 +56,7 @@ class Recorded(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What was found of an earlier recording.
+    """The end of an earlier recording.
 
     Attributes:
         recorded: For each (topic, subscription) of the trace, its end; the subscription is empty for the topic.
@@ -77,6 +77,10 @@ class TraceDirectory:
 
     Args:
         path: Created if missing; a trace that `ackstate pulsar record` wrote is continued.
+
+    Attributes:
+        polled_until_ms: The time of the last poll, which the caller keeps up to date; -1 without one.
+        resumed: The earlier recording.
 
     Raises:
         TraceError: There is something else, or another process is recording there, or it is damaged.
@@ -99,6 +103,7 @@ class TraceDirectory:
             self._written: dict[_Key, tuple[int, int]] = {}
             self._recorder: Recorder | None = None
             self._number = 0
+            self.polled_until_ms = -1
             self.resumed = self._resume()
         except BaseException:
             self._lock.close()
@@ -197,7 +202,10 @@ class TraceDirectory:
             shutil.rmtree(directory, ignore_errors=True)
             return 0
         file = self.path / f"part-{number:05}.parquet"
-        with atomic_write(file) as unfinished, ChunkWriter(unfinished, written=self._written) as writer:
+        with (
+            atomic_write(file) as unfinished,
+            ChunkWriter(unfinished, written=self._written, polled_until_ms=self.polled_until_ms) as writer,
+        ):
             _write_chunks(directory, writer)
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

@@ -1,0 +1,82 @@
+"""Record the example broker while a real client of Pulsar works, kill it, and count what it redelivers."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pulsar
+import pytest
+
+from ackstate.analysis.trace.check import check_events
+from command_line import ENTRY, run
+from example_broker import ROOT, BrokerProcess, client_of, environment, rest, subscribe
+
+TOPIC = "persistent://public/default/orders"
+
+
+class AdminBroker(BrokerProcess):
+    """The example broker with its admin paths; both ports stay the same when it is started again."""
+
+    admin_port = 0
+
+    def start(self):
+        command = [sys.executable, "-m", "examples.broker", self.store, "--flush-ms", str(self.flush_ms)]
+        command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.admin_port = int(re.fullmatch(r"admin on http://127\.0\.0\.1:(\d+)\n", self.process.stdout.readline())[1])
+        self.port = int(re.fullmatch(r"listening on 127\.0\.0\.1 (\d+)\n", self.process.stdout.readline())[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "flush_ms"), [(0, 3_600_000), (1, 700), (2, 4_000)])
+def test_the_redelivered_count_is_inside_the_interval(tmp_path, capsys, seed, flush_ms):
+    rng = random.Random(seed)
+    broker, path = AdminBroker(tmp_path / "store", flush_ms=flush_ms), tmp_path / "trace"
+    acked = set()
+    try:
+        with client_of(broker) as client:
+            consumer = subscribe(client, "orders", "billing", pulsar.ConsumerType.Shared)
+            url = f"http://127.0.0.1:{broker.admin_port}"
+            command = [*ENTRY, "pulsar", "record", url, str(path), "--every", "1s", "--topics", "public/default/*"]
+            recorder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            producer, end_s = client.create_producer("orders"), time.monotonic() + 7
+            while time.monotonic() < end_s:
+                for _ in range(rng.randint(1, 20)):
+                    producer.send(b"one")
+                    message = consumer.receive(20_000)
+                    if rng.random() < 0.8:
+                        consumer.acknowledge(message)
+                        acked.add(str(message.message_id()))
+            # A poll sees the last acks before the broker dies: later ones would be unknown.
+            time.sleep(1.4)
+            broker.kill()
+        broker.start()
+        with client_of(broker) as client:
+            again = {str(message.message_id()) for message in rest(subscribe(client, "orders", "billing",
+                     pulsar.ConsumerType.Shared))}  # fmt: skip
+        time.sleep(8)  # longer than the pause after three polls that failed
+        recorder.send_signal(signal.SIGINT)
+        out, err = recorder.communicate(timeout=60)
+        assert (recorder.returncode, err) == (0, ""), out
+    finally:
+        broker.kill()
+    redelivered = len(again & acked)
+    assert check_events(path).kinds["ack"] > 20
+    answer = json.loads(run(capsys, "redelivery", path, "--engine", "local", "--json").out)
+    (found,) = answer["subscriptions"]
+    assert len(acked) > 100
+    if seed == 0:
+        assert redelivered, "the flush interval is longer than the silence before the kill"
+    for crash in found["crashes"]:
+        assert crash["at_crash_if_written"] <= redelivered <= crash["at_crash"]
+    assert len(found["crashes"]) == bool(redelivered)
+    assert found["low"]["max"] <= found["max"]
