@@ -135,7 +135,7 @@ BAD_FILES = {
     ),
     "other columns": (lambda good: parquet_of(pa.table({"name": ["a"], "size": [1]})), "'topic'"),
     "a column twice": (lambda good: parquet_of(twice(pq.read_table(good))), "several times"),
-    "a newer version": (lambda good: rewritten(good, metadata={VERSION_KEY: b"4"}), "version 4"),
+    "a newer version": (lambda good: rewritten(good, metadata={VERSION_KEY: b"5"}), "version 5"),
     "a version that is no number": (lambda good: rewritten(good, metadata={VERSION_KEY: b"two"}), "two"),
     "a newer version with other columns": (
         lambda good: rewritten(good, without=["kind"], metadata={VERSION_KEY: b"17"}),
@@ -253,7 +253,7 @@ def damage_a_frame(recording):
 
 def set_version(recording):
     data = first_segment(recording).read_bytes()
-    first_segment(recording).write_bytes(data[:8] + struct.pack("<I", 3) + data[12:])
+    first_segment(recording).write_bytes(data[:8] + struct.pack("<I", 4) + data[12:])
 
 
 def replace_by_text(recording):
@@ -279,7 +279,7 @@ def empty_it(recording):
 
 BAD_RECORDINGS = {
     damage_a_frame: "000001.events",
-    set_version: "version 3",
+    set_version: "version 4",
     replace_by_text: "000001.events",
     lose_first_segment: "000001.events",
     make_a_directory_of_it: "000002.events",
@@ -480,7 +480,7 @@ def test_a_demo_removes_no_directory_with_the_name_of_a_file_of_a_store(broker, 
 def test_a_demo_over_a_newer_recording_is_refused(broker, tmp_path, capsys):
     set_version(broker / "recording")
     before = tree(tmp_path)
-    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 3")
+    assert_one_line(run(capsys, "demo", "--out", tmp_path), broker, "version 4")
     assert tree(tmp_path) == before
 
 
