@@ -142,10 +142,16 @@ def read_recording(directory: Path) -> Iterator[Frame]:
     paths = segments(directory)
     if not paths:
         raise TraceError(f"{directory}: no recording here, expected files such as 000001{_SUFFIX}")
+    is_polled: bool | None = None
     for number, path in enumerate(paths, start=1):
         if int(path.stem) != number:
             raise TraceError(f"{directory}: segment {number:06}{_SUFFIX} is missing")
-        yield from _read_segment(path)
+        for frame in _read_segment(path):
+            has_intervals = isinstance(next(iter(frame.events), None), PolledEvent)
+            if is_polled not in {None, has_intervals}:
+                raise TraceError(f"{path}: exact events and polls are in one recording: keep them apart")
+            is_polled = has_intervals
+            yield frame
 
 
 def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -181,15 +187,16 @@ def torn_bytes(path: Path) -> int:
 
 
 def check_segment(path: Path) -> None:
-    """Check that a file is a segment of a known version; its frames are not checked.
+    """Check that a file is a segment of exact events in a known version; its frames are not checked.
 
     Raises:
-        TraceError: It is not a segment.
+        TraceError: It is not a segment, or one of polls.
         UnsupportedVersionError: A newer release recorded it.
     """
     _check_file(path)
     with path.open("rb") as file:
-        _check_header(path, file.read(_HEADER.size))
+        if _check_header(path, file.read(_HEADER.size)) == POLLED_VERSION:
+            raise TraceError(f"{path}: a recording of polls, which only ackstate pulsar record continues")
 
 
 def _check_file(path: Path) -> None:

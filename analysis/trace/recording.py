@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, final
 
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Recorder, read_recording, segments
+from ackstate.analysis.trace.recorder import Recorder, check_segment, read_recording, segments
 from ackstate.cursor import Change, CursorListener
 
 if TYPE_CHECKING:
@@ -57,12 +57,14 @@ class Recording:
         directory: Created if missing; else the recording in it is read and continued.
 
     Raises:
-        TraceError: The recording in it is damaged.
+        TraceError: The recording in it is damaged, or one of polls.
         UnsupportedVersionError: A newer release wrote it.
         OSError: It cannot be read or written.
     """
 
     def __init__(self, directory: Path) -> None:
+        for path in segments(directory):
+            check_segment(path)
         self._histories = histories(read_recording(directory)) if segments(directory) else {}
         self._recorder = Recorder(directory)
         self.failure: OSError | None = None

@@ -25,6 +25,7 @@ from ackstate.analysis.trace.recorder import (
     segments,
     torn_bytes,
 )
+from ackstate.analysis.trace.recording import Recording
 from ackstate.analysis.trace.rows import PolledEvents
 from command_line import assert_one_line, run
 from trace_files import write_acks
@@ -170,6 +171,17 @@ def test_a_recording_of_exact_events_is_not_one_of_polls(tmp_path):
     with pytest.raises(TraceError, match="only a recording of polls has"):
         list(read_recording(tmp_path))
     check_segment(recorder.path)
+
+
+def test_a_cursor_cannot_continue_a_recording_of_polls(tmp_path):
+    with Recorder(tmp_path, has_intervals=True) as recorder:
+        recorder.record(TOPIC, NAME, EVENTS)
+    with pytest.raises(TraceError, match="which only ackstate pulsar record continues"):
+        Recording(tmp_path)
+    with Recorder(tmp_path) as recorder:
+        recorder.record(TOPIC, NAME, [Event(T0 + 1, EventKind.ACK, 3, 0, 0)])
+    with pytest.raises(TraceError, match="exact events and polls are in one recording"):
+        list(read_recording(tmp_path))
 
 
 # --- What is refused
