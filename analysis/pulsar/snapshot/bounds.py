@@ -231,9 +231,13 @@ class _Past:
         return in_between + len(self.now.deleted) - len(before)
 
     def is_all_written(self, settings: BrokerSettings) -> bool:
-        """Whether the last ack is so old that a flush has written everything."""
+        """Whether the last ack is so old that a flush has written everything.
+
+        The first entry of a cursor ledger, written when the ledger is created, may lack the ranges.
+        """
         return (
             self.is_same_ledger
+            and (self.now.last_entry > 0 or not self.now.deleted)
             and self.now.asked_s - self.earlier.answered_s >= settings.quiet_seconds
             and self.now.mark_delete == self.earlier.mark_delete
             and self.now.deleted == self.earlier.deleted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -372,6 +373,16 @@ def test_nothing_acked_for_longer_than_a_flush_is_all_written():
     assert (low.entries, high.entries) == (0, 0)
     too_soon = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, asked_s=62.9)
     assert comes_back(too_soon, settings, earlier=first).high.entries == 6
+
+
+def test_the_first_entry_of_a_cursor_ledger_may_lack_the_ranges():
+    first, second = (
+        CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=8, last_entry=0, asked_s=at, answered_s=at)
+        for at in (0.0, 100.0)
+    )
+    assert comes_back(second, BrokerSettings(), earlier=first).high.entries == 6
+    without = [replace(look, deleted=DeletedRanges()) for look in (first, second)]
+    assert comes_back(without[1], BrokerSettings(), earlier=without[0]).high.entries == 0
 
 
 def test_what_a_limit_cuts_off_comes_back_however_quiet_it_is():
