@@ -1,11 +1,14 @@
 """Forked children: one that says something, and one that only lives."""
 
+import gc
 import os
 from contextlib import contextmanager, suppress
 
 
 def in_child(function):
     """Fork, and return as text what a function returns in the child, or what it raises there."""
+    # Else the child may collect garbage of earlier tests, such as a client whose threads it lacks, and wait for them.
+    gc.collect()
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -16,7 +16,6 @@ from ackstate.analysis.cli.options import JsonOption, path_argument
 from ackstate.analysis.cli.store import opened_cluster
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted, printable
-from ackstate.cursor.stores.pulsar_nodes import check_topic
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -176,6 +175,8 @@ def _in_place(
 
 
 def _topic(topic: str) -> str:
+    from ackstate.cursor.stores.pulsar_nodes import check_topic
+
     try:
         return check_topic(topic)
     except ValueError as error:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ackstate.analysis.wording import counted, printable
-from ackstate.cursor.stores.pulsar_nodes import is_pulsar_url
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
 
 def _opened(store: str, copy_bytes_max: int | None) -> Store:
+    from ackstate.cursor.stores.pulsar_nodes import is_pulsar_url
+
     if store.startswith((_ZOOKEEPER, _BOOKKEEPER)):
         return _in_cluster(store)
     return opened_cluster(store, only_reads=True) if is_pulsar_url(store) else _copied(store, copy_bytes_max)

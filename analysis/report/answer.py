@@ -15,6 +15,7 @@ from ackstate.analysis.report.contents import (
     causes,
     count_text,
     headline,
+    interval_text,
     main_subscriptions,
     role_text,
 )
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
 
+POLLED = "Recorded by polls, so each number is an interval; charts, causes and prices are those of its upper end"
+"""Said of a trace of polls."""
 _MAIN_MAX = 3
 _NAMESPACES_MAX = 3
 
@@ -35,7 +38,8 @@ def answer(contents: Contents) -> str:
     """Return the first screen."""
     result = contents.result
     cards = "".join(_card(contents, each) for each in contents.shown)
-    warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in result.warnings)
+    told = [POLLED] if contents.is_polled else []
+    warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in (*told, *result.warnings))
     parts = [
         _part("who", "Mainly for", _who(contents)), _part("why", "Why", _why(contents)),
         _part("change", "What to change", _change(contents)), _part("price", "What it costs", _price(contents)),
@@ -52,9 +56,9 @@ def _part(identity: str, title: str, content: str) -> str:
 
 def _card(contents: Contents, policy: PolicyResult) -> str:
     total, role = policy.total, role_text(contents.result, policy)
-    average = "no duration" if total.expected is None else count_text(total.expected)
-    spread = [("p99", total.p99), ("at worst", total.max)]
-    said = ", ".join(f"{name} {count_text(number)}" for name, number in spread if number is not None)
+    average = "no duration" if total.expected is None else interval_text(total, "expected")
+    spread = [("p99", "p99"), ("at worst", "max")]
+    said = ", ".join(f"{name} {interval_text(total, key)}" for name, key in spread if getattr(total, key) is not None)
     return (
         f'<div class="card"><h2>{escape(role)}</h2><p class="big">{average}</p>'
         f"<p>messages per broker crash; {said}</p><p>{escape(_settings_text(contents, policy))}</p></div>"
@@ -99,11 +103,15 @@ def _shares(found: Sequence[Share], before_detail: str = "") -> str:
     rows = "".join(
         f'<li><span class="name"><bdi>{escape(printable(each.name))}</bdi> '
         f"<small>{before_detail}<bdi>{escape(printable(each.detail))}</bdi></small></span>"
-        f'<span class="amount">{count_text(each.number)} <small>{escape(_percent(each.share))}</small></span>'
+        f'<span class="amount">{_amount(each)} <small>{escape(_percent(each.share))}</small></span>'
         f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
         for each in found
     )
     return f'<ul class="shares">{rows}</ul>'
+
+
+def _amount(each: Share) -> str:
+    return count_text(each.number) if each.low is None else count_text(each.low, each.number)
 
 
 def _percent(share: float) -> str:

@@ -55,6 +55,11 @@ class Contents:
         return shown_policies(self.result)
 
     @property
+    def is_polled(self) -> bool:
+        """Whether the trace is one of polls, whose numbers are intervals."""
+        return self.reference.total.low is not None
+
+    @property
     def reference(self) -> PolicyResult:
         """The policy that the first screen is about."""
         return reference_of(self.result)
@@ -66,14 +71,16 @@ class Share(NamedTuple):
     Attributes:
         name: A subscription or a cause.
         detail: The topic of a subscription; an explanation of a cause.
-        number: Messages per broker crash.
+        number: Messages per broker crash, at most.
         share: The share of all, from 0 to 1.
+        low: Messages per broker crash, at least; None if `number` is exact.
     """
 
     name: str
     detail: str
     number: float
     share: float
+    low: float | None = None
 
 
 def reference_of(result: SweepResult) -> PolicyResult:
@@ -108,7 +115,13 @@ def main_subscriptions(result: PolicyResult, *, count_max: int) -> list[Share]:
     if not total:
         return []
     return [
-        Share(each.subscription, each.topic, each.expected, each.expected / total)
+        Share(
+            each.subscription,
+            each.topic,
+            each.expected,
+            each.expected / total,
+            None if each.low is None else each.low.expected,
+        )
         for each in _worst(result)[:count_max]
         if each.expected
     ]
@@ -137,17 +150,24 @@ def headline(result: SweepResult) -> str:
     worst = "" if total.max_ts_ms is None else f", at {time_text(total.max_ts_ms)}"
     if total.expected is None:
         return (
-            f"The trace has no duration: had the broker crashed{worst}, {_messages(total.max)} would have been "
+            f"The trace has no duration: had the broker crashed{worst}, {_messages(total, 'max')} would have been "
             f"redelivered ({role})"
         )
     return (
-        f"If the broker crashed now, {_messages(total.expected)} would be redelivered on average ({role}); "
-        f"at worst {count_text(total.max)}{worst}"
+        f"If the broker crashed now, {_messages(total, 'expected')} would be redelivered on average ({role}); "
+        f"at worst {interval_text(total, 'max')}{worst}"
     )
 
 
-def _messages(number: float) -> str:
-    return f"{count_text(number)} acked message{'' if number == 1 else 's'}"
+def _messages(estimate: Estimate, name: str) -> str:
+    return f"{interval_text(estimate, name)} acked message{'' if getattr(estimate, name) == 1 else 's'}"
+
+
+def interval_text(estimate: Estimate, name: str) -> str:
+    """Return a known number of an estimate, or its interval in a trace of polls."""
+    high: float = getattr(estimate, name)
+    low = None if estimate.low is None else getattr(estimate.low, name)
+    return count_text(high) if low is None else count_text(low, high)
 
 
 def count_text(number: float, high: float | None = None) -> str:

@@ -12,7 +12,14 @@ from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_a
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
 from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
 from ackstate.analysis.html_page import printable, table
-from ackstate.analysis.report.contents import CAUSE_NAMES, ROLE_COLOURS, count_text, role_text, time_text
+from ackstate.analysis.report.contents import (
+    CAUSE_NAMES,
+    ROLE_COLOURS,
+    count_text,
+    interval_text,
+    role_text,
+    time_text,
+)
 from ackstate.analysis.report.inputs import KINDS
 
 if TYPE_CHECKING:
@@ -123,7 +130,7 @@ def total_figure(contents: Contents) -> str:
     chart = _over_time(contents, totals, layers, MESSAGES, height_px=240)
     told = [_death_text(contents), *_band_texts(totals)]
     whole = [
-        f"{role}: p50 {count_text(each.total.p50)}, p99 {count_text(each.total.p99)}"
+        f"{role}: p50 {interval_text(each.total, 'p50')}, p99 {interval_text(each.total, 'p99')}"
         for role, each in zip(roles, contents.shown, strict=True)
         if each.total.p50 is not None and each.total.p99 is not None
     ]
@@ -149,8 +156,10 @@ def worst_figures(contents: Contents) -> str:
     for curve in found:
         name = f"{printable(curve.subscription)}"
         estimate = estimates[curve.topic, curve.subscription]
-        numbers = (("mean", estimate.expected), ("p99", estimate.p99), ("max", estimate.max))
-        said = [f"{label} {count_text(number)}" for label, number in numbers if number is not None]
+        numbers = (("mean", "expected"), ("p99", "p99"), ("max", "max"))
+        said = [
+            f"{label} {interval_text(estimate, key)}" for label, key in numbers if getattr(estimate, key) is not None
+        ]
         layers = [*_deaths(contents), _drawn(curve, "", colour, estimate)]
         times = time_axis(curve.ts_ms[0], curve.ts_ms[-1], tick_count=2)
         summary = f"{name}: {', '.join(said)} {_OF_SUBSCRIPTION}"

@@ -132,6 +132,7 @@ def test_a_ledger_belongs_to_the_cursor_that_its_metadata_names(store):
     assert problem.found == f"ledger {ledger_id}, another's"
 
 
+@pytest.mark.soak
 def test_a_cursor_is_read_while_a_bookie_is_dead(store, connect, cluster):
     acked(opened(store), 3, 5)
     for bookie in cluster.bookies:

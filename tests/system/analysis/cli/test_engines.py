@@ -76,9 +76,9 @@ def test_a_report_costs_no_second_replay(trace, tmp_path, monkeypatch, capsys, w
         with monkeypatch.context() as patch:
             real = subscription_parts.SubscriptionReplay
 
-            def counted(policies, log):
+            def counted(policies, log, **options):
                 begun.append(len(policies))
-                return real(policies, log)
+                return real(policies, log, **options)
 
             patch.setattr(subscription_parts, "SubscriptionReplay", counted)
             assert run(capsys, words[0], trace, *words[1:], "--engine", "local", *more).status == 0

@@ -50,7 +50,14 @@ def broken_in(outcomes):
     return {broken.promise for outcome in outcomes for broken in outcome.broken}
 
 
-@pytest.mark.parametrize(("name", "seed"), [("_quorum_lost", 100), ("_disk_lost", 101), ("_client_killed", 102)])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param("_quorum_lost", 100, marks=pytest.mark.soak),
+        pytest.param("_disk_lost", 101, marks=pytest.mark.soak),
+        ("_client_killed", 102),
+    ],
+)
 def test_each_thing_that_may_happen_breaks_no_promise(cluster, client, only, name, seed):
     only(name)
     outcome = run(seed, cluster, client, BookKeeperStore)
@@ -75,6 +82,7 @@ def test_a_recovery_that_does_not_fence_is_caught(cluster, client, only, monkeyp
     assert broken & {Promise.I14, Promise.I2, Promise.I12, Promise.ERRORS}
 
 
+@pytest.mark.soak
 def test_an_append_that_is_not_waited_for_is_caught(cluster, client, only, monkeypatch):
     """The store reports an append as durable that bookies without a quorum have refused."""
     only("_quorum_lost")

@@ -359,8 +359,9 @@ def engine(request):
 
 
 def numbers(rows):
-    """Return the estimates, without the curves and crashes that are kept elsewhere."""
-    return sorted(({name: row[name] for name in Estimate.__dataclass_fields__} for row in rows), key=str)
+    """Return the estimates, without the curves and crashes that are kept elsewhere, and without low ends."""
+    names = [name for name in Estimate.__dataclass_fields__ if name != "low"]
+    return sorted(({name: row[name] for name in names} for row in rows), key=str)
 
 
 def found(engine, directory, state, **options):

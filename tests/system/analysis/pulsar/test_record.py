@@ -37,7 +37,10 @@ class AdminBroker(BrokerProcess):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "flush_ms"), [(0, 3_600_000), (1, 700), (2, 4_000)])
+@pytest.mark.parametrize(
+    ("seed", "flush_ms"),
+    [pytest.param(0, 3_600_000, marks=pytest.mark.soak), pytest.param(1, 700, marks=pytest.mark.soak), (2, 4_000)],
+)
 def test_the_redelivered_count_is_inside_the_interval(tmp_path, capsys, seed, flush_ms):
     rng = random.Random(seed)
     broker, path = AdminBroker(tmp_path / "store", flush_ms=flush_ms), tmp_path / "trace"

@@ -447,7 +447,7 @@ def test_for_a_time_and_the_intervals_in_tables_and_json(capsys, tmp_path):
     text = run(capsys, "redelivery", path, "--engine", "local").out
     assert "2 to 4" in text
     text = run(capsys, "sweep", path, "--engine", "local", "--set", "flush_interval_ms=1s,60s").out
-    assert re.search(r"as recorded\s+│\s+\S+ to \S+ │", text)
+    assert re.search(r"\brecorded\s+│\s+\S+ to \S+ │", text)
     policies = json.loads(
         run(capsys, "sweep", path, "--engine", "local", "--set", "flush_interval_ms=1s", "--json").out
     )

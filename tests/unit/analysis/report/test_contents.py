@@ -186,3 +186,25 @@ def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():
     assert "'unsafe-inline'" not in policy.partition("style-src")[0]
     assert page.count("<script") == 2
     assert page.count("<figure") == page.count("Numbers of this chart") + page.count('id="runs-plot"')
+
+
+def test_the_numbers_of_a_trace_of_polls_are_intervals():
+    exact = sweep_rows(0, usual_names(), share=1, scale=1)
+    lows = [{**each, "policy": 1} for each in sweep_rows(0, usual_names(), share=0.5, scale=1)]
+    told = contents(SweepResult.of_rows("traces/orders", [None], [*exact, *lows], crashes_per_day=1.0))
+    total = told.reference.total
+    assert total.low is not None
+    mean, worst = f"{total.low.expected:,.0f} to {total.expected:,.0f}", f"{total.low.max:,} to {total.max:,}"
+    assert f"{mean} acked messages would be redelivered on average" in headline(told.result)
+    assert f"at worst {worst}" in headline(told.result)
+    page = render(told)
+    assert f'<p class="big">{mean}</p>' in page
+    (worst_one, *_) = main_subscriptions(told.reference, count_max=1)
+    assert f'<span class="amount">{worst_one.low:,.0f} to {worst_one.number:,.0f} ' in page
+    assert page.count("Recorded by polls") == 1
+    (view, *_) = grids(told, [])[0]["views"]
+    columns = [each["label"] for each in grids(told, [])[0]["columns"]]
+    assert {len(each) for each in view["rows"]} == {len(columns)}
+    assert columns[-1] == "max, at least"
+    assert "at least" not in render(contents())
+    assert "Recorded by polls" not in render(contents())
