@@ -60,8 +60,8 @@ class AckIntake:
                     ack, newly_acked = self._state.ack, 0
                     for position in positions_of(ledger_id, few):
                         newly_acked += ack(position)
-                    content = (self._state.accepted_number, newly_acked, self.opened, {}, ACCEPTED, None)
-                    return tuple.__new__(Receipt, content)
+                    number = self._state.accepted_number
+                    return tuple.__new__(Receipt, (number, newly_acked, self.opened, {}, ACCEPTED, None))
         ledger_id, _ = check_position(Position(ledger_id, 0))
         return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
 
