@@ -56,7 +56,9 @@ class AckIntake:
         few = _few(entry_ids) if is_plain and type(ledger_id) is int else None
         if few is not None:
             with self._lock:
-                if not self._persister.closed and 0 <= min(few) <= max(few) < self._state.ledgers.entry_count(ledger_id):
+                if not self._persister.closed and 0 <= min(few) <= max(few) < self._state.ledgers.entry_count(
+                    ledger_id
+                ):
                     ack, newly_acked = self._state.ack, 0
                     for position in positions_of(ledger_id, few):
                         newly_acked += ack(position)
