@@ -12,7 +12,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from ackstate.cursor.stores.bookkeeper_class_path import find_jars
 from ackstate.cursor.stores.bookkeeper_errors import BookKeeperError, error_of
 from ackstate.cursor.stores.bookkeeper_frames import Failure, FrameReader, frame
 from ackstate.cursor.stores.bookkeeper_ledger import LedgerMetadata, OpenLedger
+from ackstate.cursor.stores.java_child import start_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -218,12 +218,11 @@ class BookKeeperClient:
         """
         return self._call(int, "last_confirmed", handle)
 
-    def read(self, handle: int, first: int, end: int) -> Reply[list[bytes]]:
-        """Return the confirmed entries from `first` (included) to `end` (excluded), which must be above `first`."""
-        return self._call(list, "read", handle, first, end - 1)
-
     def read_unconfirmed(self, handle: int, first: int, end: int) -> Reply[list[bytes]]:
-        """Return entries even if it is unknown whether they are confirmed; bounds as in `read`."""
+        """Return the entries from `first` (included) to `end` (excluded), which must be above `first`.
+
+        They may be entries that are not confirmed to readers yet.
+        """
         return self._call(list, "read_unconfirmed", handle, first, end - 1)
 
     def close_ledger(self, handle: int) -> Reply[None]:
@@ -274,17 +273,8 @@ class BookKeeperClient:
         self._replies, replies = socket.socketpair()
         # A client that hangs must not block its callers.
         self._requests.settimeout(self.call_timeout_s)
-        numbers = (requests.fileno(), replies.fileno())
         with requests, replies:
-            self._child = subprocess.Popen(  # noqa: S603 - a module of ours
-                # In a process group of its own it does not receive Ctrl-C.
-                [sys.executable, "-P", "-m", _WORKER, *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=numbers,
-                process_group=0,
-            )
+            self._child = start_child(_WORKER, requests, replies)
         self._receiver = threading.Thread(target=self._receive, name="bookkeeper-replies", daemon=True)
         self._receiver.start()
 

@@ -142,8 +142,9 @@ class BookKeeperLedgers:
         self._session.check_writable()
         with self._busy.holding({ledger_id}):
             own = self._writers.get(ledger_id)
-            state = self._session.settle(lambda: self._take_away(ledger_id))
+            # Before the deletion, of which it may remain unknown whether it has happened.
             self._drop(ledger_id)
+            state = self._session.settle(lambda: self._take_away(ledger_id))
             if state is None:
                 return
             unsealed = state.unsealed
@@ -181,7 +182,7 @@ class BookKeeperLedgers:
             sealed = {ledger_id: _sealed(writer) for ledger_id, writer in writers.items()}
             self._segments.put({ledger_id: writer.head.version for ledger_id, writer in writers.items()}, sealed)
             with self._groups.lock:
-                # An append that has begun meanwhile has a segment that may end with a group.
+                # Segments of appends that started meanwhile may end with a group.
                 if not self._unsettled and not self._writers:
                     self._groups.remove()
 

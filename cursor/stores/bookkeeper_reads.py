@@ -54,7 +54,7 @@ def last_readable(client: BookKeeperClient, ledger_id: int, handle: int) -> int:
 
     Raises:
         LedgerNotFoundError: There is no such ledger.
-        StoreError: So many bookies do not answer that the entry after the last one may exist.
+        StoreError: Bookies that do not answer may have a further entry.
     """
     ledger = client.metadata(ledger_id).wait()
     if ledger.last_entry_id is not None:

@@ -124,12 +124,14 @@ class PulsarLedgers:
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
         self._check_writable()
+        with self._lock:
+            # Before the deletion, of which it may remain unknown whether it has happened.
+            self._writers.pop(ledger_id, None)
+            self._readers.pop(ledger_id, None)
         with suppress(LedgerNotFoundError):
             self._client.delete(ledger_id).wait()
         with self._lock:
             self._made.pop(ledger_id, None)
-            self._writers.pop(ledger_id, None)
-            self._readers.pop(ledger_id, None)
 
     def seal(self) -> None:
         """Close the ledgers that were created here, so that their next reader need not recover them.

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +116,7 @@ def test_two_stores_that_append_to_one_ledger_lose_nothing(open_store):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_takeover_of_a_segment_without_entries_loses_no_append(open_store, monkeypatch, count):
-    """Another store appends when the first one has begun a segment; the empty segment is then removed."""
+    """Another store appends after the first one created a segment; the empty segment is then removed."""
     one, other = open_store(), open_store()
     ledger_ids = [one.ledgers.create("billing") for _ in range(count)]
     first_error, other_ids = BookKeeperLedgers._first_error, []
@@ -137,24 +136,25 @@ def test_a_group_that_is_under_way_when_the_store_is_closed_damages_nothing(open
     store = open_store()
     ledger_ids = [store.ledgers.create("billing") for _ in range(4)]
     store.ledgers.append_all([(ledger_id, b"a") for ledger_id in ledger_ids[:2]])
-    begun, outcomes = threading.Event(), []
+    started, closed, outcomes = threading.Event(), threading.Event(), []
 
     def late_group():
         with suppress(StoreError):
             outcomes.append(store.ledgers.append_all([(ledger_id, b"a") for ledger_id in ledger_ids[2:]]))
 
     thread = threading.Thread(target=late_group)
-    before_commit(monkeypatch, lambda: (begun.set(), time.sleep(0.2)))
+    before_commit(monkeypatch, lambda: (started.set(), closed.wait(0.2)))
     put = Segments.put
 
     def joined_by_a_group(self, versions, states):
         monkeypatch.setattr(Segments, "put", put)
         thread.start()
-        begun.wait()
+        started.wait()
         return put(self, versions, states)
 
     monkeypatch.setattr(Segments, "put", joined_by_a_group)
     store.close()
+    closed.set()
     thread.join()
     found = [entries(open_store(), ledger_id) for ledger_id in ledger_ids]
     assert found[:2] == [[b"a"]] * 2
@@ -374,6 +374,24 @@ def _raise(error):
     raise error
 
 
+def test_nothing_is_appended_to_a_ledger_whose_deletion_had_no_answer(open_store, monkeypatch):
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    store.ledgers.append(ledger_id, b"x")
+    take_away = BookKeeperLedgers._take_away
+
+    def lost(self, ledger_id):
+        take_away(self, ledger_id)
+        raise LostAnswerError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BookKeeperLedgers, "_take_away", lost)
+        with pytest.raises(LostAnswerError):
+            store.ledgers.delete(ledger_id)
+    with pytest.raises(LedgerNotFoundError):
+        store.ledgers.append(ledger_id, b"lost")
+
+
 def test_a_crash_at_any_step_of_a_new_segment_leaves_nothing_unknown(cluster, open_store, monkeypatch):
     before = bookkeeper_ids(cluster)
     store = open_store()
@@ -472,7 +490,7 @@ def test_a_reader_beside_an_idle_owner_sees_everything_while_a_bookie_is_dead(cl
     try:
         assert [entries(reader, ledger_id) for ledger_id in ledger_ids] == [[b"0", b"1", b"2"]] * 3
         cluster.bookies[1].kill()
-        for ledger_id in ledger_ids:  # What was confirmed is known, or it is an error: never less.
+        for ledger_id in ledger_ids:  # All confirmed entries or an error, never less.
             with suppress(StoreError):
                 assert entries(reader, ledger_id) == [b"0", b"1", b"2"]
     finally:

@@ -101,7 +101,7 @@ def test_only_some_bytes_of_a_large_append_are_under_way_at_once(connect, monkey
 
 def test_calls_for_the_same_ledgers_take_turns_in_their_order():
     """A call for several ledgers, such as the last one of a store, is not passed by forever."""
-    busy, order, begun = BusyLedgers(), [], threading.Event()
+    busy, order, never = BusyLedgers(), [], threading.Event()
 
     def single(number):
         with busy.holding({1 + number % 2}):
@@ -116,7 +116,7 @@ def test_calls_for_the_same_ledgers_take_turns_in_their_order():
         for waiting, thread in enumerate(threads, 2):
             thread.start()
             while len(busy._calls) < waiting:
-                begun.wait(0.001)
+                never.wait(0.001)
         assert order == []
         with busy.holding({3}):
             order.append("other")
