@@ -112,6 +112,8 @@ def import_(
         topic=None if topic is None else _topic(topic),
         names=subscription or [],
     )
+    if as_subscription == "":
+        raise typer.BadParameter("--as must not be empty")
     if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
         raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
     if url.startswith(_SERVICES):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from ackstate.cursor.stores.bookkeeper_class_path import find_jars
 from ackstate.cursor.stores.bookkeeper_errors import BookKeeperError, error_of
 from ackstate.cursor.stores.bookkeeper_frames import Failure, FrameReader, frame
 from ackstate.cursor.stores.bookkeeper_ledger import LedgerMetadata, OpenLedger
+from ackstate.cursor.stores.java_child import start_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +40,7 @@ _START = "start"
 JVM_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """The least processor time and memory for a client; a busy process may prefer ``("-Xmx1g",)``."""
 _CLOSED = "the BookKeeper client is closed"
+_OPEN_AGAIN = "close the store and open it again"
 
 # An exhausted heap ends the child: a client that continues without it may never answer.
 _QUIET_OPTIONS = ("-Dlog4j2.level=OFF", "-Dlog4j2.StatusLogger.level=OFF", "-XX:+ExitOnOutOfMemoryError")
@@ -137,10 +138,9 @@ class BookKeeperClient:
         self.entry_bytes_max = int(all_settings[_FRAME_SIZE_SETTING]) - _FRAME_ROOM_BYTES
         self._name = metadata_uri
         self._refusal = ""  # Why every call is refused; empty while the child serves.
-        self._state = threading.Lock()  # Guards the next three.
+        self._state = threading.Lock()  # Guards the next two.
         self._number = 0
         self._waiting: dict[int, Reply[Any]] = {}
-        self._ending = False
         self._outbox: deque[bytes] = deque()  # Frames of calls, in any order between threads.
         self._sending = threading.Lock()
         self._start_child()
@@ -218,12 +218,11 @@ class BookKeeperClient:
         """
         return self._call(int, "last_confirmed", handle)
 
-    def read(self, handle: int, first: int, end: int) -> Reply[list[bytes]]:
-        """Return the confirmed entries from `first` (included) to `end` (excluded), which must be above `first`."""
-        return self._call(list, "read", handle, first, end - 1)
-
     def read_unconfirmed(self, handle: int, first: int, end: int) -> Reply[list[bytes]]:
-        """Return entries even if it is unknown whether they are confirmed; bounds as in `read`."""
+        """Return the entries from `first` (included) to `end` (excluded), which must be above `first`.
+
+        They may be entries that are not confirmed to readers yet.
+        """
         return self._call(list, "read_unconfirmed", handle, first, end - 1)
 
     def close_ledger(self, handle: int) -> Reply[None]:
@@ -248,40 +247,34 @@ class BookKeeperClient:
 
     def give_up(self, reason: str) -> None:
         """Refuse every call from now on, and end the child."""
-        self._refuse(f"{reason}; close the store and open it again")
-        with suppress(ProcessLookupError):
-            self._child.kill()
+        self._refuse(f"{reason}; {_OPEN_AGAIN}")
+        self._end_child()
 
     def close(self) -> None:
         """End the child; no-op if closed. Handles of writers are not closed: their ledgers need recovery."""
         self._refuse(_CLOSED)
         with suppress(OSError):
             self._requests.shutdown(socket.SHUT_RDWR)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._child.wait(_ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        self._end_child()
         self._receiver.join()
         self._requests.close()
         self._replies.close()
+
+    def _end_child(self) -> None:
+        """Kill the child if it is running, and end its replies even if a forked process has inherited its socket."""
+        self._child.kill()
+        with suppress(OSError):
+            self._replies.shutdown(socket.SHUT_RDWR)
 
     def _start_child(self) -> None:
         self._requests, requests = socket.socketpair()
         self._replies, replies = socket.socketpair()
         # A client that hangs must not block its callers.
         self._requests.settimeout(self.call_timeout_s)
-        numbers = (requests.fileno(), replies.fileno())
         with requests, replies:
-            self._child = subprocess.Popen(  # noqa: S603 - a module of ours
-                # In a process group of its own it does not receive Ctrl-C.
-                [sys.executable, "-P", "-m", _WORKER, *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=numbers,
-                process_group=0,
-            )
+            self._child = start_child(_WORKER, requests, replies)
         self._receiver = threading.Thread(target=self._receive, name="bookkeeper-replies", daemon=True)
         self._receiver.start()
 
@@ -310,17 +303,19 @@ class BookKeeperClient:
 
     def _receive(self) -> None:
         reader = FrameReader(self._replies)
-        while (received := reader.read()) is not None:
-            number, succeeded, content = received
+        try:
+            while (received := reader.read()) is not None:
+                number, succeeded, content = received
+                with self._state:
+                    reply = self._waiting.pop(number, None)
+                if reply is not None:
+                    reply._arrive((succeeded, content), None)
+        finally:
+            self._refuse(f"BookKeeper's Java client {self._how_ended()}; {_OPEN_AGAIN}")
             with self._state:
-                reply = self._waiting.pop(number, None)
-            if reply is not None:
-                reply._arrive((succeeded, content), None)
-        self._refuse(f"BookKeeper's Java client {self._how_ended()}; close the store and open it again")
-        with self._state:
-            waiting, self._waiting = self._waiting, {}
-        for reply in waiting.values():
-            reply._arrive(None, StoreError(f"{self._name}: {self._refusal}; the call may have happened"))
+                waiting, self._waiting = self._waiting, {}
+            for reply in waiting.values():
+                reply._arrive(None, StoreError(f"{self._name}: {self._refusal}; the call may have happened"))
 
     def _refuse(self, refusal: str) -> None:
         with self._state:
@@ -331,7 +326,11 @@ class BookKeeperClient:
             status = self._child.wait(_ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if status >= 0:
+            return f"ended with status {status}"
+        with suppress(ValueError):  # Most real-time signals have no name.
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by signal {-status}"
 
 
 def _open_ledger(content: Any) -> OpenLedger:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, check_owner
 from ackstate.cursor.stores import zookeeper_nodes
+from ackstate.cursor.stores.bookkeeper_appends import append_all
 from ackstate.cursor.stores.bookkeeper_entries import ENTRY_ROOM_BYTES, encode_batch
 from ackstate.cursor.stores.bookkeeper_groups import GroupWriter, decide
 from ackstate.cursor.stores.bookkeeper_nodes import SegmentedLedger, SegmentStatus, decode_ledger, encode_ledger
@@ -31,7 +32,8 @@ _Result = TypeVar("_Result")
 
 # How often an append is repeated because another process has taken its ledger over; each time costs a segment.
 _TAKEOVERS_MAX = 20
-_APPEND_BYTES_AT_ONCE = 8 << 20
+# BookKeeper's ledger was fenced by another process, and perhaps deleted, because it had no entries.
+_TAKEN_OVER = (LedgerFencedError, LedgerNotFoundError)
 
 
 @final
@@ -140,8 +142,9 @@ class BookKeeperLedgers:
         self._session.check_writable()
         with self._busy.holding({ledger_id}):
             own = self._writers.get(ledger_id)
-            state = self._session.settle(lambda: self._take_away(ledger_id))
+            # Before the deletion, of which it may remain unknown whether it has happened.
             self._drop(ledger_id)
+            state = self._session.settle(lambda: self._take_away(ledger_id))
             if state is None:
                 return
             unsealed = state.unsealed
@@ -178,8 +181,10 @@ class BookKeeperLedgers:
                 reply.wait()
             sealed = {ledger_id: _sealed(writer) for ledger_id, writer in writers.items()}
             self._segments.put({ledger_id: writer.head.version for ledger_id, writer in writers.items()}, sealed)
-            if not self._unsettled:
-                self._groups.remove()
+            with self._groups.lock:
+                # Segments of appends that started meanwhile may end with a group.
+                if not self._unsettled and not self._writers:
+                    self._groups.remove()
 
     def _check_size(self, entry: bytes) -> None:
         bytes_max = self._client.entry_bytes_max - ENTRY_ROOM_BYTES
@@ -248,10 +253,11 @@ class BookKeeperLedgers:
         except StoreError:
             raise error from None
         self._unsettled.discard(ledger_id)
+        # A segment without entries may have been removed.
         counts = {segment.bookkeeper_id: segment.entry_count for segment in sealed.state.segments}
-        if counts[writer.bookkeeper_id] >= writer.entry_count + len(entries):
+        if counts.get(writer.bookkeeper_id, 0) >= writer.entry_count + len(entries):
             return True
-        if isinstance(error, LedgerFencedError):
+        if isinstance(error, _TAKEN_OVER):
             return False
         raise error
 
@@ -271,7 +277,7 @@ class BookKeeperLedgers:
             # From now on the group cannot count, whatever a recovery finds of it.
             if decide(self._session, group):
                 raise StoreError("a group was committed by another process") from error
-        if isinstance(error, (LedgerFencedError, _WriterClosedError)):
+        if isinstance(error, (*_TAKEN_OVER, _WriterClosedError)):
             return False
         raise error
 
@@ -298,9 +304,8 @@ class BookKeeperLedgers:
         return None
 
     def _first_error(self, entries: Sequence[tuple[int, bytes]]) -> StoreError | None:
-        """Append entries, several requests at once, and wait for all."""
-        replies = [self._client.append(part) for part in _parts(entries)]
-        outcomes = [outcome for reply in replies for outcome in reply.wait()]
+        """Append entries, and return the first error."""
+        outcomes = append_all(self._client, entries)
         return next((outcome for outcome in outcomes if isinstance(outcome, StoreError)), None)
 
     def _unsettle(self, ledger_ids: Mapping[int, object]) -> None:
@@ -392,17 +397,3 @@ def _sealed(writer: _Writer) -> SegmentedLedger:
     """Return the state of a ledger after the end of this process's segment."""
     state = writer.head.state
     return state.with_last(state.segments[-1]._replace(entry_count=writer.entry_count, status=SegmentStatus.SEALED))
-
-
-def _parts(entries: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield entries in order, in requests that are not too large."""
-    part: list[tuple[int, bytes]] = []
-    size_bytes = 0
-    for handle, entry in entries:
-        if part and size_bytes + len(entry) > _APPEND_BYTES_AT_ONCE:
-            yield part
-            part, size_bytes = [], 0
-        part.append((handle, entry))
-        size_bytes += len(entry)
-    if part:
-        yield part

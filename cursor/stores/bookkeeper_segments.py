@@ -20,6 +20,7 @@ from ackstate.cursor.stores.bookkeeper_nodes import (
     decode_ledger,
     encode_ledger,
 )
+from ackstate.cursor.stores.bookkeeper_reads import last_readable, read_entries
 from ackstate.cursor.stores.zookeeper_nodes import LedgerStatus
 from ackstate.cursor.stores.zookeeper_session import LostRaceError, ZooKeeperSession, set_data
 from ackstate.errors import CorruptStateError
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
     from ackstate.cursor.stores.bookkeeper_entries import Group
     from ackstate.cursor.stores.bookkeeper_ledger import OpenLedger, Replication
-
-_PROBES_AT_ONCE = 16
-_FIRST_READ_ENTRIES = 16
-_READ_BYTES = 4 << 20
-"""A read of more entries at once than have this many bytes is followed by a smaller one."""
-_READ_ENTRIES_MAX = 4_096
 
 
 class Head(NamedTuple):
@@ -202,23 +197,19 @@ class Segments:
             return 0
         opened = self._opened_to_read(ledger_id, segment, head)
         try:
-            end = self._written_end(opened)
+            end = last_readable(self._client, opened.ledger_id, opened.handle) + 1
             return self._counting_end(ledger_id, opened, end, head, is_committed)
+        except LedgerNotFoundError as error:
+            raise self._missing(ledger_id, segment, head) from error
         finally:
             self._client.close_ledger(opened.handle)
 
     def read(self, ledger_id: int, segment: Segment, head: Head, *, first: int, end: int) -> Iterator[bytes]:
         """Yield the payloads of some entries of a segment, which all count."""
         opened = self._opened_to_read(ledger_id, segment, head)
-        count = _FIRST_READ_ENTRIES
         try:
-            while first < end:
-                entries = self._client.read_unconfirmed(opened.handle, first, min(first + count, end)).wait()
-                for entry_id, entry in enumerate(entries, first):
-                    yield decode_entry(entry, _entry_name(segment.bookkeeper_id, entry_id)).payload
-                first += len(entries)
-                fits = sum(map(len, entries)) <= _READ_BYTES
-                count = min(2 * count, _READ_ENTRIES_MAX) if fits else max(1, count // 4)
+            for entry_id, entry in enumerate(read_entries(self._client, opened.handle, first, end), first):
+                yield decode_entry(entry, _entry_name(segment.bookkeeper_id, entry_id)).payload
         except LedgerNotFoundError as error:
             raise self._missing(ledger_id, segment, head) from error
         finally:
@@ -281,25 +272,6 @@ class Segments:
         else:
             counts = last.kind is EntryKind.END
         return end if counts else end - 1 - last.batch_index
-
-    def _written_end(self, opened: OpenLedger) -> int:
-        """Return the end of the entries that can be read, whether or not they are confirmed."""
-        end = self._client.last_confirmed(opened.handle).wait() + 1
-        while True:
-            probes = [
-                self._client.read_unconfirmed(opened.handle, entry_id, entry_id + 1)
-                for entry_id in range(end, end + _PROBES_AT_ONCE)
-            ]
-            found = 0
-            for probe in probes:
-                try:
-                    probe.wait()
-                except LedgerNotFoundError:
-                    break
-                found += 1
-            end += found
-            if found < _PROBES_AT_ONCE:
-                return end
 
     def _opened_to_read(self, ledger_id: int, segment: Segment, head: Head) -> OpenLedger:
         try:

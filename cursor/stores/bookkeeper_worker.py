@@ -144,10 +144,6 @@ class Worker:
         """Return the last entry that every reader may see, -1 if there is none."""
         self._when_done(number, self._ledgers[handle].handle.readLastAddConfirmedAsync(), int)
 
-    def read(self, number: int, handle: int, first: int, last: int) -> None:
-        """Return confirmed entries, both ends included."""
-        self._when_done(number, self._ledgers[handle].handle.readAsync(first, last), self._java.entries)
-
     def read_unconfirmed(self, number: int, handle: int, first: int, last: int) -> None:
         """Return entries, also those that only some bookies have, both ends included."""
         self._when_done(number, self._ledgers[handle].handle.readUnconfirmedAsync(first, last), self._java.entries)
@@ -188,13 +184,16 @@ class Worker:
             ledger.handle.asyncAddEntry(entry_id, entry, self._on_append, self._append_number)
 
     def _complete_appends(self) -> None:
-        """Reply to appends as Java completes them."""
-        while True:
-            replies = []
-            for code, entry_id, append in self._java.drain(self._completed):
-                batch, index = self._appends.pop(append)
-                replies += self._append_completed(batch, index, self._java.failure(code) if code else entry_id)
-            self._send(b"".join(replies))
+        """Reply to appends as Java completes them. A failure ends the process: no append would get a reply any more."""
+        try:
+            while True:
+                replies = []
+                for code, entry_id, append in self._java.drain(self._completed):
+                    batch, index = self._appends.pop(append)
+                    replies += self._append_completed(batch, index, self._java.failure(code) if code else entry_id)
+                self._send(b"".join(replies))
+        finally:
+            os._exit(1)
 
     def _append_completed(self, batch: _Batch, index: int, outcome: int | Failure) -> list[bytes]:
         """Record the outcome of an append, and return the reply if it was the last of its batch."""

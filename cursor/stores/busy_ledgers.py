@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
@@ -12,21 +13,28 @@ if TYPE_CHECKING:
 
 @final
 class BusyLedgers:
-    """The ledgers that a call of this process is changing."""
+    """The ledgers that calls of this process are changing. Calls for the same ledger take turns in their order."""
 
     def __init__(self) -> None:
-        self._busy: set[int] = set()
+        self._numbers = count()
+        self._calls: dict[int, Set[int]] = {}  # number of a call, in order -> its ledgers; also those that wait
         self._released = threading.Condition()
 
     @contextmanager
     def holding(self, ledger_ids: Set[int]) -> Iterator[None]:
-        """Wait until no other call changes these ledgers, and block such calls meanwhile; not reentrant."""
+        """Wait until no earlier call changes these ledgers, and block later ones meanwhile; not reentrant."""
         with self._released:
-            self._released.wait_for(lambda: self._busy.isdisjoint(ledger_ids))
-            self._busy |= ledger_ids
+            number = next(self._numbers)
+            self._calls[number] = frozenset(ledger_ids)
         try:
+            with self._released:
+                self._released.wait_for(lambda: self._is_first(number))
             yield
         finally:
             with self._released:
-                self._busy -= ledger_ids
+                del self._calls[number]
                 self._released.notify_all()
+
+    def _is_first(self, number: int) -> bool:
+        ledger_ids = self._calls[number]
+        return all(each.isdisjoint(ledger_ids) for earlier, each in self._calls.items() if earlier < number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from ackstate.cursor.stores.pulsar_nodes import PulsarUrl
+
 
 def open_cluster(  # noqa: PLR0913 - settings are named, not packed
     url: str,
@@ -25,7 +28,6 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
     only_reads: bool = False,
     replication: Replication | None = None,
     class_path: str | None = None,
-    ledgers_path: str = "/ledgers",
     call_timeout_s: float = 30.0,
     client_options: Mapping[str, Any] | None = None,
 ) -> PulsarLayout:
@@ -35,15 +37,15 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         url: Where the metadata is, such as ``pulsar+zk://127.0.0.1:2181``.
         only_reads: Refuse every change with `StoreError`.
         replication: How new cursor ledgers are replicated; None for Pulsar's default, 2 bookies. The digest and the
-            password must be those of the brokers.
+            password must be those of the brokers; those of the URL take precedence.
         class_path: Where BookKeeper's Java client is; None for the environment's.
-        ledgers_path: Where BookKeeper's metadata is in ZooKeeper.
         call_timeout_s: How long a call waits for an answer.
         client_options: More arguments for `kazoo.client.KazooClient`.
 
     Raises:
         ValueError: The URL is malformed, or names a metadata store that is not supported.
         StoreError: A server does not answer, or a package, Java or its classes are missing.
+        OSError: The file with the password cannot be read.
     """
     parts = parse_pulsar_url(url)
     if parts.scheme == "rocksdb:":
@@ -51,13 +53,27 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
             Path(parts.place), class_path=class_path, call_timeout_s=call_timeout_s, only_reads=only_reads
         )
         return PulsarLayout(database, SealedLedgers(database))
+    chosen = _with_secrets(replication or Replication(), parts)
     with ExitStack() as opened:
         nodes = PulsarZooKeeper(
-            parts.place, call_timeout_s=call_timeout_s, client_options=client_options, only_reads=only_reads
+            parts.place,
+            chroot=parts.chroot,
+            call_timeout_s=call_timeout_s,
+            client_options=client_options,
+            only_reads=only_reads,
         )
         opened.callback(nodes.close)
-        uri = f"zk+null://{parts.place.replace(',', ';')}{ledgers_path}"
+        uri = f"zk+null://{parts.place.replace(',', ';')}{parts.chroot}{parts.ledgers}"
         client = BookKeeperClient(uri, class_path=class_path, call_timeout_s=call_timeout_s)
         opened.pop_all()
-    ledgers = PulsarLedgers(client, nodes, replication or Replication(), only_reads=only_reads)
+    ledgers = PulsarLedgers(client, nodes, chosen, only_reads=only_reads)
     return PulsarLayout(nodes, ledgers, within=parts.within, on_close=client.close)
+
+
+def _with_secrets(replication: Replication, parts: PulsarUrl) -> Replication:
+    """Return a replication with the digest and the password of a URL, if it has them."""
+    if parts.digest:
+        replication = replace(replication, digest_type=parts.digest)
+    if parts.password_file:
+        replication = replace(replication, password=Path(parts.password_file).read_bytes().rstrip(b"\r\n"))
+    return replication

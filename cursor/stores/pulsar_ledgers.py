@@ -1,8 +1,7 @@
 """Cursor ledgers in a Pulsar cluster's BookKeeper, created and read as a broker creates and reads them.
 
 A ledger has the digest CRC32C, the empty password, and custom metadata that names the topic's message log and the
-cursor. Its last entry counts. While the ledger's writer lives, that entry may not be confirmed yet: BookKeeper confirms
-an entry with the next one. So reading goes beyond the last confirmed entry, to the last one that can be read.
+cursor. Its last entry counts, whether or not BookKeeper has confirmed it to readers.
 
 Source: ``LedgerMetadataUtils``, ``ManagedCursorImpl`` of Apache Pulsar.
 """
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError, check_owner
-from ackstate.cursor.stores.bookkeeper_errors import BookKeeperError
+from ackstate.cursor.stores.bookkeeper_appends import append_all
+from ackstate.cursor.stores.bookkeeper_reads import last_readable, read_entries
 from ackstate.cursor.stores.pulsar_names import pulsar_path
 from ackstate.errors import AckStateError
 
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
-    from ackstate.cursor.stores.bookkeeper_ledger import LedgerMetadata, Replication
+    from ackstate.cursor.stores.bookkeeper_ledger import Replication
     from ackstate.cursor.stores.pulsar_nodes import PulsarNodes
 
 _OWNER_PREFIX = "cursor "
 _OPEN_TO_READ_MAX = 16
-_UNCONFIRMED_MAX = 1_000
-"""The most entries that one request reads; a broker's entries of 5 MB each still fit into memory."""
-_READ_AT_ONCE = 50
 
 
 @final
@@ -51,7 +48,8 @@ class PulsarLedgers:
         self, client: BookKeeperClient, nodes: PulsarNodes, replication: Replication, *, only_reads: bool
     ) -> None:
         self._client, self._nodes, self._replication, self._only_reads = client, nodes, replication, only_reads
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()  # Held while a handle of `_readers` is used: another read may close it.
+        self._lock = threading.Lock()  # Guards the next three.
         self._made: dict[int, str] = {}  # ledgers created here, with their owners
         self._writers: dict[int, tuple[int, int]] = {}  # ledger -> its writer's handle, and its last entry
         self._readers: dict[int, int] = {}  # ledger -> handle, the one opened last at the end
@@ -87,7 +85,7 @@ class PulsarLedgers:
             for ledger_id in missing:
                 self.last(ledger_id)  # LedgerNotFoundError if there is none
             raise LedgerFencedError(f"ledger {missing[0]} was not created here; nothing was appended")
-        outcomes = self._client.append(handles).wait()
+        outcomes = append_all(self._client, handles)
         appended: list[int] = []
         failure: StoreError | None = None
         with self._lock:
@@ -95,9 +93,9 @@ class PulsarLedgers:
                 if isinstance(outcome, StoreError):
                     failure = failure or outcome
                     continue
-                handle, _ = self._writers[ledger_id]
-                self._writers[ledger_id] = (handle, outcome)
                 appended.append(outcome)
+                if ledger_id in self._writers:  # Not deleted or taken over meanwhile.
+                    self._writers[ledger_id] = (self._writers[ledger_id][0], outcome)
         if failure is not None:
             raise failure
         return appended
@@ -108,11 +106,8 @@ class PulsarLedgers:
             raise ValueError(f"first must be at least 0 and end not below it, got {first} and {end}")
         if first == end:
             return []
-        handle = self._reader(ledger_id)
-        found: list[bytes] = []
-        for begin in range(first, end, _READ_AT_ONCE):
-            found += self._client.read_unconfirmed(handle, begin, min(begin + _READ_AT_ONCE, end)).wait()
-        return found
+        with self._reading:
+            return list(read_entries(self._client, self._reader(ledger_id), first, end))
 
     def last(self, ledger_id: int) -> int:
         """Return the last entry that can be read, confirmed or not; -1 if there is none.
@@ -123,17 +118,20 @@ class PulsarLedgers:
         with self._lock:
             if ledger_id in self._writers:
                 return self._writers[ledger_id][1]
-        return _last_readable(self._client, ledger_id, self._reader(ledger_id))
+        with self._reading:
+            return last_readable(self._client, ledger_id, self._reader(ledger_id))
 
     def delete(self, ledger_id: int) -> None:
         """See `LedgerStore.delete`."""
         self._check_writable()
+        with self._lock:
+            # Before the deletion, of which it may remain unknown whether it has happened.
+            self._writers.pop(ledger_id, None)
+            self._readers.pop(ledger_id, None)
         with suppress(LedgerNotFoundError):
             self._client.delete(ledger_id).wait()
         with self._lock:
             self._made.pop(ledger_id, None)
-            self._writers.pop(ledger_id, None)
-            self._readers.pop(ledger_id, None)
 
     def seal(self) -> None:
         """Close the ledgers that were created here, so that their next reader need not recover them.
@@ -221,28 +219,3 @@ def cursor_metadata(owner: str) -> dict[str, bytes] | None:
         "pulsar/managed-ledger": "/".join(names[2:6]).encode(),
         "pulsar/cursor": names[6].encode(),
     }
-
-
-def _last_readable(client: BookKeeperClient, ledger_id: int, handle: int) -> int:
-    """Return the last entry of a ledger that can be read, confirmed or not; -1 if there is none."""
-    found = client.metadata(ledger_id).wait()
-    if found.last_entry_id is not None:
-        return found.last_entry_id
-    last = client.last_confirmed(handle).wait()
-    for _ in range(_UNCONFIRMED_MAX):
-        try:
-            client.read_unconfirmed(handle, last + 1, last + 2).wait()
-        except LedgerNotFoundError:
-            break
-        except BookKeeperError:
-            if not _would_be_read(client, found):
-                raise
-            break
-        last += 1
-    return last
-
-
-def _would_be_read(client: BookKeeperClient, ledger: LedgerMetadata) -> bool:
-    """Tell whether an acknowledged entry would be on a bookie that answers, although others do not."""
-    ensemble = ledger.ensembles[max(ledger.ensembles)]
-    return len(set(client.missing_bookies().wait()) & set(ensemble)) < ledger.ack_quorum

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ackstate.cursor.store import check_path
 from ackstate.cursor.topic_name import parse_topic
 
 if TYPE_CHECKING:
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 SCHEMES = {"pulsar+zk://": "zk:", "zk:": "zk:", "pulsar+rocksdb:": "rocksdb:", "rocksdb:": "rocksdb:"}
 """The beginning of a URL -> the scheme in Pulsar's ``metadataStoreUrl``."""
 
+_OPTIONS = ("chroot", "ledgers", "digest", "password_file")
 _OTHERS = {"etcd:": "etcd", "oxia:": "Oxia", "memory:": "the memory of a broker"}
 
 
@@ -64,11 +67,19 @@ class PulsarUrl(NamedTuple):
         scheme: ``zk:`` or ``rocksdb:``.
         place: The servers, or the directory.
         within: A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``; empty for the whole cluster.
+        chroot: The node in ZooKeeper below which the cluster is; empty for the top.
+        ledgers: BookKeeper's node, below `chroot`.
+        digest: The brokers' ``managedLedgerDigestType``; empty for the default.
+        password_file: A file with the brokers' ``managedLedgerPassword``; empty for none.
     """
 
     scheme: str
     place: str
     within: str = ""
+    chroot: str = ""
+    ledgers: str = "/ledgers"
+    digest: str = ""
+    password_file: str = ""
 
     @property
     def topic(self) -> str | None:
@@ -79,7 +90,9 @@ class PulsarUrl(NamedTuple):
 def parse_pulsar_url(url: str) -> PulsarUrl:
     """Parse ``pulsar+zk://HOST:PORT[,HOST:PORT][/TENANT[/NAMESPACE[/TOPIC]]]`` or ``pulsar+rocksdb:DIRECTORY``.
 
-    ``zk:`` and ``rocksdb:``, as in a broker's ``metadataStoreUrl``, are accepted, too.
+    ``zk:HOST:PORT[,HOST:PORT][/CHROOT]`` and ``rocksdb:``, as in a broker's ``metadataStoreUrl``, are accepted, too.
+    For ZooKeeper, ``?NAME=VALUE[&NAME=VALUE]`` sets other fields of `PulsarUrl`, such as
+    ``?chroot=/pulsar&password_file=secret``.
 
     Raises:
         ValueError: The URL is not one of these; another metadata store of Pulsar is named.
@@ -96,11 +109,28 @@ def parse_pulsar_url(url: str) -> PulsarUrl:
         if not place:
             raise ValueError(f"{url!r} names no directory")
         return PulsarUrl("rocksdb:", place)
-    place, _, within = rest.removeprefix("//").partition("/")
-    within = within.rstrip("/")
-    if not place.strip() or (within and not all(within.split("/")[:2])):
+    rest, options = _options(rest)
+    place, slash, path = rest.removeprefix("//").partition("/")
+    path = path.rstrip("/")
+    if scheme == "zk:" and path:
+        options.setdefault("chroot", slash + path)
+        path = ""
+    if not place.strip() or (path and not all(path.split("/")[:2])):
         raise ValueError(f"expected pulsar+zk://HOST:PORT[/TENANT/NAMESPACE/TOPIC], got {url!r}")
-    return PulsarUrl("zk:", place, within)
+    for name in {"chroot", "ledgers"} & options.keys():
+        check_path(options[name])
+    return PulsarUrl("zk:", place, path, **options)
+
+
+def _options(rest: str) -> tuple[str, dict[str, str]]:
+    """Return the part of a URL before its options, and the options. A topic may contain question marks."""
+    before, _, text = rest.rpartition("?")
+    if not re.match(r"\w+=", text) or not before:
+        return rest, {}
+    options = dict(each.partition("=")[::2] for each in text.split("&"))
+    for name in options.keys() - set(_OPTIONS):
+        raise ValueError(f"unknown option {name!r} of the URL; there are {', '.join(_OPTIONS)}")
+    return before, options
 
 
 def is_pulsar_url(url: str) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -33,6 +32,7 @@ from ackstate.cursor.store import (
 )
 from ackstate.cursor.stores.bookkeeper_class_path import find_jars
 from ackstate.cursor.stores.bookkeeper_frames import FrameReader, frame
+from ackstate.cursor.stores.java_child import start_child
 from ackstate.cursor.stores.pulsar_message_log import UnknownSizeError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.loose_fields import loose_fields
@@ -135,15 +135,7 @@ class PulsarRocksDb:
         self._replies = FrameReader(self._requests)
         jars = find_jars(class_path)
         with request_socket:
-            self._child = subprocess.Popen(  # noqa: S603 - a module of ours
-                # In a process group of its own it does not receive Ctrl-C.
-                [sys.executable, "-P", "-m", _WORKER, str(request_socket.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[request_socket.fileno()],
-                process_group=0,
-            )
+            self._child = start_child(_WORKER, request_socket)
         try:
             self._call("start", jars, str(directory.resolve()), only_reads)
         except StoreError as error:

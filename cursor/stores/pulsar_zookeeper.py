@@ -44,7 +44,6 @@ class PulsarZooKeeper:
         client_options: Mapping[str, Any] | None = None,
         only_reads: bool = False,
     ) -> None:
-        self.hosts = hosts
         self.name = f"zk:{hosts}{chroot}"
         self.session = ZooKeeperSession(
             hosts,

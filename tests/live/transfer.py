@@ -7,12 +7,14 @@ import time
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
-from live.command import ackstate, ackstate_json
+from live.command import ackstate, ackstate_json, started
 from live.findings import Section
 from live.messages import client_of, place_of, publish, receive, subscribe
 
-_COUNT, _BATCH = 600, 10
+_COUNT, _BATCH, _LONG = 600, 10, 40_000
+_ODD = "move ü+%20~"
 
 
 class Transfer:
@@ -30,42 +32,76 @@ class Transfer:
             "`pulsar export` reads the subscriptions of live topics, one with single messages and one with batches that"
             " are partly acked. The file is imported through the live broker, and in place while no broker owns the"
             " topic: under another name (a clone), and under its own after the subscription was deleted (a restore)."
-            " A consumer of the copy must receive exactly the messages that the original has not acked.",
+            " A consumer of the copy must receive exactly the messages that the original has not acked. Imports are"
+            " also killed with SIGKILL in the middle, and repeated.",
         )
 
     def run(self):
         """Run it."""
         with TemporaryDirectory() as directory:
             self._cluster.admin("persistent/public/default/move-partitioned/partitions", method="PUT", body=2)
-            for topic, batch in (("move", 0), ("move-batched", _BATCH), ("move-partitioned-partition-1", 0)):
+            for topic, batch in (("move", 0), ("move-batched", _BATCH), ("move-partitioned-partition-1", 0), (_ODD, 0)):
                 self._move(Path(directory), topic, batch)
+            self._interrupted(Path(directory))
             self._refusals(Path(directory))
         return [self.section]
 
     def _move(self, directory, topic, batch):
-        file = directory / f"{topic}.ack"
+        file, by_client, in_place = directory / f"{topic}.ack", "by-client", "in-place"
+        if topic == _ODD:
+            by_client, in_place = "by/client ü+%20~", "in/place \N{PARTY POPPER}'*"
         expected = self._original(topic, batch)
         name = f"persistent://public/default/{topic.removesuffix('-partition-1')}"
         found = ackstate_json("pulsar", "export", self._url, name, file, "--subscription", "s")
         self.section.compare("exports of one cursor", len(found["cursors"]), 1, where=topic)
-        for copy in ("by-client", "by-client"):
-            words = (file, self._cluster.service_url, "--as", copy, "--check", self._cluster.web_url)
+        for _ in range(2):
+            words = (file, self._cluster.service_url, "--as", by_client, "--check", self._cluster.web_url)
             (imported,) = ackstate_json("pulsar", "import", *words)["cursors"]
             self.section.compare("imports through the broker without a missing ack", imported["missing_acks"], 0)
         # Before the topic is unloaded: 4.2.4 then forgets which messages of a batch are acked.
-        self._received(topic, "by-client", "messages received of a clone through the broker", expected)
-        status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", "in-place")
+        self._received(topic, by_client, "messages received of a clone through the broker", expected)
+        status, _, errors = ackstate("pulsar", "import", file, self._url, "--as", in_place)
         self.section.compare(
             "imports in place refused while a broker owns", (status, "is owned by" in errors), (2, True), where=errors
         )
-        self._import_in_place(topic, file, "--as", "in-place")
-        again = self._import_in_place(topic, file, "--as", "in-place")
+        self._import_in_place(topic, file, "--as", in_place)
+        again = self._import_in_place(topic, file, "--as", in_place)
         self.section.compare("repeated imports that ack nothing", again["newly_acked"], 0, where=topic)
-        self._received(topic, "in-place", "messages received of a clone in place", expected)
-        self._cluster.admin(f"persistent/public/default/{topic}/subscription/s?force=true", method="DELETE")
+        self._received(topic, in_place, "messages received of a clone in place", expected)
+        self._cluster.admin(
+            f"persistent/public/default/{quote(topic, safe='')}/subscription/s?force=true", method="DELETE"
+        )
         again = self._import_in_place(topic, file)
         self.section.compare("deleted subscriptions that were created again", again["is_new"], True, where=topic)
         self._received(topic, "s", "messages received of a restored subscription", expected)
+
+    def _interrupted(self, directory):
+        """Kill imports through the broker as soon as it has some acks, then repeat the import."""
+        topic, file = "move-long", directory / "long.ack"
+        with client_of(self._cluster) as client:
+            subscribe(client, topic, "s").close()
+            publish(client, topic, range(_LONG))
+            with closing(subscribe(client, topic, "s")) as consumer:
+                for message in receive(consumer, _LONG):
+                    if int(message.data()) % 2:
+                        consumer.acknowledge(message)
+                time.sleep(1.5)
+        ackstate_json("pulsar", "export", self._url, topic, file)
+        for attempt in range(3):
+            name = f"copy-{attempt}"
+            words = ("pulsar", "import", file, self._cluster.service_url, "--as", name)
+            with started(*words) as importing:
+                while not (acked := self._range_count(topic, name)) and importing.poll() is None:
+                    time.sleep(0.01)
+                importing.kill()
+            self.section.compare("imports killed in the middle", 0 < acked < _LONG // 2, True, where=f"{name}: {acked}")
+            (imported,) = ackstate_json(*words, "--check", self._cluster.web_url)["cursors"]
+            found = (imported["missing_acks"], imported["range_count"])
+            self.section.compare("killed imports that were completed by another", found, (0, _LONG // 2), where=name)
+
+    def _range_count(self, topic, name):
+        cursor = self._cluster.internal_stats(topic)["cursors"].get(name)
+        return cursor["totalNonContiguousDeletedMessagesRange"] if cursor else 0
 
     def _original(self, topic, batch):
         """Make a subscription with holes, and return the numbers that it has not acked."""

@@ -62,7 +62,8 @@ def connected(service_url: str, *, token: str | None = None) -> Iterator[Any]:
 def import_through_broker(client: Any, cursor: ExportedCursor, *, topic: str, subscription: str) -> ImportedCursor:
     """Add the acks of an exported cursor to a subscription of a live topic.
 
-    The broker has the acks when this returns; it makes them durable by its own settings.
+    The acks have been sent when this returns. One that is lost with a connection is found by
+    `ackstate.analysis.pulsar.transfer.broker_check.checked`. The broker makes them durable by its own settings.
 
     Args:
         client: From `connected`.
@@ -213,5 +214,7 @@ def _errors_of(what: str) -> Iterator[None]:
         raise AckStateError(
             f"{what}: the subscription has consumers: stop them during the import, which may be repeated"
         ) from error
+    except (pulsar.Timeout, pulsar.ConnectError) as error:
+        raise AckStateError(f"{what}: the broker does not answer; the import may be repeated") from error
     except (pulsar.PulsarException, ValueError) as error:
         raise AckStateError(f"{what}: {' '.join(str(error).split())}") from error

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from ackstate.cursor.stores.bookkeeper import BookKeeperStore
 from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
 from ackstate.cursor.stores.bookkeeper_groups import GroupWriter
 from ackstate.cursor.stores.bookkeeper_ledger import Replication
+from ackstate.cursor.stores.bookkeeper_ledgers import BookKeeperLedgers
 from ackstate.cursor.stores.bookkeeper_nodes import SegmentStatus
 from ackstate.cursor.stores.bookkeeper_segments import Segments
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
@@ -110,6 +112,79 @@ def test_two_stores_that_append_to_one_ledger_lose_nothing(open_store):
     assert ids == [0, 1, 2, 3, 4, 5]
     for store in (one, other):
         assert entries(store, ledger_id) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_takeover_of_a_segment_without_entries_loses_no_append(open_store, monkeypatch, count):
+    """Another store appends after the first one created a segment; the empty segment is then removed."""
+    one, other = open_store(), open_store()
+    ledger_ids = [one.ledgers.create("billing") for _ in range(count)]
+    first_error, other_ids = BookKeeperLedgers._first_error, []
+
+    def overtaken(self, entries):
+        monkeypatch.undo()
+        other_ids.append(other.ledgers.append(ledger_ids[0], b"other"))
+        return first_error(self, entries)
+
+    monkeypatch.setattr(BookKeeperLedgers, "_first_error", overtaken)
+    ids = one.ledgers.append_all([(ledger_id, b"one") for ledger_id in ledger_ids])
+    assert (other_ids, ids) == ([0], [1, 0][:count])
+    assert [entries(other, ledger_id) for ledger_id in ledger_ids] == [[b"other", b"one"], [b"one"]][:count]
+
+
+def test_a_group_that_is_under_way_when_the_store_is_closed_damages_nothing(open_store, monkeypatch):
+    store = open_store()
+    ledger_ids = [store.ledgers.create("billing") for _ in range(4)]
+    store.ledgers.append_all([(ledger_id, b"a") for ledger_id in ledger_ids[:2]])
+    started, closed, outcomes = threading.Event(), threading.Event(), []
+
+    def late_group():
+        with suppress(StoreError):
+            outcomes.append(store.ledgers.append_all([(ledger_id, b"a") for ledger_id in ledger_ids[2:]]))
+
+    thread = threading.Thread(target=late_group)
+    before_commit(monkeypatch, lambda: (started.set(), closed.wait(0.2)))
+    put = Segments.put
+
+    def joined_by_a_group(self, versions, states):
+        monkeypatch.setattr(Segments, "put", put)
+        thread.start()
+        started.wait()
+        return put(self, versions, states)
+
+    monkeypatch.setattr(Segments, "put", joined_by_a_group)
+    store.close()
+    closed.set()
+    thread.join()
+    found = [entries(open_store(), ledger_id) for ledger_id in ledger_ids]
+    assert found[:2] == [[b"a"]] * 2
+    assert found[2:] in ([[b"a"]] * 2, [[]] * 2)
+    assert not outcomes or found[2:] == [[b"a"]] * 2
+
+
+def test_threads_that_append_without_a_pause_do_not_keep_a_store_from_closing(open_store, client):
+    store = open_store()
+    ledger_ids = [store.ledgers.create("billing") for _ in range(4)]
+    counts = dict.fromkeys(ledger_ids, 0)
+
+    def append(ledger_id):
+        with suppress(StoreError):
+            while True:
+                store.ledgers.append(ledger_id, b"x")
+                counts[ledger_id] += 1
+
+    threads = [threading.Thread(target=append, args=[ledger_id], daemon=True) for ledger_id in ledger_ids]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(count > 10 for count in counts.values()))
+    closing_thread = threading.Thread(target=store.close, daemon=True)
+    closing_thread.start()
+    for thread in (closing_thread, *threads):
+        thread.join(20)
+        assert not thread.is_alive()
+    other = open_store()
+    for ledger_id, count in counts.items():
+        assert other.ledgers.last(ledger_id) + 1 - count in {0, 1}
 
 
 def test_a_fenced_owner_appends_nothing_more(open_store):
@@ -299,6 +374,24 @@ def _raise(error):
     raise error
 
 
+def test_nothing_is_appended_to_a_ledger_whose_deletion_had_no_answer(open_store, monkeypatch):
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    store.ledgers.append(ledger_id, b"x")
+    take_away = BookKeeperLedgers._take_away
+
+    def lost(self, ledger_id):
+        take_away(self, ledger_id)
+        raise LostAnswerError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BookKeeperLedgers, "_take_away", lost)
+        with pytest.raises(LostAnswerError):
+            store.ledgers.delete(ledger_id)
+    with pytest.raises(LedgerNotFoundError):
+        store.ledgers.append(ledger_id, b"lost")
+
+
 def test_a_crash_at_any_step_of_a_new_segment_leaves_nothing_unknown(cluster, open_store, monkeypatch):
     before = bookkeeper_ids(cluster)
     store = open_store()
@@ -386,6 +479,22 @@ def test_without_a_quorum_appends_fail_with_the_names_of_the_bookies_and_nothing
     assert store.ledgers.append(ledger_id, b"d") == len(found)
     assert entries(open_store(), ledger_id) == [*found, b"d"]
     assert store.ledgers.append(other, b"e") == 0
+
+
+def test_a_reader_beside_an_idle_owner_sees_everything_while_a_bookie_is_dead(cluster, open_store):
+    owner, reader = open_store(), open_store(BookKeeperStore.open_to_read)
+    ledger_ids = [owner.ledgers.create("billing") for _ in range(3)]
+    for number in range(3):
+        owner.ledgers.append_all([(ledger_id, b"%d" % number) for ledger_id in ledger_ids])
+    cluster.bookies[2].kill()
+    try:
+        assert [entries(reader, ledger_id) for ledger_id in ledger_ids] == [[b"0", b"1", b"2"]] * 3
+        cluster.bookies[1].kill()
+        for ledger_id in ledger_ids:  # All confirmed entries or an error, never less.
+            with suppress(StoreError):
+                assert entries(reader, ledger_id) == [b"0", b"1", b"2"]
+    finally:
+        cluster.revive()
 
 
 # Java

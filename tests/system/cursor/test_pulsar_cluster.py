@@ -4,6 +4,7 @@ import contextlib
 from contextlib import closing
 
 import pytest
+from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, Position
 from ackstate.analysis.crash.bookkeeper_cluster import JARS, running_cluster
@@ -86,6 +87,39 @@ def test_the_size_of_an_open_ledger_is_that_of_its_last_readable_entry(store, co
     for client in (store, connect(only_reads=True)):
         log = client.find_message_log(TOPIC)
         assert list(log.ledgers.counts().values()) == [MESSAGES]
+
+
+@pytest.mark.soak
+def test_a_url_has_the_brokers_password(cluster, tmp_path, store):
+    (tmp_path / "secret").write_text("s3cret\n")
+    url = f"pulsar+zk://{cluster.hosts}?digest=MAC&password_file={tmp_path / 'secret'}"
+    with closing(open_cluster(url, class_path=str(JARS))) as secret:
+        ledger_id = secret.ledgers.create(_owner("u"))
+        assert secret.ledgers.append(ledger_id, b"x") == 0
+        assert secret.ledgers.last(ledger_id) == 0
+    for call in (store.ledgers.last, store.ledgers.fence):
+        with pytest.raises(StoreError):
+            call(ledger_id)
+    with closing(open_cluster(url, class_path=str(JARS), only_reads=True)) as secret:
+        assert secret.ledgers.read(ledger_id, 0, 1) == [b"x"]
+
+
+@pytest.mark.soak
+def test_a_cluster_may_be_below_a_node_of_zookeeper(cluster):
+    client = KazooClient(cluster.hosts)
+    client.start()
+    try:
+        for name in ("ledgers/LAYOUT", "ledgers/INSTANCEID"):
+            client.create(f"/elsewhere/{name}", client.get(f"/{name}")[0], makepath=True)
+        client.create("/elsewhere/ledgers/available/readonly", makepath=True)
+        client.create("/elsewhere/managed-ledgers/public/default/persistent/t1", b"\n\x04\x08\x07 \x00", makepath=True)
+    finally:
+        client.stop()
+        client.close()
+    for url in (f"zk:{cluster.hosts}/elsewhere", f"pulsar+zk://{cluster.hosts}?chroot=/elsewhere"):
+        with closing(open_cluster(url, class_path=str(JARS), only_reads=True)) as elsewhere:
+            assert list(elsewhere.metadata.topics()) == [TOPIC]
+            assert elsewhere.find_message_log(TOPIC).ledgers.counts() == {7: 0}
 
 
 def test_a_second_owner_takes_a_cursor_over(store, connect):

@@ -1,6 +1,7 @@
 """The bytes of a BookKeeper store, and the parts of its client that need no cluster."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -191,8 +192,22 @@ def test_the_class_path_comes_from_the_option_then_the_environment_then_pulsar(t
 
 
 def test_bookies_that_do_not_answer_or_are_not_registered_are_named():
-    with socket.create_server(("127.0.0.1", 0)) as bookie, socket.socket() as unheard:
+    def answer():
+        for _ in range(2):
+            connection, _ = bookie.accept()
+            with connection:
+                connection.sendall(connection.recv(24))
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as bookie,
+        socket.create_server(("127.0.0.1", 0)) as hanging,
+        socket.socket() as unheard,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        bookie.settimeout(5)
         unheard.bind(("127.0.0.1", 0))
-        up, down = (f"127.0.0.1:{each.getsockname()[1]}" for each in (bookie, unheard))
-        assert unavailable_bookies([up, down], {up, down}) == [down]
+        up, hangs, down = (f"127.0.0.1:{each.getsockname()[1]}" for each in (bookie, hanging, unheard))
+        answered = thread.submit(answer)
+        assert unavailable_bookies([up, hangs, down], {up, hangs, down}) == [hangs, down]
         assert unavailable_bookies([up, down, "a-name"], {down}) == [up, down, "a-name"]
+        answered.result()

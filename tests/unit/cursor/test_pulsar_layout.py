@@ -52,12 +52,18 @@ def test_names_are_those_of_a_broker():
 
 
 def test_urls_name_the_metadata_store():
-    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d") == ("zk:", "h:1,i:2", "a/b/c/d")
+    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d")[:4] == ("zk:", "h:1,i:2", "a/b/c/d", "")
     assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d").topic == "persistent://a/b/c/d"
-    assert parse_pulsar_url("zk:h:1") == ("zk:", "h:1", "")
+    assert parse_pulsar_url("zk:h:1")[:4] == ("zk:", "h:1", "", "")
+    # As in a broker's metadataStoreUrl.
+    assert parse_pulsar_url("zk:h:1,i:2/p/q/r")[:4] == ("zk:", "h:1,i:2", "", "/p/q/r")
+    assert parse_pulsar_url("pulsar+zk://h:1/a/b/c?d?chroot=/p&ledgers=/l&digest=MAC&password_file=f") == (
+        "zk:", "h:1", "a/b/c?d", "/p", "/l", "MAC", "f",
+    )  # fmt: skip
+    assert parse_pulsar_url("pulsar+zk://h:1/a/b/c?d").within == "a/b/c?d"
     assert parse_pulsar_url("zk:h:1").topic is None
-    assert parse_pulsar_url("pulsar+rocksdb:/var/m") == ("rocksdb:", "/var/m", "")
-    assert parse_pulsar_url("rocksdb:data") == ("rocksdb:", "data", "")
+    assert parse_pulsar_url("pulsar+rocksdb:/var/m")[:3] == ("rocksdb:", "/var/m", "")
+    assert parse_pulsar_url("rocksdb:data")[:3] == ("rocksdb:", "data", "")
     for url, words in {
         "etcd:h:1": "metadata in etcd is not supported",
         "pulsar+oxia://h:1": "metadata in Oxia is not supported",
@@ -65,6 +71,8 @@ def test_urls_name_the_metadata_store():
         "pulsar+zk://": "expected pulsar\\+zk://HOST:PORT",
         "pulsar+zk:///a/b": "expected pulsar\\+zk://HOST:PORT",
         "pulsar+zk://h:1//b": "expected pulsar\\+zk://HOST:PORT",
+        "pulsar+zk://h:1?chrot=/p": "unknown option 'chrot' of the URL; there are chroot, ",
+        "pulsar+zk://h:1?chroot=p": "path must be a metadata path such as /a/b, got 'p'",
         "pulsar+rocksdb:": "names no directory",
         "pulsar+http://h": "expected pulsar\\+zk://HOST:PORT",
     }.items():

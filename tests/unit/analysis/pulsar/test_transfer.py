@@ -315,6 +315,7 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
             "x",
         ): "has no such cursor; its",
         ("import", golden, "pulsar://127.0.0.1:1", "--bookies", "2"): "--bookies is for pulsar+zk:// alone",
+        ("import", golden, "pulsar://127.0.0.1:1", "--as", ""): "--as must not be empty",
         ("import", golden, "pulsar+zk://h:1", "--token-file", golden): "--token-file is for pulsar:// alone",
         ("import", golden, "pulsar+zk://h:1", "--check", "http://h"): "--check is for pulsar:// alone",
         ("import", str(second), "pulsar://127.0.0.1:1", "--as", "x"): "--as needs one subscription",
