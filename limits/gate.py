@@ -173,8 +173,8 @@ class DispatchGate:
     ) -> Verdict:
         """Grant the longest prefix of redeliveries that fits the limits, closed rules or not.
 
-        Redeliveries fill ack holes, which is what reduces the usage: a gate that held them back would never open. They
-        do not exceed a limit either. No rule closes or opens.
+        Redeliveries fill ack holes, and that reduces the usage: a gate that held them back would never open. They do
+        not exceed a limit either. No rule closes or opens.
 
         Args:
             worst_case_bytes: As in `request`. An entry that costs nothing is granted also above the limit.

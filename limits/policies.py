@@ -82,7 +82,7 @@ class DelayedDeliveryPolicies:
         tick_time_ms: The precision of delivery, at least 1. 0 is refused: in Pulsar, a request without a tick stores
             0, where it means 1 ms, and a broker does not start with its own tick at 0.
         max_delivery_delay_ms: Longest delay that a producer may request; 0 for no maximum.
-        fixed_delivery_delay_ms: Delay of every message, whatever its producer requests; 0 for none.
+        fixed_delivery_delay_ms: Delay of every message, instead of the producer's; 0 for none.
 
     Raises:
         ValueError: A number is below its minimum or above 2**63 - 1.

@@ -79,7 +79,7 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
     if found is None:
         raise ValueError(f"subject {name!r}: module {module_name} has no {class_name}")
     if not callable(found):
-        raise ValueError(f"subject {name!r}: it cannot be called to make a subject")
+        raise ValueError(f"subject {name!r}: {class_name} is not callable, so it makes no subject")
     made: Callable[[], CrashSubject] = found
     return made
 

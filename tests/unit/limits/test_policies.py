@@ -324,7 +324,7 @@ def test_a_time_that_is_none_is_refused(policies, times, error, saying):
             P(fixed_delivery_delay_ms=0),
             P(fixed_delivery_delay_ms=60),
             True,
-            "fixedDeliveryDelayInMillis 0 of the topic would switch off what its namespace enforces: "
+            "fixedDeliveryDelayInMillis 0 of the topic would switch off a policy of its namespace: "
             "fixedDeliveryDelayInMillis 60",
             "fixedDeliveryDelayInMillis",
         ),
@@ -332,7 +332,7 @@ def test_a_time_that_is_none_is_refused(policies, times, error, saying):
             P(active=True, tick_time_ms=5, max_delivery_delay_ms=0),
             P(max_delivery_delay_ms=70),
             True,
-            "maxDeliveryDelayInMillis 0 of the topic would switch off what its namespace enforces: "
+            "maxDeliveryDelayInMillis 0 of the topic would switch off a policy of its namespace: "
             "maxDeliveryDelayInMillis 70",
             "maxDeliveryDelayInMillis",
         ),
@@ -340,7 +340,7 @@ def test_a_time_that_is_none_is_refused(policies, times, error, saying):
             P(active=False),
             P(fixed_delivery_delay_ms=60),
             True,
-            "active false of the topic would switch off what its namespace enforces: fixedDeliveryDelayInMillis 60",
+            "active false of the topic would switch off a policy of its namespace: fixedDeliveryDelayInMillis 60",
             "active",
         ),
         (
@@ -524,7 +524,7 @@ def test_trap_a_whole_object_post_on_a_topic_does_not_switch_off_a_mandatory_del
     namespace = P(fixed_delivery_delay_ms=5_000, max_delivery_delay_ms=60_000)
     whole = {"active": True, "tickTime": 1000, "maxDeliveryDelayInMillis": 0, "fixedDeliveryDelayInMillis": 0}
     topic = P().updated(P.from_json(whole))
-    with pytest.raises(DelayPolicyRefusedError, match="would switch off what its namespace enforces"):
+    with pytest.raises(DelayPolicyRefusedError, match="would switch off a policy of its namespace"):
         check_topic_settable(topic, namespace, BROKER)
     # Nor does one that was stored before the delay became mandatory.
     applied = effective(topic, namespace, BROKER)
