@@ -49,9 +49,9 @@ class DeliveryRuler:
     D / (D - 1) times the age, plus one ms, after it was sent; exactly at the age if no mark was dropped.
 
     **How many marks are left.** Ages below 2D have a cell for each ms. Every doubling of the age above is D cells long
-    and touches at most D + 1, so there are at most 2D + k * (D + 1) marks of ages below 2D * 2**k. Of all marks at most
-    the newest 7/8 of `marks_max` are kept, so that a record costs amortised O(1). For ages beyond these marks, more
-    than 4 years with 128 marks and 2,000 with 256, `frontier` may be later still, or None.
+    and touches at most D + 1, so there are at most 2D + k * (D + 1) marks of ages below 2D * 2**k. At most the newest
+    7/8 of `marks_max` marks are kept, so that a record costs amortised O(1). For ages beyond these marks, more than 4
+    years with 128 marks and 2,000 with 256, `frontier` may be later still, or None.
 
     Args:
         marks_max: Most marks stored; at least 128. More marks are finer, because D grows.

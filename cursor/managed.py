@@ -155,12 +155,12 @@ class ManagedCursor(FormerNames):
         return self.view.backlog
 
     def is_acked(self, position: Position) -> bool:
-        """Tell whether an entry is acked, by itself or by the mark-delete."""
+        """Return whether an entry is acked, by itself or by the mark-delete."""
         with self.lock:
             return self._state.is_acked(position)
 
     def durable(self, receipt: Receipt) -> bool:
-        """Tell whether the ack survives a crash: whether a write that covers it has been synced.
+        """Return whether the ack survives a crash: whether a write that covers it has been synced.
 
         An ack from before a reset does not count after it, so its receipt is not durable any more; nor is any while a
         reset is being written, or has failed and may have happened.
@@ -291,12 +291,12 @@ class ManagedCursor(FormerNames):
     def delivered(
         self, position: Position, *, now_ms: int, consumer: str = "", positions: Iterable[Position] = ()
     ) -> None:
-        """Note that everything up to a position, included, was sent by now: how long ago tells young acks from old.
+        """Note that everything up to a position, included, was sent by now. Acks are young until that is long ago.
 
         Args:
             position: The highest one sent.
             now_ms: The present.
-            consumer: Who received the messages, for listeners.
+            consumer: The receiver of the messages, for listeners.
             positions: The messages that this consumer received, for listeners.
         """
         check_position(position)
@@ -314,9 +314,9 @@ class ManagedCursor(FormerNames):
             now_ms: The present.
 
         Raises:
-            StoreError: The write failed: what is acked is as it was, and whether a recovery would find the cursor reset
-                is unknown until the next persist. So until then no receipt is durable, and the gauges say what the
-                worse of the two would lose.
+            StoreError: The write failed: the acks are as they were. Whether a recovery would find the cursor reset is
+                unknown until the next persist. So until then no receipt is durable, and the gauges report the worse of
+                the two outcomes.
             CursorFencedError: Another owner has the cursor.
         """
         check_position(position)
@@ -327,7 +327,7 @@ class ManagedCursor(FormerNames):
         self.attached.replace(properties)
 
     def tick(self, *, now_ms: int) -> PersistResult | None:
-        """Persist what waits if the flush interval is over, or the rate limit allows it; None if nothing was due.
+        """Persist waiting acks if the flush interval is over, or the rate limit allows it; None if nothing was due.
 
         Raises:
             As `persist`.
@@ -335,7 +335,7 @@ class ManagedCursor(FormerNames):
         return self.persist(now_ms=now_ms) if self._persister.tick(now_ms=now_ms) else None
 
     def persist(self, *, now_ms: int) -> PersistResult:
-        """Write what is not durable and not too young, sync, and report. Acks that arrive meanwhile wait for the next.
+        """Write the acks that are neither durable nor too young, and sync. Later acks wait for the next persist.
 
         Raises:
             StoreError: The write failed: memory is as it was, nothing became durable, and the next persist tries again.
@@ -343,7 +343,7 @@ class ManagedCursor(FormerNames):
                 is the first persist with other acks, or once the ledger may be tried again.
             CursorFencedError: Another owner has the cursor; no later persist can succeed.
 
-        Complexity: O(what is new), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
+        Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
         (outcome,) = persist_all([self], now_ms=now_ms)
         return result_of(outcome)

@@ -1,7 +1,7 @@
 """Exports numbers of subscriptions and cursors to Prometheus, read when it scrapes: an ack costs nothing.
 
-Names and labels that Pulsar has mean here what they mean there, and a number of Pulsar's that is not counted here is
-left out. A time is exported as a timestamp, so the collector needs no clock. Needs the extra ``ackstate[metrics]``.
+Names and labels of Pulsar have the same meaning here; a number of Pulsar's that is not counted here is left out. A time
+is exported as a timestamp, so the collector needs no clock. Needs the extra ``ackstate[metrics]``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Number:
     meaning: str
 
     def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return the metric without a value; what ends in _total is a counter."""
+        """Return the metric without a value; a name that ends in _total is a counter's."""
         if self.name.endswith("_total"):
             return CounterMetricFamily(self.name, self.meaning, labels=_Labels._fields)
         return GaugeMetricFamily(self.name, self.meaning, labels=_Labels._fields)
@@ -97,7 +97,7 @@ _NUMBERS = (
     _Number("ackstate_cursor_young_age_ms", "young_age_ms",
             "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations."),
     _Number("ackstate_cursor_promotions_total", "promotion_count",
-            "Times that young acks were persisted early because what is not durable had come to its limit."),
+            "Times that young acks were persisted early because acks that are not durable had reached their limit."),
     _Number("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
     _Number("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
     _Number("ackstate_cursor_snapshots_total", "snapshot_count",
@@ -112,8 +112,8 @@ _NUMBERS = (
 class CursorCollector(Collector):
     """Exports the numbers of the subscriptions and cursors that were added; register it with a `CollectorRegistry`.
 
-    Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. One
-    whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported all the same.
+    Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. A
+    cursor whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported.
 
     A scrape calls subscriptions, and a call of a subscription must not overlap with a publish to its topic. If it does,
     the numbers of that topic may be wrong in that scrape. Scrape in the thread that publishes to rule that out.
@@ -134,8 +134,8 @@ class CursorCollector(Collector):
 
         Args:
             cursor: Any open cursor.
-            topic: As Pulsar names it, like ``persistent://public/default/orders``; of any other text, the namespace is
-                empty and the ledger name the text itself.
+            topic: As Pulsar names it, like ``persistent://public/default/orders``. For any other text, the namespace is
+                empty and the ledger name is the text itself.
             subscription: Any text.
         """
         self._add(_Exported(cursor), topic, subscription)
@@ -290,7 +290,7 @@ class PersistTimer:
         )
 
     def persist(self, call: Callable[[], PersistResult | None]) -> PersistResult | None:
-        """Call a cursor's `tick` or `persist`, and count it if it wrote something; what it raises passes through."""
+        """Call a cursor's `tick` or `persist`, and count it if it wrote something; its exceptions are raised."""
         begin = self._clock()
         with self._failures.count_exceptions():
             result = call()
@@ -299,7 +299,7 @@ class PersistTimer:
         return result
 
     def recovery(self, call: Callable[[], ManagedCursor]) -> ManagedCursor:
-        """Call `ManagedCursor.open`, and count it if the cursor was not new; what it raises passes through."""
+        """Call `ManagedCursor.open`, and count it if the cursor was not new; its exceptions are raised."""
         begin = self._clock()
         cursor = call()
         if cursor.recovery_report.source is not RecoverySource.NEW:

@@ -87,12 +87,12 @@ BURDENS = (SubscriberKind.STUCK, SubscriberKind.SLOW, SubscriberKind.HOLE, Subsc
 
 
 def is_slow_poll(tick: int) -> bool:
-    """Tell whether the slow one polls at a tick."""
+    """Return whether the slow one polls at a tick."""
     return tick % _SLOW_EVERY_TICKS == 0
 
 
 def reopens(tick: int) -> bool:
-    """Tell whether the one that churns is closed and opened at a tick."""
+    """Return whether the one that churns is closed and opened at a tick."""
     return tick % _REOPENED_EVERY_TICKS == _REOPENED_EVERY_TICKS - 1
 
 

@@ -95,7 +95,7 @@ class Batch:
 
     @property
     def turn_count(self) -> int:
-        """How many entries it received since the last `want`."""
+        """Number of entries that it has received since the last `want`."""
         return len(self.deliveries) - self._begin
 
     def want(self, count: int) -> None:

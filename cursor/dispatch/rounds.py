@@ -109,7 +109,7 @@ class Rounds:
             self._permits.add(name, self._permits_before[name] - self._permits.of(name))
 
     def arm(self, waiter: Callable[[], object] | None, *, now_ms: int) -> int | None:
-        """Arm a waiter for all that may let another round send more; return when a message's time comes.
+        """Arm a waiter for every event after which another round may send more; return when the next message is due.
 
         Args:
             waiter: Called once; at once if another round may send more now. None arms none.
@@ -132,9 +132,9 @@ class Rounds:
         return self._dispatcher.next_wake_ms(now_ms=now_ms)
 
     def _counts_room(self) -> bool:
-        """Return whether each decrease of a usage may let another round send more, not only a rule that opens.
+        """Return whether another round may send more after each decrease of a usage, not only after a rule opened.
 
-        That is so if a message was kept back that a closed rule lets pass.
+        It may if this round held back a message that a closed rule would admit.
         """
         return (
             self._dispatcher.binds or self._is_held_up or self._admission.has_refused_again

@@ -93,7 +93,7 @@ def inspect_cursor(
     Raises:
         StoreError: The storage failed.
 
-    Complexity: O(size of the journal), and of what each repair would read.
+    Complexity: O(size of the journal and of the entries that each repair would read).
     """
     log, problems = None, []
     try:
@@ -194,7 +194,7 @@ class _CursorReader:
         )
 
     def _known(self, offers: Sequence[StoredCursor]) -> CursorState:
-        """Return all acks of any readable record: of a repair, or behind a damaged one."""
+        """Return the acks of all readable records: those of a repair, or those behind a damaged record."""
         contents = [found.recovered.content for found in offers if found.repair is not Repair.START_ANEW]
         record = self._record
         if record is not None and record.format is Format.NATIVE:

@@ -42,7 +42,7 @@ def _filled(acked: BitMap, holes: BitMap | None) -> npt.NDArray[np.int64]:
 
 @final
 class FilledCount:
-    """Tells whether a state is within a limit on ranges with shared holes filled in; seldom counts the ranges."""
+    """Compares the ranges of a state, with shared holes filled in, with a limit; seldom has to count them."""
 
     __slots__ = ("_acked_count", "_count_max", "_references")
 
@@ -55,7 +55,7 @@ class FilledCount:
     def fits(
         self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, range_count_max: int, acked_count: int
     ) -> bool:
-        """Tell whether at most `range_count_max` ranges are left.
+        """Return whether at most `range_count_max` ranges are left.
 
         Args:
             deleted: The state: the same one at each call, or one that was restarted.

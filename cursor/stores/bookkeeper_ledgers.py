@@ -146,7 +146,7 @@ class BookKeeperLedgers:
                 return
             unsealed = state.unsealed
             if unsealed is not None and (own is None or own.bookkeeper_id != unsealed.bookkeeper_id):
-                # Otherwise another process could go on appending to it.
+                # Otherwise another process could continue to append to it.
                 self._segments.fence(unsealed)
             with suppress(StoreError):
                 self._clear(ledger_id)
@@ -268,7 +268,7 @@ class BookKeeperLedgers:
             if error is None:
                 return True
             self._groups.abandon()
-            # From now on the group cannot count, whatever a recovery finds of it.
+            # From now on the group cannot count, even if a recovery reads some of its batches.
             if decide(self._session, group):
                 raise StoreError("a group was committed by another process") from error
         if isinstance(error, (LedgerFencedError, _WriterClosedError)):
@@ -278,7 +278,7 @@ class BookKeeperLedgers:
     def _send(
         self, writers: Mapping[int, _Writer], batches: Mapping[int, list[bytes]], group: Group | None = None
     ) -> StoreError | None:
-        """Append batches and commit their group; return why they may not count, None if they do.
+        """Append batches and commit their group; return the error with which they may not count, None if they do.
 
         Unless they do, their ledgers are unsettled.
         """

@@ -1,7 +1,7 @@
 """The segments of a `BookKeeperStore`'s ledgers: creates, recovers and reads them.
 
 Recovery fences the segment's writer in BookKeeper and yields every entry that was ever confirmed to it, and perhaps
-some that were not. Of these, the entries of an append that did not end are cut off.
+some that were not. The entries of an append that did not end are cut off.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Segments:
     Args:
         session: The session with ZooKeeper.
         client: The client of BookKeeper.
-        replication: Of new segments; the password and checksum of all.
+        replication: Replication of new segments, and the password and checksum of all.
         custom_metadata: Stored in BookKeeper with each new segment.
     """
 

@@ -1,4 +1,4 @@
-"""Lets calls from many threads share one log and one sync.
+"""Groups calls from many threads into one log and one sync.
 
 Concurrent calls form a group (`ackstate.cursor.stores.group_commit`), whose records share one write and one sync.
 
@@ -46,7 +46,7 @@ _Result = TypeVar("_Result")
 
 _DEAD_MIN = 1 << 12  # Bytes; a file system allocates blocks of this size.
 _ROOM_MIN = 1 << 16  # Bytes reserved for the next group, in addition to the room for a new log.
-_ROOM_STEP = _ROOM_MIN // 4  # Bytes written until the free room is asked for again: that takes as long as a group.
+_ROOM_STEP = _ROOM_MIN // 4  # Bytes written until the free room is read again: that takes as long as a group.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -248,7 +248,7 @@ class FileLog:
             if room >= live_size:
                 self._compact()
         elif (self._is_short and size > 2 * live_size) or room < _ROOM_MIN + live_size * 9 // 8:
-            # Compact while there is some room: later the remaining room may not be enough.
+            # Compact while there is some room: later the rest could be too small.
             self._make_room()
         else:
             self._ask_again_size = size + _ROOM_STEP
@@ -266,7 +266,7 @@ class FileLog:
             return inf
 
     def _make_room(self) -> bool:
-        """Compact the log because room is short, whatever its size, and return whether that was done.
+        """Compact the log of any size because room is short, and return whether that was done.
 
         Without room for it nothing is tried, because a failed attempt would postpone the next one.
         """

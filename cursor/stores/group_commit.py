@@ -1,4 +1,4 @@
-"""Lets calls from many threads share one sync.
+"""Groups calls from many threads into one sync.
 
 A mutating call joins the open group. The first call of a group to get the group's lock is its leader: it waits for the
 store, closes the group, and executes all of its calls with one sync. Calls that arrive meanwhile form the next group.

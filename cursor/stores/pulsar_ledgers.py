@@ -1,8 +1,8 @@
 """Cursor ledgers in a Pulsar cluster's BookKeeper, created and read as a broker creates and reads them.
 
 A ledger has the digest CRC32C, the empty password, and custom metadata that names the topic's message log and the
-cursor. Its last entry counts. While the ledger's writer lives, that entry may not be confirmed yet: BookKeeper confirms
-an entry with the next one. So reading goes beyond the last confirmed entry, to the last one that can be read.
+cursor. Its last entry counts. While the ledger's writer lives, that entry need not be confirmed yet: BookKeeper
+confirms an entry with the next one. So reading goes beyond the last confirmed entry, to the last one that can be read.
 
 Source: ``LedgerMetadataUtils``, ``ManagedCursorImpl`` of Apache Pulsar.
 """
@@ -43,7 +43,7 @@ class PulsarLedgers:
     Args:
         client: A client of the cluster's BookKeeper.
         nodes: The cluster's metadata.
-        replication: Of the ledgers that are created.
+        replication: Replication of new ledgers.
         only_reads: Refuse every change.
     """
 
@@ -243,6 +243,6 @@ def _last_readable(client: BookKeeperClient, ledger_id: int, handle: int) -> int
 
 
 def _would_be_read(client: BookKeeperClient, ledger: LedgerMetadata) -> bool:
-    """Tell whether an acknowledged entry would be on a bookie that answers, although others do not."""
+    """Return whether an acknowledged entry would be on a bookie that answers, although others do not."""
     ensemble = ledger.ensembles[max(ledger.ensembles)]
     return len(set(client.missing_bookies().wait()) & set(ensemble)) < ledger.ack_quorum

@@ -1,4 +1,4 @@
-"""Lets calls from many threads share one connection and one sync.
+"""Groups calls from many threads into one connection and one sync.
 
 Concurrent calls form a group (`ackstate.cursor.stores.group_commit`), which is one transaction with a savepoint for
 each call, so that a refused call undoes only its own changes.

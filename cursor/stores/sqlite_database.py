@@ -2,7 +2,7 @@
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
 the other), ``MADE`` (`ackstate.cursor.stores.sqlite_mark`), and ``LOCK``, which contains the id of the process that has
-it open. ``LOCK`` stays; the kernel releases the lock on it when the process ends, for whatever reason.
+it open. ``LOCK`` stays; the kernel releases the lock on it whenever the process ends.
 
 ``LOCK`` can be removed. SQLite's own locks do not help then: they belong to the process, and are released when it
 closes any descriptor of the file. So the directory itself is locked too, before the database is first opened.

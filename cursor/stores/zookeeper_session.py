@@ -380,7 +380,7 @@ class ZooKeeperSession:
     def _without_errors(self, results: list[Any]) -> list[Any]:
         """Return the results of an executed transaction; any error means that no operation was executed."""
         for result in results:
-            # These two errors stand for the operations before and after the one that failed.
+            # These two are the errors of the operations before and after the one that failed.
             if not isinstance(result, Exception) or isinstance(result, (RolledBackError, RuntimeInconsistency)):
                 continue
             if isinstance(result, (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)):

@@ -110,7 +110,7 @@ def _check_append_all(store: Store) -> None:
     one, other = ledgers.create("all"), ledgers.create("all")
     ledgers.append(one, b"first")
     ids = ledgers.append_all([(other, b"a"), (one, b"b"), (other, b"c"), (one, b"d"), (one, b"")])
-    expect("ids of append_all stand in the order of its entries", ids, [0, 1, 1, 2, 3])
+    expect("ids of append_all are in the order of its entries", ids, [0, 1, 1, 2, 3])
     expect("append_all appends in order", ledgers.read(one, 0, 4), [b"first", b"b", b"d", b""])
     expect("append_all appends in order", ledgers.read(other, 0, 2), [b"a", b"c"])
     expect("append_all of nothing", ledgers.append_all([]), [])

@@ -62,7 +62,7 @@ NOWHERE = ("protobuf can read", "all required fields", "text in UTF-8")
 
 
 def is_refused(decode, data):
-    """Tell whether bytes are refused, by no error but ours, which says where; they may be another record."""
+    """Return whether bytes are refused, by no error but ours, which says where; they may be another record."""
     try:
         found = decode(data, LEDGERS)
     except AckStateError as error:
