@@ -53,7 +53,7 @@ class _TopicLabels(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Number:
+class _CursorNumber:
     """One exported number of each cursor: a field of `CursorStats`."""
 
     name: str
@@ -69,41 +69,41 @@ class _Number:
 
 _NUMBERS = (
     # Pulsar exports its own as gauges, the growing ones too.
-    _Number("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
+    _CursorNumber("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
             "Individually deleted ranges in memory."),
-    _Number("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
+    _CursorNumber("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
             "Records written to the cursor ledger since the cursor was opened."),
-    _Number("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
+    _CursorNumber("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
             "Times that the cursor ledger could not be written, since the cursor was opened."),
-    _Number("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
+    _CursorNumber("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
             "Records written to the metadata store instead, since the cursor was opened."),
-    _Number("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
+    _CursorNumber("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
             "Times that the metadata store could not be written, since the cursor was opened."),
-    _Number("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
+    _CursorNumber("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
             "Bytes written to the cursor ledger since the cursor was opened, replicas not counted."),
-    _Number("ackstate_cursor_batches_unwritten", "batches_unwritten",
+    _CursorNumber("ackstate_cursor_batches_unwritten", "batches_unwritten",
             "Partly acked batches with acks that no durable record holds; "
             "not among the messages redelivered if crashed."),
-    _Number("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
+    _CursorNumber("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
             "Bytes that the ranges acked in memory and not durable would take as Pulsar writes them."),
-    _Number("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
-    _Number("ackstate_cursor_record_bytes", "record_bytes",
+    _CursorNumber("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
+    _CursorNumber("ackstate_cursor_record_bytes", "record_bytes",
             "Bytes that the individually deleted ranges would take as Pulsar writes them."),
-    _Number("ackstate_cursor_truncations_total", "truncation_count",
+    _CursorNumber("ackstate_cursor_truncations_total", "truncation_count",
             "Times that the range limit began to leave acked messages out of what is durable, "
             "since the cursor was opened."),
-    _Number("ackstate_cursor_batches_cut", "batches_cut",
+    _CursorNumber("ackstate_cursor_batches_cut", "batches_cut",
             "Partly acked batches that the limit on them left out of the last record."),
-    _Number("ackstate_cursor_young_age_ms", "young_age_ms",
+    _CursorNumber("ackstate_cursor_young_age_ms", "young_age_ms",
             "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations."),
-    _Number("ackstate_cursor_promotions_total", "promotion_count",
+    _CursorNumber("ackstate_cursor_promotions_total", "promotion_count",
             "Times that young acks were persisted early because acks that are not durable had reached their limit."),
-    _Number("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
-    _Number("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
-    _Number("ackstate_cursor_snapshots_total", "snapshot_count",
+    _CursorNumber("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
+    _CursorNumber("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
+    _CursorNumber("ackstate_cursor_snapshots_total", "snapshot_count",
             "Records written to a new cursor ledger, for compaction or roll-over among others, since it was opened."),
-    _Number("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
-    _Number("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
+    _CursorNumber("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
+    _CursorNumber("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
             "Bytes of the records written since the cursor was opened."),
 )  # fmt: skip
 

@@ -93,7 +93,7 @@ def steps_shown() -> Iterator[None]:
 
     The steps are what `ackstate.analysis` logs as information. The first step starts with the process.
     """
-    logger, handler = logging.getLogger(_STEPS), _Steps()
+    logger, handler = logging.getLogger(_STEPS), _StepTimes()
     logger.addHandler(handler)
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -105,7 +105,7 @@ def steps_shown() -> Iterator[None]:
 
 
 @final
-class _Steps(logging.Handler):
+class _StepTimes(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._begun_s = self._last_s = _process_begun_s()

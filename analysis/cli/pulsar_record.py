@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,18 +23,13 @@ from ackstate.analysis.cli.pulsar_access import (
     open_admin,
 )
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.stop_signals import until_stopped
 from ackstate.analysis.wording import counted, printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ackstate.analysis.pulsar.record.cluster_recorder import Progress
     from ackstate.analysis.pulsar.record.trace_directory import Resumed
-
-
-class _Stopped(BaseException):
-    """A signal asked to stop."""
 
 
 def record(
@@ -98,7 +90,7 @@ def record(
             _tell_resumed(trace, directory.resumed)
             recorder = ClusterRecorder(admin, source, directory, every_s=every.seconds, glob=topics)
             task = display.add_task("listing topics", total=None)
-            with suppress(_Stopped), _stopped_by_signals():
+            with until_stopped():
                 recorder.run(
                     None if for_ is None else for_.seconds,
                     lambda state: display.update(task, description=_line(state)),
@@ -135,21 +127,3 @@ def _line(state: Progress) -> str:
         f"{counted(state.topics, 'topic')}, {counted(state.cursors, 'cursor')}{unread}, "
         f"{state.polls:,} polls, {state.events:,} events"
     )
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise `_Stopped` in the main thread when a signal asks to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: object) -> None:
-        raise _Stopped
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.conversation import (
     Accepted,
-    AskReport,
     CrashedError,
     Durable,
     OutOfTurnError,
     Recover,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     record_answer,
 )
@@ -170,7 +170,7 @@ class ProcessRuns:
         chance = _chance("moment", self._seed, self._number)
         self._crash.prepare()
         with self._blamed() as process:
-            process.send(Start(self._directory, self._log), AskReport())
+            process.send(StartRequest(self._directory, self._log), ReportRequest())
             if self._settings.early_s is not None and chance.random() < _EARLY_SHARE:
                 self._crash_early(process, chance, "while it starts")
                 return
@@ -320,7 +320,7 @@ class ProcessRuns:
 
     def _report_quietly(self, process: SubjectProcess) -> None:
         """Request a report while nothing is in progress: its gauge must not count entries that have a receipt."""
-        process.send(AskReport())
+        process.send(ReportRequest())
         answers, report = process.wait_for(Report, patience_s=self._settings.patience_s)
         self._story.append(step_line(report))
         if report.redelivery_if_crashed is not None:
@@ -366,7 +366,7 @@ def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATI
         SubjectError: It cannot.
     """
     with launch() as process:
-        process.send(Start(directory, {1: 10}), AskReport())
+        process.send(StartRequest(directory, {1: 10}), ReportRequest())
         process.wait_for(Report, patience_s=patience_s)
         process.send(Operation(0, OperationKind.ACK, 1, 0), Operation(1, OperationKind.PERSIST))
         for _ in range(2):

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from ackstate.analysis.crash.conversation import (
     Accepted,
-    AskReport,
     ConversationFailure,
     Durable,
     Ready,
     Recover,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     answer_line,
     printable,
@@ -179,12 +179,12 @@ class _Service:
 
     def _serve(self, request: Request) -> None:
         match request:
-            case Start(directory, ledgers):
+            case StartRequest(directory, ledgers):
                 self._subject.start(directory, ledgers)
                 self._say(Ready())
             case Recover(directory, ledgers):
                 self._say_report(self._subject.recover(directory, ledgers))
-            case AskReport():
+            case ReportRequest():
                 self._say_report(self._subject.report())
             case Operation(kind=OperationKind.PERSIST) if self._subject.persists_in_background:
                 self._persist_in_background(request)

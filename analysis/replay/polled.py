@@ -66,7 +66,7 @@ class AckIntervals:
 
     def __init__(self) -> None:
         # Acks by the start and by the end of their intervals: the times, and the number of acks up to each.
-        self._starts, self._ends = _Steps(), _Steps()
+        self._starts, self._ends = _StepCounts(), _StepCounts()
 
     def add(self, events: PolledChunk, counts: Int64s) -> None:
         """Add the next acks.
@@ -110,7 +110,7 @@ class AckIntervals:
 
 
 @final
-class _Steps:
+class _StepCounts:
     """A count that rises at some times."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.delay.curves import keep_curves
 from benchmarks.delay.footprint import owned_bytes
-from benchmarks.delay.isolation import BURDENS, DelayedTraffic, Subscriber, Topic
+from benchmarks.delay.isolation import BURDENS, DelayedTraffic, IsolatedTopic, Subscriber
 from benchmarks.delay.isolation_peers import PeerTopic, ProposedTopic, TrackersTopic
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
@@ -52,8 +52,8 @@ class IsolationResult(NamedTuple):
 def run(traffic: DelayedTraffic, *, healthy: int) -> IsolationResult:
     """Run a topic with the four and one without, in turns."""
     topics = {
-        WITH: Topic(traffic, healthy=healthy, burdens=BURDENS),
-        WITHOUT: Topic(traffic, healthy=healthy, burdens=()),
+        WITH: IsolatedTopic(traffic, healthy=healthy, burdens=BURDENS),
+        WITHOUT: IsolatedTopic(traffic, healthy=healthy, burdens=()),
     }
     lags: dict[str, list[int]] = {name: [] for name in topics}
     memory: dict[str, list[tuple[float, float]]] = {name: [] for name in topics}
@@ -102,8 +102,8 @@ def measure_memory(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy:
     topics: dict[str, PeerTopic] = {
         TRACKERS: TrackersTopic(traffic, healthy=healthy),
         PROPOSED: ProposedTopic(traffic, healthy=healthy),
-        f"shared index, {WITH}": Topic(traffic, healthy=healthy, burdens=BURDENS),
-        f"shared index, {WITHOUT}": Topic(traffic, healthy=healthy, burdens=()),
+        f"shared index, {WITH}": IsolatedTopic(traffic, healthy=healthy, burdens=BURDENS),
+        f"shared index, {WITHOUT}": IsolatedTopic(traffic, healthy=healthy, burdens=()),
     }
     curves = {name: memory_over_time(topic, traffic) for name, topic in topics.items()}
     _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in curves.items()})

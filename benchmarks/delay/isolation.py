@@ -157,7 +157,7 @@ class Subscriber:
 
 
 @final
-class Topic:
+class IsolatedTopic:
     """A topic with a shared index and its subscriptions, the burdens in the midst of the others."""
 
     def __init__(self, traffic: DelayedTraffic, *, healthy: int, burdens: tuple[SubscriberKind, ...]) -> None:

@@ -73,7 +73,7 @@ def measured(task: Task, sides: Sequence[Side], *, is_quick: bool = False) -> di
     return answers
 
 
-class Rows:
+class ComparisonRows:
     """The rows of all tasks, with a figure for each side."""
 
     def __init__(self, report: BenchmarkReport) -> None:
@@ -112,7 +112,7 @@ def checked_records(directory: Path, sides: Sequence[Side]) -> dict[str, dict[st
 def main(*, is_quick: bool) -> None:
     """Measure everything."""
     report = Screen(NAME, ABOUT) if is_quick else BenchmarkReport(NAME, ABOUT)
-    rows = Rows(report)
+    rows = ComparisonRows(report)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         releases = [stack.enter_context(running(version)) for version in VERSIONS]

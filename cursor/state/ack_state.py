@@ -287,8 +287,7 @@ class CursorAckState:
                 moves up to the end of the range that it would split, if the rest of the range took more bytes than the
                 whole; and nothing durable is displaced.
 
-        Complexity: bitmap operations over the acks that are not durable; beyond a range limit also over the durable
-            ones.
+        Complexity: bitmap operations over the acks that are not durable; beyond a range limit over all.
         """
         unpersisted = self.unpersisted
         unpersisted.begin_write(self.deleted, up_to=up_to, limit=limits, record_bytes_max=record_bytes_max)

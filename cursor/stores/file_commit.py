@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.stores.file_log import DiscardedTail
     from ackstate.cursor.stores.file_records import Index
-    from ackstate.cursor.stores.group_commit import Call, Group
+    from ackstate.cursor.stores.group_commit import Call, SyncGroup
     from ackstate.cursor.stores.store_directory import StoreDirectory, StoreFile
 
 _Result = TypeVar("_Result")
@@ -147,7 +147,7 @@ class FileLog:
         with suppress(OSError):
             self._generation.file.close()
 
-    def _lead(self, group: Group[Draft]) -> None:
+    def _lead(self, group: SyncGroup[Draft]) -> None:
         """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
             calls = self._groups.closed(group)
@@ -163,7 +163,7 @@ class FileLog:
                     group.is_over = True
                 self._compact_if_due()
 
-    def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> StoreFullError | None:
+    def _commit(self, group: SyncGroup[Draft], calls: list[Call[Draft]]) -> StoreFullError | None:
         """Execute calls with one sync and give each its outcome. Return the error only if the disk is full."""
         generation = self._generation
         begin = generation.end

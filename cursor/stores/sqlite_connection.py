@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ackstate.cursor.stores.group_commit import Call, Group
+    from ackstate.cursor.stores.group_commit import Call, SyncGroup
 
 _Result = TypeVar("_Result")
 
@@ -150,7 +150,7 @@ class SqliteConnection:
             row = connection.execute("SELECT salt FROM identity").fetchone()
             return self.blob(row and row[0])
 
-    def _lead(self, group: Group[sqlite3.Connection]) -> None:
+    def _lead(self, group: SyncGroup[sqlite3.Connection]) -> None:
         """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
             calls = self._groups.closed(group)
@@ -161,7 +161,7 @@ class SqliteConnection:
                 self._commit(group, calls)
             group.is_over = True
 
-    def _commit(self, group: Group[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
+    def _commit(self, group: SyncGroup[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
         """Execute calls in one transaction."""
         is_committing = False
         try:

@@ -19,7 +19,7 @@ from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ackstate.delay.buckets.bucket import Segment
+    from ackstate.delay.buckets.bucket import BucketSegment
     from ackstate.delay.buckets.snapshots import BucketSnapshots
     from ackstate.delay.config import DelayConfig
 
@@ -203,7 +203,7 @@ class SealedBuckets:
         self._note_durable()
         return indexes
 
-    def _rebuilt(self, segment: Segment) -> DelayedIndexes:
+    def _rebuilt(self, segment: BucketSegment) -> DelayedIndexes:
         bitmaps = sorted(segment.metadata.bitmaps.items())
         positions = [Position(ledger_id, entry_id) for ledger_id, bitmap in bitmaps for entry_id in bitmap]
         times = self._stored.read_deliver_at_ms(positions)

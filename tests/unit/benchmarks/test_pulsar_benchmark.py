@@ -15,7 +15,14 @@ from ackstate.analysis.workloads.delayed_messages import TICK_MS
 from ackstate.wire.pulsar import decode_position_info
 from benchmarks.measurement import RESULTS
 from benchmarks.pulsar import tasks, workloads
-from benchmarks.pulsar.bench_pulsar import CHECKED_ACKS, CHECKED_HOLES, FORMS, DisagreementError, Rows, measured
+from benchmarks.pulsar.bench_pulsar import (
+    CHECKED_ACKS,
+    CHECKED_HOLES,
+    FORMS,
+    ComparisonRows,
+    DisagreementError,
+    measured,
+)
 from benchmarks.pulsar.ours import Ours
 from benchmarks.pulsar.page import PAGE, PICTURE, page, verdict
 from benchmarks.pulsar.picture import drawn
@@ -92,7 +99,7 @@ def test_a_file_has_what_was_written(tmp_path):
 @pytest.mark.slow
 def test_our_results_are_the_expected_ones(tmp_path):
     report, sides = Report(), [Ours()]
-    rows = Rows(report)
+    rows = ComparisonRows(report)
     for task in tasks.all_tasks(tmp_path, SMALL):
         if task.command != "weigh_delays" and task.only != PULSAR:
             rows.put(task, measured(task, sides, is_quick=True))
@@ -139,7 +146,7 @@ def test_pulsars_record_has_the_state_of_our_cursor(tmp_path, side, form):
 
 def test_a_side_that_is_not_measured_has_the_figure_of_the_row_beside():
     report = Report()
-    rows = Rows(report)
+    rows = ComparisonRows(report)
     first = Row("both", "us", each=1e3, grows=True)
     rows.put(Task((first,), "ack", {}, {}), {OURS: [{"nanos": 1_000}, {"nanos": 3_000}], PULSAR: [{"nanos": 8_000}]})
     second = Row("one", "us", each=1e3, beside="both")

@@ -16,11 +16,11 @@ from ackstate.analysis.crash import process_runs, subject_process
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AnswersDue,
-    AskReport,
     Durable,
     OutOfTurnError,
     Ready,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     printable,
 )
@@ -53,9 +53,9 @@ def python(program):
     [
         ((), (Ready(),)),
         ((), (Report([]),)),
-        ((AskReport(),), (Report([]), Report([]))),
-        ((Start("/d", {}), PERSIST), (Accepted(1),)),
-        ((Start("/d", {}), PERSIST), (Ready(), Ready())),
+        ((ReportRequest(),), (Report([]), Report([]))),
+        ((StartRequest("/d", {}), PERSIST), (Accepted(1),)),
+        ((StartRequest("/d", {}), PERSIST), (Ready(), Ready())),
         ((PERSIST,), (Accepted(1), Accepted(1))),
         ((PERSIST,), (Durable((1,)), Durable((1,)))),
         ((PERSIST,), (Durable((1, 1)),)),
@@ -82,7 +82,7 @@ def test_a_flood_ends_with_the_patience_or_before(said, tmp_path, monkeypatch):
         while True: os.write(1, b'{said}' * 3000)
     """
     with python(program) as process:
-        process.send(AskReport())
+        process.send(ReportRequest())
         with pytest.raises(SubjectError, match=r"silent for 0\.5 s|without a start request|no answer"):
             process.wait_for(Report, patience_s=0.5)
 
