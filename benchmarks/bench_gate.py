@@ -44,14 +44,14 @@ def usage_of(outstanding: int) -> Usage:
     return Usage(17 * half, 17 * (outstanding - half), outstanding - half, half, outstanding - half, outstanding - half)
 
 
-def ask(usage: Usage, gate: DispatchGate) -> None:
+def request(usage: Usage, gate: DispatchGate) -> None:
     """Ask repeatedly without sending: the timed function."""
     request = gate.request
     for _ in range(CALLS):
         request(COST, usage=usage, consumer="consumer", now_ms=1)
 
 
-def ask_and_count(usage: Usage, gate: DispatchGate) -> None:
+def request_and_count(usage: Usage, gate: DispatchGate) -> None:
     """The same, telling each time that it was sent."""
     request, count = gate.request, gate.count_unacked
     for _ in range(CALLS):
@@ -59,7 +59,7 @@ def ask_and_count(usage: Usage, gate: DispatchGate) -> None:
         count(1)
 
 
-def ask_peer(dispatcher: PulsarLikeDispatcher) -> None:
+def compare_counters(dispatcher: PulsarLikeDispatcher) -> None:
     """The same of the peer."""
     may_send = dispatcher.may_send
     for _ in range(CALLS):
@@ -87,12 +87,12 @@ def timings(outstanding: int) -> dict[str, Timing]:
     """Return the timed requests for one number of outstanding messages."""
     usage = usage_of(outstanding)
     gates: dict[str, tuple[Callable[[DispatchGate], None], Callable[[], DispatchGate]]] = {
-        "granted": (partial(ask, usage), lambda: DispatchGate(LIMITS)),
-        "granted, shared, and counted": (partial(ask_and_count, usage), lambda: shared_gate(outstanding)),
-        "refused, 1,000 wait": (partial(ask, usage), lambda: closed_gate(usage)),
+        "granted": (partial(request, usage), lambda: DispatchGate(LIMITS)),
+        "granted, shared, and counted": (partial(request_and_count, usage), lambda: shared_gate(outstanding)),
+        "refused, 1,000 wait": (partial(request, usage), lambda: closed_gate(usage)),
     }
     found = {name: Timing(thing, fresh, CALLS) for name, (thing, fresh) in gates.items()}
-    found["two comparisons"] = Timing(ask_peer, lambda: PulsarLikeDispatcher(outstanding), CALLS)
+    found["two comparisons"] = Timing(compare_counters, lambda: PulsarLikeDispatcher(outstanding), CALLS)
     return found
 
 

@@ -224,7 +224,7 @@ class DispatchGate:
         wanted = GateRequest((next_record_bytes,), None, None)
         check(wanted)
         with self._lock:
-            self._rules.ask(wanted, usage, consumer, now_ms)
+            self._rules.refusal(wanted, usage, consumer, now_ms)
             if self._part is not None:
                 self._part.observe(now_ms=now_ms)
             is_closed = self.is_closed_for(consumer)
@@ -360,7 +360,7 @@ class DispatchGate:
         """Return the verdict, and the subscriptions to wake without the lock: they have locks of their own."""
         for verdict in self._active(usage, consumer):
             return verdict, NO_PARTS
-        refusal = self._rules.ask(wanted, usage, consumer, now_ms)
+        refusal = self._rules.refusal(wanted, usage, consumer, now_ms)
         if refusal is not None:
             return refusal, NO_PARTS
         verdict = self._rules.longest_prefix(wanted, usage, consumer)

@@ -243,7 +243,7 @@ class SubscriptionRules:
             if state.is_closed and used > state.released_at:
                 yield state.verdict(used)
 
-    def ask(self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
+    def refusal(self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
         """Open and close the rules by the needs of the first message; return a verdict if one of them is closed.
 
         All rules are examined, also if the first refuses: each closes by itself.

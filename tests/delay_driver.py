@@ -26,11 +26,11 @@ class Dispatcher:
         self.acked = set(broker.log[: broker.trimmed])
         self.durable = set(self.acked)
         self.ever_waited = set()
-        self.begin_anew()
+        self.forget_reads()
         self.clockwork = broker.kind.clockwork(broker)
         broker.kind.open(broker, self)
 
-    def begin_anew(self):
+    def forget_reads(self):
         """Nothing is known of what was read."""
         self.next_read = 0
         self.waiting = set()  # what the tracker has to hand out
@@ -173,7 +173,7 @@ class Dispatcher:
     def seek(self, number):
         self.tracker.clear()
         self.acked = set(self.broker.log[: max(number, self.broker.trimmed)])
-        self.begin_anew()
+        self.forget_reads()
 
     def set_tick(self, tick_ms):
         self.tracker.reset_tick_time(tick_ms)
@@ -182,7 +182,7 @@ class Dispatcher:
     def restart(self):
         """Whatever was in memory is gone."""
         self.acked = set(self.durable)
-        self.begin_anew()
+        self.forget_reads()
         self.clockwork = self.broker.kind.clockwork(self.broker)
         self.broker.kind.restart(self.broker, self)
 

@@ -87,7 +87,7 @@ def record(
 
         source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
         with TraceDirectory(trace) as directory, console.progress() as display:
-            _tell_resumed(trace, directory.resumed)
+            _print_resumed(trace, directory.resumed)
             recorder = ClusterRecorder(admin, source, directory, every_s=every.seconds, glob=topics)
             task = display.add_task("listing topics", total=None)
             with until_stopped():
@@ -98,12 +98,12 @@ def record(
             found = recorder.progress()
             display.update(task, description="finishing the hour")
             directory.close()
-        _tell_end(trace, found)
+        _print_end(trace, found)
     if not found.polls:
         raise typer.Exit(1)
 
 
-def _tell_resumed(trace: Path, resumed: Resumed) -> None:
+def _print_resumed(trace: Path, resumed: Resumed) -> None:
     if resumed.lost_bytes:
         console.complain(
             f"{trace}: the last poll was torn when the process was killed: {resumed.lost_bytes} bytes lost"
@@ -115,7 +115,7 @@ def _tell_resumed(trace: Path, resumed: Resumed) -> None:
         console.write(f"continuing {printable(str(trace))}: {counted(names, 'subscription')}{more}\n")
 
 
-def _tell_end(trace: Path, found: Progress) -> None:
+def _print_end(trace: Path, found: Progress) -> None:
     subjects = f"{counted(found.topics, 'topic')}, {counted(found.cursors, 'cursor')}"
     unread = f", {counted(found.unread, 'topic')} not read: {found.last_failure}" if found.unread else ""
     console.write(printable(f"{trace}: {found.events:,} events in {found.polls:,} polls of {subjects}{unread}") + "\n")

@@ -118,7 +118,7 @@ class AnswersDue:
         self._unaccepted: set[int] = set()
         self._not_durable: set[int] = set()
 
-    def asked(self, request: Request) -> None:
+    def note_request(self, request: Request) -> None:
         """Note a request."""
         match request:
             case StartRequest():
@@ -129,7 +129,7 @@ class AnswersDue:
                 self._unaccepted.add(number)
                 self._not_durable.add(number)
 
-    def heard(self, answer: Answer) -> None:
+    def note_answer(self, answer: Answer) -> None:
         """Note an answer.
 
         Raises:

@@ -199,7 +199,7 @@ class ObservedCursor:
                 acked = NUMBERING.messages(ledger_id, entry_id, step.amount)
             case _:
                 acked = NUMBERING.up_to(ledger_id, entry_id)
-        self._account.asked(acked)
+        self._account.requested(acked)
         self.cursor.delivered(step.position, now_ms=now_ms)
         receipt = self._asked(step, now_ms=now_ms)
         self._account.accepted(acked)

@@ -143,7 +143,7 @@ class ProcessRuns:
         self._is_open = False
         self._life = ProcessRun(self._log)
         # Over all runs.
-        self._ever_asked: AckedSet = self._life.expected.asked
+        self._ever_requested: AckedSet = self._life.expected.requested
         # The requests and answers of the run that was not judged yet.
         self._steps: list[tuple[int, Operation | Answer]] = []
         # The same as a story, with the crashes between.
@@ -233,7 +233,7 @@ class ProcessRuns:
         self._crashes += 1
         try:
             answers = self._crash(process)
-            self._hear(answers)
+            self._note_answers(answers)
         finally:
             self._story.append(f"{when}: {self._crash}" if when else str(self._crash))
         return answers
@@ -267,11 +267,11 @@ class ProcessRuns:
 
     def _judge(self, report: Report, holds: str) -> None:
         expected, found = self._life.expected, self._life.state(report)
-        self._ever_asked |= expected.asked
+        self._ever_requested |= expected.requested
         if self._counts["recoveries"] > 1 and not self._life.operations:
             # Entries requested in an earlier run are not invented.
             known = State(expected.durable, found.marked)
-            excused = expected._replace(asked=self._ever_asked, durable=found.acked)
+            excused = expected._replace(requested=self._ever_requested, durable=found.acked)
             broken = oracle.differing(known, found) + oracle.judge(found, [excused])
         else:
             broken = self._life.judge(report)
@@ -301,14 +301,14 @@ class ProcessRuns:
         until = time.monotonic() + patience_s
         answers: Sequence[Answer] = ()
         while True:
-            sent += self._ask(process, operations[sent : max(accepted + ahead, sent)])
+            sent += self._request(process, operations[sent : max(accepted + ahead, sent)])
             waits_for_durable = moment.is_after_durable and not any(isinstance(answer, Durable) for answer in answers)
             if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
                 return accepted == len(operations)
             timeout_s = until - time.monotonic() if sent == len(operations) else _PAUSE_S
             # Empty receipts could continue without end.
             answers = [answer for answer in process.events(timeout_s) if answer != Durable(())]
-            self._hear(answers)
+            self._note_answers(answers)
             heard += len(answers)
             accepted += sum(isinstance(answer, Accepted) for answer in answers)
             if answers:
@@ -325,16 +325,16 @@ class ProcessRuns:
         self._story.append(step_line(report))
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
-        self._hear(answers)
+        self._note_answers(answers)
 
-    def _ask(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
+    def _request(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
         self._note(asked)
         for operation in asked:
-            self._life.asked(operation)
+            self._life.requested(operation)
         process.send(*asked)
         return len(asked)
 
-    def _hear(self, answers: Sequence[Answer]) -> None:
+    def _note_answers(self, answers: Sequence[Answer]) -> None:
         self._note(answers)
         for answer in answers:
             record_answer(self._life, answer)

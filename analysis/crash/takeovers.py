@@ -274,7 +274,7 @@ class Owner:
             self._published[position] = payload
         life = self._life()
         number = len(life.operations)
-        life.asked(Operation(number, OperationKind.ACK, _LEDGER_ID, entry_id))
+        life.requested(Operation(number, OperationKind.ACK, _LEDGER_ID, entry_id))
         with suppress(AckStateError):
             receipt = self.cursor.ack(Position(_LEDGER_ID, entry_id), now_ms=entry_id)
             life.accepted(number)

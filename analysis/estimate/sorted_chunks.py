@@ -162,7 +162,7 @@ def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, Su
 
 def is_counted(policy: Policy | None) -> bool:
     """Return whether counting replaces the cursor, so that chunks may be compacted."""
-    return policy is None or policy.is_plain
+    return policy is None or policy.persists_everything
 
 
 def joined(rows: Sequence[_AnyRows]) -> _AnyRows:

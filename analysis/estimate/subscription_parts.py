@@ -119,7 +119,7 @@ class _SubscriptionTotals:
                 self._state = decoded(head.state, wanted.policies)
                 self._state.replay.grow(head.log)
             for writer, curve in zip(self._writers, self._state.curves, strict=True):
-                writer.go_on(curve.standing(SERIES))
+                writer.continue_from(curve.latest(SERIES))
         for curve in self._state.curves:
             curve.widen_until(wanted.slices.end_ms)
         self._replay = self._state.replay

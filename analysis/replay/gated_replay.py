@@ -303,7 +303,7 @@ class GatedReplay(CursorListener):
             self._now_ms = now_ms
             if self._let_go_ms == now_ms:
                 self._let_go_ms = NEVER_MS
-                self._let_go()
+                self._release_blocked()
             else:
                 self._ack(self._queue.pop_ack())
 
@@ -337,9 +337,9 @@ class GatedReplay(CursorListener):
         if not self._queue:
             self._blocked_since_ms = self._now_ms
         self._queue.join(position, now_ms=self._now_ms)
-        self._let_go()
+        self._release_blocked()
 
-    def _let_go(self) -> None:
+    def _release_blocked(self) -> None:
         """Send waiting messages as far as the gate admits them."""
         # Without young acks the gate opens when its usage falls, so it is open before anything is requested.
         while self._queue and (self._is_young or not self._gate.is_closed):
@@ -376,7 +376,7 @@ class GatedReplay(CursorListener):
         self._sent.complete(position)
         self._happened.append((now_ms, _ACK, *position))
         if self._gate.opens_after_ack(now_ms=now_ms):
-            self._let_go()
+            self._release_blocked()
 
     def _note_happened(self) -> None:
         """Append the events that happened one by one."""

@@ -342,4 +342,4 @@ class PolledPolicyCurve(PolicyCurve):
     def reset(self, epochs: Epochs) -> None:
         """See `PolicyCurve.reset`."""
         super().reset(epochs)
-        self._value = int(epochs.undurable[-1])
+        self._value = int(epochs.unpersisted[-1])

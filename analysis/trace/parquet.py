@@ -29,7 +29,7 @@ from ackstate.analysis.trace.events import (
     TraceError,
 )
 from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names, listed_names
-from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, standing_names
+from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, present_names
 from ackstate.analysis.trace.row_limit import check_row_groups, check_rows
 from ackstate.analysis.trace.rows import Events, PolledEvents
 from ackstate.analysis.trace.times import TraceClock
@@ -114,7 +114,7 @@ def check_replaceable(path: Location) -> None:
             raise TraceError(f"{path}: not a trace that can be replaced, it contains {stranger!r}")
         if not entries:
             return
-        if isinstance(path, StorePath) and not standing_names(path):
+        if isinstance(path, StorePath) and not present_names(path):
             return
     if path.exists() if isinstance(path, StorePath) else os.path.lexists(path):
         check_trace(path)

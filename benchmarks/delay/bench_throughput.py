@@ -121,7 +121,7 @@ def add_timings(held: int, size: int) -> dict[str, Timing]:
         if held > HELD_BY_PEER_MAX and fill is filled_tracker:
             continue
         messages = more(size)
-        make = _made_anew_or_kept(held, fill)
+        make = _recreated_or_kept(held, fill)
 
         def fresh(make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages) -> object:
             return make(), list(next(messages).one_by_one())
@@ -135,7 +135,7 @@ def bulk_timings(held: int, size: int) -> dict[str, Timing]:
     timings = {}
     for call in CALLS:
         messages = more(size)
-        make = _made_anew_or_kept(held, filled_index)
+        make = _recreated_or_kept(held, filled_index)
 
         def fresh(
             make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages, call: int = call
@@ -168,7 +168,7 @@ def drain_timings(held: int) -> dict[str, Timing]:
     return timings
 
 
-def _made_anew_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[], object]:
+def _recreated_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[], object]:
     """Return a factory of filled objects: it reuses one object if a run adds little to it."""
     if held < HELD_BY_PEER_MAX:
         return partial(fill, held)

@@ -113,7 +113,7 @@ class Subscriber:
         if self.kind is SubscriberKind.CHURN and reopens(tick):
             if tick % _SEEKS_EVERY_TICKS == _SEEKS_EVERY_TICKS - 1:
                 self._acked.clear()
-            self._read_anew(tick)
+            self._read_from_start(tick)
 
     def poll(self, tick: int) -> list[tuple[int, BitMap]]:
         """Return the messages handed out, none if this subscription does not poll."""
@@ -147,7 +147,7 @@ class Subscriber:
         self.view = self._index.open_view(self._acked.__contains__)
         self.view.attach(self)
 
-    def _read_anew(self, tick: int) -> None:
+    def _read_from_start(self, tick: int) -> None:
         self.view.close()
         self._open()
         unacked = list(self.not_sent_between(Position(0, 0), Position(_ALL, 0)))

@@ -41,8 +41,8 @@ class Ours:
     def __init__(self) -> None:
         self._stored: tuple[MemoryStore, LedgerMap] | None = None
 
-    def ask(self, command: str, **options: object) -> Answer:
-        """See `Side.ask`."""
+    def run(self, command: str, **options: object) -> Answer:
+        """See `Side.run`."""
         run: Callable[..., Answer] = getattr(self, f"_{command}")
         return run(**options)
 

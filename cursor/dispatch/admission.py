@@ -151,7 +151,7 @@ class Admission:
             gate.count_unacked(granted if weights is None else sum(message_counts))
             return granted
 
-    def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
+    def request_new(self, consumer: str, *, now_ms: int) -> None:
         """Show the gate that a message could be read now, so that it reports how long it keeps the message back."""
         if self.gate is not None:
             self.gate.request((self.usage.next_cost,), usage=self.usage.of(consumer), consumer=consumer, now_ms=now_ms)
@@ -166,14 +166,14 @@ class Admission:
             self._promote_for(cost, now_ms=now_ms)
         with self._cursor.lock:
             reserved = full = sent._replace(record_bytes=cost, range_count=1)
-            verdict = self._ask_again(reserved)
+            verdict = self._request_again(reserved)
             if verdict.rule is Rule.UNACKED_RANGES:
                 reserved = reserved._replace(range_count=max(0, self.usage.added_by(position)[1]))
-                verdict = self._ask_again(reserved)
+                verdict = self._request_again(reserved)
             if verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
                 added, _ = self.usage.added_by(position)
                 reserved = reserved._replace(record_bytes=max(0, min(reserved.record_bytes, added)))
-                verdict = self._ask_again(reserved)
+                verdict = self._request_again(reserved)
             self.has_refused_again |= not verdict.granted
             return self._concluded(verdict, position, reserved._replace(is_covered=reserved == full))
 
@@ -290,7 +290,7 @@ class Admission:
             self.gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
         self.usage_decreased(now_ms=now_ms, of=None)
 
-    def _ask_again(self, sent: Sent) -> Verdict:
+    def _request_again(self, sent: Sent) -> Verdict:
         assert self.gate is not None
         return self.gate.request_redelivery(
             (sent.record_bytes,),

@@ -97,7 +97,7 @@ class Dispatcher:
             self._admission.refused_by = None
             return True
         if has_unread:
-            self._admission.ask_for_new(consumer, now_ms=now_ms)
+            self._admission.request_new(consumer, now_ms=now_ms)
         return False
 
     def next_wake_ms(self, *, now_ms: int) -> int | None:

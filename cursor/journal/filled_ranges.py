@@ -67,7 +67,7 @@ class FilledCount:
         """
         if deleted.range_count <= range_count_max:
             return True
-        if not self._knows(buckets) or self._at_most(acked_count) > range_count_max:
+        if not self._is_counted(buckets) or self._at_most(acked_count) > range_count_max:
             self._count(deleted, buckets, acked_count)
         return self._at_most(acked_count) <= range_count_max
 
@@ -83,11 +83,11 @@ class FilledCount:
         """
         too_high_max = range_count_max // 64
         is_near = self._at_most(acked_count) >= range_count_max and acked_count - self._acked_count > too_high_max
-        if not self._knows(buckets) or is_near:
+        if not self._is_counted(buckets) or is_near:
             self._count(deleted, buckets, acked_count)
         return min(self._at_most(acked_count), deleted.range_count)
 
-    def _knows(self, buckets: Sequence[BucketHoles]) -> bool:
+    def _is_counted(self, buckets: Sequence[BucketHoles]) -> bool:
         return self._count_max >= 0 and self._references == tuple(bucket.reference for bucket in buckets)
 
     def _at_most(self, acked_count: int) -> int:

@@ -64,7 +64,7 @@ class YoungAge:
         if not self.is_on:
             return EVERYTHING
         self._follow_clock(now_ms)
-        return self.ruler.frontier(self.age_ms, now_ms) or _NOTHING_DELIVERED
+        return self.ruler.old_up_to(self.age_ms, now_ms) or _NOTHING_DELIVERED
 
     def clear(self) -> None:
         """Forget all deliveries, as after a reset of the cursor."""

@@ -163,7 +163,7 @@ class DirectoryClaim:
         """Also take ``LOCK``; see `claim`."""
         self._lock = claim(self._directory)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Unlock both; no-op if already unlocked."""
         if self._lock is not None:
             unlock(self._lock)

@@ -172,7 +172,7 @@ class FileLog:
         self._refusal = self._interrupted
         try:
             for call in calls:
-                _carry_out(call, draft)
+                _execute(call, draft)
             error = self._append(draft)
             if not isinstance(error, StoreFullError):
                 if error is not None:
@@ -318,7 +318,7 @@ def _is_unwritten(file: StoreFile, begin: int) -> bool:
         return False
 
 
-def _carry_out(call: Call[Draft], draft: Draft) -> None:
+def _execute(call: Call[Draft], draft: Draft) -> None:
     """Execute one call, or record why it is refused."""
     count = len(draft)
     try:

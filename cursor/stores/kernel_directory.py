@@ -84,7 +84,7 @@ class KernelDirectory:
 
     def close(self) -> None:
         """See `StoreDirectory.close`; no-op if closed."""
-        self._claim.let_go()
+        self._claim.release()
 
     def leave_to_parent(self) -> None:
         """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""

@@ -107,7 +107,7 @@ class SqliteConnection:
                 with suppress(sqlite3.Error):
                     self._connection.close()
             self._is_closed = True
-            self._claim.let_go()
+            self._claim.release()
 
     def leave_to_parent(self) -> None:
         """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""
@@ -167,7 +167,7 @@ class SqliteConnection:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for call in calls:
-                self._carry_out(call, is_alone=len(calls) == 1)
+                self._execute(call, is_alone=len(calls) == 1)
             is_committing = True
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
@@ -179,7 +179,7 @@ class SqliteConnection:
             group.is_over = is_committing and not self._connection.in_transaction
             raise
 
-    def _carry_out(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
+    def _execute(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
         """Execute one call, or undo it and record why it is refused."""
         if is_alone:
             # A savepoint would copy each page that is changed: half of a ledger's size, to delete it.

@@ -31,7 +31,7 @@ _DIRECTORY = re.compile(r"/(?:tmp|dev/shm)/[^\s:']*/")  # One that was made for 
 _GRACE_SECONDS = 60.0  # A run that has begun is always finished, and its story is told.
 
 
-class Fate(Enum):
+class Outcome(Enum):
     """What became of a cell."""
 
     KILLED = "killed"
@@ -66,7 +66,7 @@ class Cell:
     """What a layer made of a bug.
 
     Attributes:
-        fate: See `Fate`.
+        fate: See `Outcome`.
         cycles: Crashes that were judged, those of the last run included.
         runs: Seeds that were run.
         seconds: How long it took.
@@ -75,7 +75,7 @@ class Cell:
         story: The steps that lead there.
     """
 
-    fate: Fate
+    fate: Outcome
     cycles: int = 0
     runs: int = 0
     seconds: float = 0.0
@@ -97,7 +97,7 @@ class Cell:
     @classmethod
     def of(cls, plain):
         """Return a cell from JSON."""
-        return cls(**{**plain, "fate": Fate(plain["fate"]), "story": tuple(plain.get("story", ()))})
+        return cls(**{**plain, "fate": Outcome(plain["fate"]), "story": tuple(plain.get("story", ()))})
 
 
 def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
@@ -119,7 +119,9 @@ def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
     last = json.loads(said[-1]) if said else {"fate": _UNDER_WAY}
     if last["fate"] == _UNDER_WAY:
         is_late = time.monotonic() >= deadline
-        last |= {"fate": Fate.HUNG.value} if is_late else {"fate": Fate.DIED.value, "promise": "it ended by itself"}
+        last |= (
+            {"fate": Outcome.HUNG.value} if is_late else {"fate": Outcome.DIED.value, "promise": "it ended by itself"}
+        )
     return Cell.of({**last, "seconds": seconds})
 
 
@@ -134,7 +136,7 @@ def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) 
                 for progress in _runs(layer, budget):
                     print(json.dumps(progress), file=pipe)
         except BaseException as error:
-            fate = Fate.SKIPPED if isinstance(error, LayerSkippedError) else Fate.DIED
+            fate = Outcome.SKIPPED if isinstance(error, LayerSkippedError) else Outcome.DIED
             lines = traceback.format_exception(error)[-4:]
             print(json.dumps({"fate": fate.value, "promise": str(error) or repr(error), "story": lines}), file=pipe)
     sys.stderr.flush()
@@ -154,14 +156,14 @@ def _runs(layer: Layer, budget: Budget):
                 found, story = (broken.found, broken.story) if broken else ("", ())
                 yield {
                     **progress,
-                    "fate": Fate.KILLED.value,
+                    "fate": Outcome.KILLED.value,
                     "promise": promise,
                     "found": found,
                     "story": [f"seed {outcome.seed}", *story],
                 }
                 return
             if time.monotonic() - begun >= budget.seconds or cycles >= budget.cycles_max:
-                yield {**progress, "fate": Fate.SURVIVED.value}
+                yield {**progress, "fate": Outcome.SURVIVED.value}
                 return
             yield progress
 

@@ -144,7 +144,7 @@ def comes_back(
 
 def cut_now(look: CursorLook, settings: BrokerSettings) -> int:
     """Return the number of acked entries that a record written now would exclude."""
-    return limit_ranges(look.deleted, form=settings.form, limits=settings.limits).left_out
+    return limit_ranges(look.deleted, form=settings.form, limits=settings.limits).excluded_count
 
 
 def cut_on_close(look: CursorLook, settings: BrokerSettings) -> int:
@@ -155,7 +155,7 @@ def cut_on_close(look: CursorLook, settings: BrokerSettings) -> int:
     """
     is_in_record = look.deleted.range_count <= settings.metadata_range_count_max
     form = RangeForm.LIST if is_in_record else settings.form
-    return limit_ranges(look.deleted, form=form, limits=settings.limits).left_out
+    return limit_ranges(look.deleted, form=form, limits=settings.limits).excluded_count
 
 
 def _lows(now: CursorLook, settings: BrokerSettings, past: _Past | None) -> Iterator[Bound]:

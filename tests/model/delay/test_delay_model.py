@@ -28,9 +28,9 @@ class Reader:
         self.acked: set[Position] = set()
         self.log = log
         self.is_attached = is_attached
-        self.begin_anew(index)
+        self.forget_reads(index)
 
-    def begin_anew(self, index: TopicDelayIndex) -> None:
+    def forget_reads(self, index: TopicDelayIndex) -> None:
         self.view = index.open_view(lambda position: position in self.acked)
         if self.is_attached:
             self.view.attach(self)
@@ -159,7 +159,7 @@ class DelayMachine(RuleBasedStateMachine):
     @rule(which=subscriptions)
     def reopen(self, which):
         self.readers[which].view.close()
-        self.readers[which].begin_anew(self.index)
+        self.readers[which].forget_reads(self.index)
 
     @invariant()
     def the_index_holds_each_message_once(self):

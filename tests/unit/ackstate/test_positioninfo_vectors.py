@@ -99,8 +99,8 @@ def test_every_cursor_ledger_entry_is_read_and_written_as_recorded():
         assert encode_position_info(before, limits=limits) == in_order_of_ledger(as_words), case["id"]
         counts["dropped late"] += late > 0
         counts["order"] += in_order_of_ledger(as_words) != as_words
-        counts["cut list"] += limit_ranges(info.deleted, form=RangeForm.LIST, limits=limits).left_out > 0
-        counts["cut words"] += limit_ranges(info.deleted, form=RangeForm.WORDS, limits=limits).left_out > 0
+        counts["cut list"] += limit_ranges(info.deleted, form=RangeForm.LIST, limits=limits).excluded_count > 0
+        counts["cut words"] += limit_ranges(info.deleted, form=RangeForm.WORDS, limits=limits).excluded_count > 0
         for form, data, decoded in (
             (RangeForm.LIST, as_list, case["messageRangeDecoded"]),
             (RangeForm.WORDS, as_words, case["longArrayDecoded"]),

@@ -43,8 +43,8 @@ class LosesAnAck:
     def __init__(self):
         self._ours = Ours()
 
-    def ask(self, command, **options):
-        answer = self._ours.ask(command, **options)
+    def run(self, command, **options):
+        answer = self._ours.run(command, **options)
         return answer | {name: answer[name] - 1 for name in ("acked", "drained", "found", "held") if name in answer}
 
 
@@ -122,7 +122,7 @@ def test_a_different_result_is_not_timed(tmp_path):
 @pytest.mark.parametrize("holes", FULL.holes)
 def test_our_persists_include_compactions(tmp_path, holes):
     file = workloads.written(workloads.every_other(holes + FULL.persisted), tmp_path / "acks")
-    answer = Ours().ask("ack", file=file, holes=holes, acks=FULL.persisted, list=1, persist=1)
+    answer = Ours().run("ack", file=file, holes=holes, acks=FULL.persisted, list=1, persist=1)
     # The first is of the holes, before the acks.
     assert answer["snapshots"] >= 2
     assert answer["bytes"] > 90 * FULL.persisted
@@ -135,7 +135,7 @@ def test_pulsars_record_has_the_state_of_our_cursor(tmp_path, side, form):
     log = LedgerMap.from_counts({workloads.FIRST_LEDGER: workloads.LEDGER_SIZE, workloads.FIRST_LEDGER + 1: 1})
     info = decode_position_info(b64decode(Results.read().records[side][form]), log)
     file = workloads.written(rows, tmp_path / "acks")
-    ours = Ours().ask("ack", file=file, holes=CHECKED_HOLES, acks=CHECKED_ACKS, list=1, persist=1)
+    ours = Ours().run("ack", file=file, holes=CHECKED_HOLES, acks=CHECKED_ACKS, list=1, persist=1)
     assert info.position == Position(ours["mark_delete_ledger"], ours["mark_delete_entry"])
     assert (info.deleted.range_count, len(info.deleted)) == (ours["ranges"], ours["acked"])
     assert [run.first for run in info.deleted.runs()] == sorted(rows[:, 1].tolist())

@@ -236,13 +236,13 @@ def assert_agreement_fails():
 
 
 def test_it_catches_acks_that_do_not_move_with_their_delivery(monkeypatch):
-    taken = GatedReplay._let_go
+    taken = GatedReplay._release_blocked
 
     def let_go(self):
         taken(self)
         self._queue._waited_ms.clear()
 
-    monkeypatch.setattr(GatedReplay, "_let_go", let_go)
+    monkeypatch.setattr(GatedReplay, "_release_blocked", let_go)
     assert_agreement_fails()
 
 

@@ -90,7 +90,7 @@ STATE = State(ACKED, NUMBERING.up_to(1, 2), (("n", 5),), (("number", "7"),))
 
 def tell_all(account):
     """Call every method of an account."""
-    account.asked(ACKED)
+    account.requested(ACKED)
     account.accepted(ACKED)
     account.naming(STATE.names)
     account.named(STATE.names)

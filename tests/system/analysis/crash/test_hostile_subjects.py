@@ -65,12 +65,12 @@ def python(program):
 def test_an_answer_that_is_not_due_is_refused(requests, answers):
     turns = AnswersDue()
     for request in requests:
-        turns.asked(request)
+        turns.note_request(request)
     for answer in answers[:-1]:
-        turns.heard(answer)
+        turns.note_answer(answer)
     for _ in range(2):
         with pytest.raises(OutOfTurnError):
-            turns.heard(answers[-1])
+            turns.note_answer(answers[-1])
 
 
 @pytest.mark.parametrize("said", ['{"ready":true}\\n', '{"durable":[]}\\n', "x"])

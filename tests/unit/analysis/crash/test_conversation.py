@@ -123,6 +123,6 @@ def test_anything_else_raises_our_own_error_and_no_other(fields):
 @pytest.mark.parametrize("answer", [Accepted(1), Durable((0, 1))])
 def test_a_claim_about_what_was_never_asked_is_refused(answer):
     life = ProcessRun({1: 10})
-    life.asked(Operation(0, OperationKind.ACK, 1, 7))
+    life.requested(Operation(0, OperationKind.ACK, 1, 7))
     with pytest.raises(SubjectError, match="there was no operation 1: 1 were requested"):
         record_answer(life, answer)
