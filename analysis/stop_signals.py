@@ -19,7 +19,7 @@ class _Stopped(BaseException):
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Leave the block, wherever it is, when one of the signals comes; in another thread, ignore them.
+    """Leave the block at once when one of the signals comes; in another thread, ignore them.
 
     The handlers of before are restored at the end.
     """

@@ -24,7 +24,7 @@ from ackstate.cursor import ManagedCursor, Message, MessageLog, SqliteStore, Sub
 
 
 class ShellBroker:
-    """Every event wakes every connection, and each then asks its subscription for messages."""
+    """Every event wakes every connection, and each then dispatches from its subscription."""
 
     def __init__(self, path: str) -> None:
         self.store = SqliteStore(path)

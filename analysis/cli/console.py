@@ -130,7 +130,7 @@ def _process_begun_s() -> float:
 
 
 def os_error_text(error: OSError) -> str:
-    """Return what failed, in one line."""
+    """Return an error as one line."""
     where = f"{error.filename}: " if error.filename else ""
     if error.errno == errno.ENOSPC:
         return f"{where}the disk is full"

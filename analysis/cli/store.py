@@ -231,7 +231,7 @@ def remark(what: str, note: Note) -> str:
 
 
 def _promise(outcome: RepairOutcome) -> str:
-    """Return what a repair would do, in numbers."""
+    """Return the effect of a repair, in numbers."""
     where = "before the first message" if outcome.mark_delete is None else f"mark-delete {outcome.mark_delete}"
     read = (
         f"{outcome.records_replayed:,} of {counted(outcome.record_count, 'record')}, " if outcome.record_count else ""

@@ -85,7 +85,7 @@ def open_together(
 
 
 def state_of(cursor: ManagedCursor) -> State:
-    """Return the state of a cursor, durable or not; `is_new` tells whether opening it created it."""
+    """Return the state of a cursor, durable or not; `is_new` is whether opening it created it."""
     marked = NUMBERING.up_to(*cursor.mark_delete_position)
     acked = marked | NUMBERING.runs(cursor.deleted.runs())
     for position, words in cursor.view.batch.items():

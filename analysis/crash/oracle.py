@@ -69,7 +69,7 @@ class Expected(NamedTuple):
     """The states that a recovery may find.
 
     Attributes:
-        requested: Entries that may be acked.
+        requested: Entries whose ack was requested: they may be acked.
         accepted: Entries whose ack was accepted.
         durable: Entries that must be acked.
         marked: Entries that the mark-delete position must cover.

@@ -44,9 +44,9 @@ def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
     Closing this iterator closes the generator and ends the process.
 
     Raises:
-        LayerSkippedError: This process may not have private mounts, or the generator raised it.
+        LayerSkippedError: This process has no right to private mounts, or the generator raised it.
         SubjectError: The generator raised it.
-        OSError: The same.
+        OSError: The generator raised it.
         RuntimeError: Another error ended the generator, or a signal the process; the message has all known details.
     """
     ask, asked = os.pipe()

@@ -358,7 +358,7 @@ class ProcessRuns:
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
-    """Let a subject start in an empty directory, report, ack and persist once, without a crash.
+    """Start a subject in an empty directory; it reports, acks and persists once, without a crash.
 
     Later failures are then caused by a crash.
 

@@ -11,8 +11,7 @@ messages that fill holes and are sent while the gate is closed (only redelivered
 subscription types with a single active consumer, which have no gate.
 
 If the gate has room for all messages of a run of events, the run is replayed at once. Otherwise the library's cursor
-receives one ack after another, and its admission receives each message that may not fit and each ack that may open the
-gate.
+receives one ack after another, and its admission each message that might not fit and each ack that might open the gate.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class AckIntervals:
         return self._ends.at(at_ms)
 
     def uncertain(self, at_ms: Int64s) -> Int64s:
-        """Return the number of acks that may or may not have happened by some times."""
+        """Return the number of acks of which it is unknown whether they had happened by some times."""
         return self.possible(at_ms) - self.certain(at_ms)
 
     def ends_between(self, after_ms: int, until_ms: int) -> Int64s:

@@ -171,7 +171,7 @@ class Span(NamedTuple):
 
     Attributes:
         begin_ms: Its first millisecond.
-        end_ms: Its last millisecond: of the last event, or of a later poll.
+        end_ms: Its last millisecond: that of the last event, or of a later poll.
         chunk_count: Number of its chunks.
         row_groups_max: Number of row groups in the file that has most.
         is_packed: Whether its events are bytes, as since version 3.

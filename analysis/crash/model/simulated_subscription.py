@@ -270,7 +270,7 @@ class SimulatedSubscription(CursorListener):
         elif outcome.route is not PersistTarget.NOTHING:
             self._persisted(outcome)
         else:
-            hold(Promise.I15, not self.cursor.view.is_dirty, "what waits was not written")
+            hold(Promise.I15, not self.cursor.view.is_dirty, "the waiting acks were not written")
         self.forget_attempts()
         self.model.changed()
         self.subscription.persisted(outcome)

@@ -98,7 +98,7 @@ def _unread(latest: Collection) -> GaugeMetricFamily:
     """Return the unread topics of each broker; brokers all of whose topics were read have 0."""
     family = GaugeMetricFamily(
         "ackstate_pulsar_topics_unread",
-        "Topics of a broker that the latest look could not read; an empty broker stands for an unknown owner.",
+        "Topics of a broker that the latest look could not read; the owner is unknown if the broker is empty.",
         labels=("broker",),
     )
     brokers = {each.owner for each in latest.judgements}

@@ -58,7 +58,7 @@ def run_exporter(
 
     Args:
         collector: Collects in this thread.
-        metrics: Exports what it has collected.
+        metrics: Exports the latest collection.
         settings: Where to listen, and how often to collect.
         announce: Called with a line when the server listens and has collected once.
         complain: Called with the reason of a failed collection, once until it changes.

@@ -230,7 +230,7 @@ def _is_reloaded(before: CursorPoll, poll: CursorPoll) -> bool:
     if before.cursor_ledger == poll.cursor_ledger:
         # A broker that does not report the load, as one that embeds this library, may keep the ledger.
         return poll.is_after_failure and (before.load is None or poll.load is None)
-    # A cursor without a ledger gets one; a new ledger instead of another one is a reload, unless the load is the same.
+    # A cursor without a ledger gets one. A new ledger instead of another one is a reload, unless the load is the same.
     return before.cursor_ledger >= 0 and (before.load is None or poll.load is None or poll.cursor_ledger < 0)
 
 

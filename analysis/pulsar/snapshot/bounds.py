@@ -7,7 +7,7 @@ interface does not show. So the answer is an interval, and each end has its reas
 - the size of the record that the cursor laid out last: acks that take more bytes were not in it;
 - an earlier look: if the cursor ledger has grown by more writes than can have been in progress then, the acks of then
   are durable; if it has not grown at all, acks since then are not;
-- an earlier look so long ago that a flush lies between, without any ack since: everything was written.
+- an earlier look with the same acks, before the last flush: everything was written.
 
 A broker that embeds this library reports the number itself, and then the interval is that number.
 
