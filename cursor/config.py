@@ -31,9 +31,9 @@ class CursorConfig:
 
     Attributes:
         format: In which bytes it is written; it is read in either, and converted by its next persist.
-        flush_interval_ms: `ManagedCursor.tick` persists what is not yet durable when the last persist is at least this
-            long ago; a crash redelivers at most what was acked in such an interval. 0 persists at every tick.
-            Pulsar: ``managedLedgerCursorPositionFlushSeconds``.
+        flush_interval_ms: `ManagedCursor.tick` persists acks that are not yet durable when the last persist is at least
+            this long ago; a crash redelivers at most the acks of such an interval. 0 persists at every tick. Pulsar:
+            ``managedLedgerCursorPositionFlushSeconds``.
         mark_delete_rate_limit: Above 0, `tick` also persists as soon as something was acked since the tick before, at
             most this many times a second, with a burst of one second. Acks beyond the limit wait for later acks or the
             flush interval. With 0, only the flush interval counts. Pulsar: ``managedLedgerDefaultMarkDeleteRateLimit``.

@@ -74,7 +74,7 @@ class ManagedCursor(FormerNames):
         self.attached = CursorProperties(journal, writing=self._persister.writing, check_open=check_open)
 
     @classmethod
-    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
+    def open(  # noqa: PLR0913 - the names of a cursor are not packed
         cls,
         store: Store,
         *,

@@ -90,7 +90,7 @@ _NUMBERS = (
     _CursorNumber("ackstate_cursor_record_bytes", "record_bytes",
             "Bytes that the individually deleted ranges would take as Pulsar writes them."),
     _CursorNumber("ackstate_cursor_truncations_total", "truncation_count",
-            "Times that the range limit began to leave acked messages out of what is durable, "
+            "Times that the range limit began to exclude acked messages from persists, "
             "since the cursor was opened."),
     _CursorNumber("ackstate_cursor_batches_cut", "batches_cut",
             "Partly acked batches that the limit on them left out of the last record."),

@@ -74,8 +74,8 @@ class DelayedDeliveryTracker(Protocol):
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
 
-        The tracker decides which ones if there are more, whether acked ones are left out, and what a negative maximum
-        means.
+        The tracker decides which ones if there are more, whether acked ones are omitted, and the meaning of a negative
+        maximum.
 
         Raises:
             ValueError: A number is out of range.

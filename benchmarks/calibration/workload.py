@@ -124,7 +124,7 @@ class CalibrationWorkload:
 
 
 def made(shape: str, seed: int) -> CalibrationWorkload:
-    """Return a workload of a shape that `ackstate trace generate` knows, some seconds of it, in ledgers of 200 entries.
+    """Return some seconds of a shape of `ackstate trace generate`, in ledgers of 200 entries.
 
     Raises:
         ValueError: There is no such shape.

@@ -21,11 +21,10 @@ ABOUT = (
     "tick for 100 messages (slow), one acks all but its lowest message (hole) and one is closed and opened every 10 "
     "ticks and seeks to the beginning every 30 (churn); without these four, 996. 1,000 messages are published at each "
     "of 100 ticks of 1 s, delayed by up to 50 s, any time as likely as another. At each tick all poll in turn, on one "
-    "thread: a lag is the time from the begin of that round until a healthy subscription has its messages. In each "
-    "run both topics take turns tick by tick. None of the healthy was handed a message in a later tick than it was "
-    "due: that is asserted. Memory is what Python and CRoaring hold for the index and its views, acked state apart; "
-    "over 300 ticks also with 10 subscriptions, the four among them, for a tracker a subscription and PIP-448's "
-    "design."
+    "thread: a lag is the time from the begin of that round until a healthy subscription has its messages. In each run "
+    "both topics take turns tick by tick. None of the healthy was handed a message in a later tick than it was due: "
+    "that is asserted. Memory is that of Python and CRoaring for the index and its views, without the ack state; over "
+    "300 ticks also with 10 subscriptions, the four among them, for a tracker a subscription and PIP-448's design."
 )
 HEALTHY = 996
 PEERS_HEALTHY = 6

@@ -172,7 +172,7 @@ class IsolatedTopic:
         self.subscribers = [Subscriber(self.index, self._log, kind) for kind in kinds]
 
     def publish(self, tick: int) -> None:
-        """Publish the messages of a tick, let all readers read them, and do the other actions before the polls."""
+        """Publish the messages of a tick, read them with all readers, and do the other actions before the polls."""
         if tick < self._traffic.publish_ticks:
             messages = self._published[tick]
             self.index.feed_many(*messages, now_ms=now_ms(tick))
@@ -189,7 +189,7 @@ class IsolatedTopic:
         self.lags_ns(tick)
 
     def lags_ns(self, tick: int) -> list[int]:
-        """Let all poll in turn; return the time until each healthy one has the messages due in this tick.
+        """Poll with all in turn; return the time until each healthy one has the messages due in this tick.
 
         Each gets exactly that: none is a tick late.
         """

@@ -46,7 +46,7 @@ def subscriptions(written: Written) -> str:
         "Growth of the process for 100 thousand messages due within an hour",
         _SUBSCRIPTIONS, y, lines, [Mark("Pulsar 4.2.4, 5.0.1: 7.4 to 7.8 GB of heap", 1_000, low, high)],
     )  # fmt: skip
-    return drawn("What delayed messages weigh, by subscriptions", [panel])
+    return drawn("Memory of delayed messages, by subscriptions", [panel])
 
 
 def index_memory(written: Written) -> str:
@@ -67,7 +67,7 @@ def index_memory(written: Written) -> str:
         ),
     ]
     panel = Panel("One index, messages due within an hour", _HELD, _linear("bytes a message", 20, 80), lines, marks)
-    return drawn("What a delayed message weighs", [panel])
+    return drawn("Memory of a delayed message", [panel])
 
 
 def throughput(written: Written) -> str:
@@ -118,7 +118,7 @@ def ack_state(written: Written) -> str:
     """Draw the bytes of ack states with and without shared holes."""
     rows = _rows(written)
     counts = [1, 10, 100, 1_000]
-    buckets = rows["the buckets, whoever refers to them"]["median"]
+    buckets = rows["the buckets, for any number of references"]["median"]
 
     def points(kind: str, beside: float = 0) -> list[tuple[float, float]]:
         row = "{:,} subscription{}: {}"
@@ -132,7 +132,7 @@ def ack_state(written: Written) -> str:
     y = PanelAxis("", [(100, "100 B"), (10_000, "10 kB"), (1_000_000, "1 MB"), (100_000_000, "100 MB")], is_log=True)
     lines = [PanelLine(f"{name}: {number(at[-1][1] / 1e6)} MB", at) for name, at in drawn_points.items()]
     panel = Panel("Ack states at rest, with 100 thousand messages not yet due", _SUBSCRIPTIONS, y, lines)
-    return drawn("What the same holes in every subscription's ack state weigh", [panel])
+    return drawn("Size of the same holes in every subscription's ack state", [panel])
 
 
 PICTURES: dict[str, Callable[[Written], str]] = {

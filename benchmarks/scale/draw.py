@@ -24,7 +24,7 @@ def scale(written: dict[str, Any]) -> str:
         Panel("Time, as recorded, two cores", _EVENTS, _SECONDS, [_line(written, "time", "s"), _linear(written)]),
         Panel("The Python worker that took most", _EVENTS, _MEGABYTES, [_line(written, "largest worker", "MB")]),
     ]
-    return drawn("What would come back, of ever longer traces", panels)
+    return drawn("Time and memory of an estimate, by the length of the trace", panels)
 
 
 def _line(written: dict[str, Any], what: str, unit: str) -> PanelLine:

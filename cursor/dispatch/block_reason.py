@@ -64,7 +64,7 @@ class BlockReason(NamedTuple):
         return " ".join(parts)
 
 
-def explain_blocks(  # noqa: PLR0913 - what the reasons consist of
+def explain_blocks(  # noqa: PLR0913 - the parts of the reasons
     gate: DispatchGate,
     admission: Admission,
     where: HoleContext,
@@ -95,7 +95,7 @@ def explain_blocks(  # noqa: PLR0913 - what the reasons consist of
     return tuple(explain(verdict, consumer) for consumer, verdict in closed)
 
 
-def _explain_block(  # noqa: PLR0913 - what the reason consists of
+def _explain_block(  # noqa: PLR0913 - the parts of the reason
     verdict: Verdict,
     consumer: str,
     *,

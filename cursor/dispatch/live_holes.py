@@ -70,7 +70,7 @@ def explain_holes(where: HoleContext, *, top: int, now_ms: int) -> list[HoleRepo
 def releasing_holes(
     where: HoleContext, frees: Callable[[AckHole], int], *, top: int, now_ms: int
 ) -> list[tuple[HoleReport, int]]:
-    """Explain the holes whose filling frees most of what a rule counts, and return how much each of them frees.
+    """Explain the holes that free most of a rule's usage when filled, and return how much each of them frees.
 
     Args:
         where: As for `explain_holes`.

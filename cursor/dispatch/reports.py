@@ -34,7 +34,7 @@ class SubscriptionReports:
         kind: How messages are distributed.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         log: MessageLog,
         cursor: ManagedCursor,

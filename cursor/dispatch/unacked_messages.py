@@ -48,7 +48,7 @@ class UnackedMessages:
         dead_lettered_messages: How many messages were ever handed over as dead letters, those of a batch one by one.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         log: MessageLog,
         cursor: ManagedCursor,

@@ -373,4 +373,4 @@ def _problem(error: CorruptStateError, repairs: tuple[RepairOutcome, ...] = ()) 
 
 
 def _unread(what: str, error: AckStateError) -> Problem:
-    return Problem(what, 0, "what this release can read", str(error))
+    return Problem(what, 0, "data of a version that this release reads", str(error))

@@ -85,7 +85,7 @@ class Journal:
         self.holes = CursorHoles(store, self.path, shared_holes if form.has_deltas else None)
 
     @classmethod
-    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
+    def open(  # noqa: PLR0913 - the names of a cursor are not packed
         cls,
         store: Store,
         *,
