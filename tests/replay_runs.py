@@ -19,7 +19,7 @@ def goes_on(replay, now_ms):
 
 
 def by_days(policies, log):
-    """Return what ends a day: the broker ticks up to it, and the state is written and read."""
+    """Return the end of a day: the broker ticks up to it, and the state is written and read."""
 
     def end_day(replay, now_ms):
         points = replay.end(now_ms)

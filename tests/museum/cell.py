@@ -32,7 +32,7 @@ _GRACE_SECONDS = 60.0  # A run that has begun is always finished, and its story 
 
 
 class Outcome(Enum):
-    """What became of a cell."""
+    """The result of a cell."""
 
     KILLED = "killed"
     """The layer saw a promise broken."""
@@ -52,7 +52,7 @@ class Budget:
 
     Attributes:
         seconds: After this time; a run that has begun is finished.
-        cycles_max: After so many crashes.
+        cycles_max: At most this many crashes.
         first_seed: Where it begins.
     """
 
@@ -63,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a layer made of a bug.
+    """The result of a layer for a bug.
 
     Attributes:
         fate: See `Outcome`.
@@ -71,7 +71,7 @@ class Cell:
         runs: Seeds that were run.
         seconds: How long it took.
         promise: The first that was seen broken, or why the layer did not run to the end.
-        found: What was found instead.
+        found: The outcome that was found instead.
         story: The steps that lead there.
     """
 
@@ -84,7 +84,7 @@ class Cell:
     story: tuple[str, ...] = ()
 
     def plain(self):
-        """Return it as JSON has it; the story is for whoever watches."""
+        """Return it as JSON has it; the story is for a person who watches."""
         return {
             "fate": self.fate.value,
             "cycles": self.cycles,
@@ -144,7 +144,7 @@ def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) 
 
 
 def _runs(layer: Layer, budget: Budget):
-    """Yield what a cell is after each run; the last one is what it is."""
+    """Yield the cell after each run; the last one is the result."""
     begun, cycles, runs = time.monotonic(), 0, 0
     with closing(layer(budget.first_seed)) as outcomes:
         for outcome in outcomes:
@@ -180,7 +180,7 @@ def _listen(readable: int, deadline: float) -> list[bytes]:
             break
         chunk = os.read(readable, 1 << 16)
         said += chunk
-        # What a layer has started may hold the other end open for longer.
+        # Processes that a layer has started may hold the other end open for longer.
         if not chunk or (said.endswith(b"\n") and under_way not in said.splitlines()[-1]):
             break
     return said.rpartition(b"\n")[0].splitlines()

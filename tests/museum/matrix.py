@@ -35,14 +35,14 @@ RUNS = {
 SECONDS = {"L0": 60.0, "L1": 15.0, "L2": 15.0, "L3": 20.0, "L4": 30.0, "L5": 40.0}
 """How long a layer may look for a bug."""
 MEASURED = Path(__file__).with_name("matrix.json")
-"""What was measured; the page shows it."""
+"""The measurements; the page shows them."""
 PAGE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
 TOTALS = Path(__file__).parents[2] / "benchmarks" / "crash.json"
 """What `make soak` adds up."""
 
 
 def read_cells():
-    """Return what was measured before, by row and layer."""
+    """Return the earlier measurements, by row and layer."""
     if not MEASURED.exists():
         return {}
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def main(arguments=None):
             budget = Budget(SECONDS[layer] * options.scale * patience, first_seed=options.seed)
             cell = run_cell(RUNS[layer], exhibits.get(name), budget)
             _print_cell(name, layer, cell)
-            # Read anew: two of these may be at work on different layers.
+            # Read again: two of these may be at work on different layers.
             cells = read_cells()
             cells.setdefault(name, {})[layer] = cell
             write_cells(cells)
@@ -89,7 +89,7 @@ def _options(arguments):
     names = [*(exhibit.name for exhibit in EXHIBITS), PRODUCT]
     parser.add_argument("--layers", nargs="*", choices=list(RUNS), default=list(RUNS), metavar="L0..L5")
     parser.add_argument("--exhibits", nargs="+", choices=names, default=names, metavar="M1..M16|none")
-    parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual budget of a cell")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiple of the usual budget of a cell")
     parser.add_argument("--seed", type=int, default=0, help="where each layer begins")
     return parser.parse_args(arguments)
 

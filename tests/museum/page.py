@@ -65,7 +65,7 @@ def render(cells: Mapping[str, Mapping[str, Cell]], totals: Mapping[str, Totals]
 
     Args:
         cells: By the name of an exhibit, or `PRODUCT`, and of a layer.
-        totals: What each layer has found in the product, by its name.
+        totals: The bugs that each layer has found in the product, by its name.
     """
     parts = (_table(cells), _evidence(totals), _exhibits(cells), [_BLIND_HEAD, *_blind(cells), ""], _own_bugs())
     return "\n".join([_HEAD, *chain.from_iterable(parts)])
@@ -154,7 +154,7 @@ def _exhibits(cells):
 
 
 def _plain(text):
-    """Return a text in one line, without what Markdown takes for its own."""
+    """Return a text in one line, with Markdown's own characters escaped."""
     return " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
 
 

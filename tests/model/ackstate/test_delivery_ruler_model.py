@@ -168,7 +168,7 @@ def anchored_at_the_newest(self, time):
 
 
 def tell(*story, marks_max=128, start=0):
-    """Let a machine do what a story says, with every invariant after each step."""
+    """Execute a story on a machine, with every invariant after each step."""
     machine = DeliveryRulerMachine()
     machine.begin(marks_max, start)
     for act, *arguments in story:

@@ -22,7 +22,8 @@ delays = st.sampled_from([NO_DELAY, 0, 9, 64]) | st.integers(1, 200)
 
 
 class Reader:
-    """A subscription's dispatcher: reads the log in order, skips what it is told to, polls for it later."""
+    """A subscription's dispatcher: reads the log in order, skips as the tracker requests, polls for these messages
+    later."""
 
     def __init__(self, index: TopicDelayIndex, log: list[Position], *, is_attached: bool) -> None:
         self.acked: set[Position] = set()
@@ -111,7 +112,7 @@ class DelayMachine(RuleBasedStateMachine):
 
     @rule(which=subscriptions, pick=st.integers(0, 99))
     def read_again(self, which, pick):
-        """After a failed read, or for the replay of what was delivered or handed out."""
+        """After a failed read, or for the replay of messages that were delivered or handed out."""
         reader = self.readers[which]
         again = [position for position in self.log[: reader.next_read] if position not in reader.acked]
         if again:

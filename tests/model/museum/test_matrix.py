@@ -1,4 +1,4 @@
-"""Does the committed page say what was measured, and is the measuring able to tell a bug from none?"""
+"""The committed page shows the measurements, and measuring distinguishes a bug from none."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_refused_call_changes_nothing():
     assert ruler.old_up_to(0, 20) == P(3, 5)
 
 
-# Bursts of records, each so many ms after the one before.
+# Bursts of records, each some ms after the one before.
 bursts = st.lists(
     st.tuples(st.integers(1, 90), st.sampled_from([0, 1, 1, 2, 7, 64, 1_000, 10**6])), min_size=1, max_size=8
 )

@@ -1,4 +1,4 @@
-"""What a real cursor of Pulsar 5.0.0-M1 held and the bytes that it wrote for it: ours are the same.
+"""States of a real cursor of Pulsar 5.0.0-M1 and the bytes that it wrote for them: ours are the same.
 
 Two named deviations.
 

@@ -1,4 +1,4 @@
-"""Which ranges does a limit keep?"""
+"""The ranges that a limit keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record of Pulsar keeps under a limit, by each version's rule, and when it is compressed."""
+"""The acks that a record of Pulsar keeps under a limit, by each version's rule, and when it is compressed."""
 
 from __future__ import annotations
 

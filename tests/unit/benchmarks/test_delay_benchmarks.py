@@ -1,4 +1,4 @@
-"""What the benchmarks of delayed messages measure and draw, at a size where it can be said beforehand."""
+"""The measurements and pictures of the benchmarks of delayed messages, at a size where they are known beforehand."""
 
 from __future__ import annotations
 

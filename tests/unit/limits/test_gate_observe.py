@@ -1,4 +1,4 @@
-"""A look at the use that closes what has no room and opens what has, and sends nothing."""
+"""A look at the use that closes rules without room and opens those with room, and sends nothing."""
 
 import pytest
 

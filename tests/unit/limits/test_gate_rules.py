@@ -1,4 +1,4 @@
-"""Ranges, consumers, batches, redeliveries, what a verdict tells, and the estimate: one behaviour at a time."""
+"""Ranges, consumers, batches, redeliveries, verdicts, and the estimate: one behaviour at a time."""
 
 import pytest
 

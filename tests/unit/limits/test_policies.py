@@ -1,4 +1,4 @@
-"""What a topic's delivery-delay policies come to, and what they decide, in tables."""
+"""The effective delivery-delay policies of a topic, and their decisions, in tables."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_each_field_comes_from_the_nearest_level_that_speaks_of_it():
     }
 
 
-# What a topic and its namespace say, of which one says something; whose word counts, if enforced and if not.
+# The values of a topic and its namespace, of which one sets something; the one that counts, if enforced and if not.
 SAID = [
     (0, None, (0, TOPIC), (0, TOPIC)),
     (7, None, (7, TOPIC), (7, TOPIC)),
@@ -258,7 +258,7 @@ def test_a_topic_with_a_fixed_delay_of_its_own_is_not_active_by_its_own_word_onl
 
 
 def test_a_maximum_does_not_keep_a_topic_active():
-    """What is delivered at once is not delayed for longer than allowed."""
+    """A message delivered at once is not delayed for longer than allowed."""
     assert effective(P(active=False), P(active=True, max_delivery_delay_ms=60), BROKER).active is False
 
 
@@ -425,7 +425,7 @@ def test_a_topic_that_may_disable_does_so_as_a_whole():
             {"a": P(tick_time_ms=5), "b": P(fixed_delivery_delay_ms=7)},
             r"7 \(of the topic\) would not be kept for topic b: .*\(says the namespace\)",
         ),
-        # What a removal leaves behind.
+        # The remains of a removal.
         (P(), False, {"b": P(fixed_delivery_delay_ms=7)}, r"for topic b: .*\(says the broker\)"),
     ],
 )
@@ -439,7 +439,7 @@ def test_what_a_namespace_may_not_set(namespace, broker_active, topics, saying):
     [
         (P(active=False), True, {"a": P(active=True, fixed_delivery_delay_ms=7), "b": P(fixed_delivery_delay_ms=0)}),
         (P(active=True, fixed_delivery_delay_ms=60), False, {}),
-        # It begins to enforce what some topic had switched off: the topic's word no longer counts.
+        # It begins to enforce a policy that some topic had switched off: the topic's value no longer counts.
         (P(fixed_delivery_delay_ms=60, max_delivery_delay_ms=60), True, {"a": P(False, 5, 0, 0)}),
         (P(), False, {"a": P(active=True, fixed_delivery_delay_ms=7)}),
     ],

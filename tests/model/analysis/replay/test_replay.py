@@ -46,7 +46,7 @@ test_every_instant_of_a_plain_policy_agrees = pytest.mark.slow(
 
 # Acks given at once may leave a bitmap in another form: where a limit on bytes decides, a size that has none.
 NO_LEDGER = {"ledger_writable": "false", "format": "PULSAR", "range_form": "LIST"}
-# What is too large for the metadata store is tried in vain, often because a permit lets it through.
+# A record too large for the metadata store is tried in vain, often because a permit admits it.
 IN_VAIN = st.lists(st.fixed_dictionaries(
     {
         "mark_delete_rate_limit": st.sampled_from((3, 20, 500)),

@@ -33,7 +33,7 @@ MUCH_TIME = Budget(3_600)
 
 
 class FakeLayer:
-    """Yields what it is told for given seeds, and clean runs of ten cycles for all others."""
+    """Yields the given runs for given seeds, and clean runs of ten cycles for all others."""
 
     def __init__(self, **told):
         self.told = {int(seed.removeprefix("seed_")): values for seed, values in told.items()}

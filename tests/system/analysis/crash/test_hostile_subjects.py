@@ -136,7 +136,7 @@ def test_a_subject_may_hold_its_answers_back_until_a_persist(tmp_path):
 
 
 def test_two_recoveries_that_differ_are_no_lost_receipts(monkeypatch):
-    # Where one is crashed after it forgot, and before it could say what it had found, that is lost.
+    # Where one is crashed after it forgot, and before it could report its state, that is lost.
     monkeypatch.setattr(process_runs, "_CRASHED_RECOVERY_SHARE", 0)
     monkeypatch.setattr(process_runs, "_EARLY_SHARE", 0)
 

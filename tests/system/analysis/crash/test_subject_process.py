@@ -1,4 +1,4 @@
-"""Hostile subjects, silent ones, large ones: the harness says what is wrong and never hangs."""
+"""Hostile subjects, silent ones, large ones: the harness reports the error and never hangs."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
 
 @pytest.mark.slow
 def test_a_python_subject_is_served_on_standard_streams(tmp_path):
-    """And what it prints does not get between the answers."""
+    """And its output does not get between the answers."""
     (tmp_path / "talkative.py").write_text(
         "from ackstate.analysis.crash.subjects.naive import NaiveSubject\n"
         "class Talkative:\n"

@@ -1,4 +1,4 @@
-"""The policies over REST: Pulsar's paths, names and answers, and partial updates that keep what they do not name."""
+"""The policies over REST: Pulsar's paths, names and answers, and partial updates that keep unnamed fields."""
 
 from __future__ import annotations
 

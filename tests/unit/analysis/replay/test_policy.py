@@ -1,4 +1,4 @@
-"""Policies and grids: what they are made of, and what is refused, by name."""
+"""Policies and grids: their settings, and the refusals, by name."""
 
 from __future__ import annotations
 
