@@ -91,13 +91,14 @@ class ManagedCursor(FormerNames):
         """Open a subscription's cursor and take it over from its last owner: recover it, or create it if there is none.
 
         A new cursor, with its start and its properties, is durable when this returns. In Pulsar's format a mark-delete
-        position may move, as `ackstate.cursor.journal.pulsar.reopened` says; that is durable then, too.
+        position may move (`ackstate.cursor.journal.pulsar.reopened`); that is durable then, too.
 
         The arguments are those of `CursorOpening`; the store stays open when the cursor is closed.
 
         Raises:
             TypeError, ValueError: An argument is of another type, a name is empty, or a property too long.
-            UnreadableCursorError: The stored cursor cannot be read; nothing was changed. It says which repairs help.
+            UnreadableCursorError: The stored cursor cannot be read; nothing was changed. The error names the repairs
+                that help.
             UnsupportedVersionError: A newer release wrote it.
             InvalidPositionError: The durable state is beyond the message log; Pulsar's mark-delete position may be.
             StoreError: The storage failed.

@@ -156,7 +156,7 @@ class CursorCollector(Collector):
         One that is added by itself under the same names takes precedence. No-op for topics that were added before.
 
         Args:
-            topics: Held weakly. Of `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
+            topics: Held weakly. For `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
         """
         with self._lock:
             if all(each() is not topics for each in self._topics):

@@ -23,7 +23,7 @@ class ReceiptStatus(Enum):
 
 
 class Receipt(NamedTuple):
-    """The answer to an accepted ack: it is in memory, and nothing is said about the disk.
+    """The answer to an accepted ack: it is in memory, which promises nothing about the disk.
 
     Attributes:
         number: Everything accepted up to this number must be durable before this receipt is.

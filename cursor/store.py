@@ -36,7 +36,7 @@ METADATA_VALUE_BYTES_MAX = 64 << 20
 
 
 class StoreError(AckStateError):
-    """The storage refused or failed; whether a mutating call happened is unknown unless a subclass says so."""
+    """The storage refused or failed; whether a mutating call happened is unknown unless a subclass defines it."""
 
 
 class StoreLockedError(StoreError):

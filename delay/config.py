@@ -46,7 +46,7 @@ class DelayConfig:
     >>> DelayConfig.from_pulsar_conf({"delayedDeliveryTickTimeMillis": "100"}).tick_time_ms
     100
 
-    Whole numbers are at least 1, or 0 where that is said to mean something, and fit 64 bits.
+    Whole numbers are at least 1, or 0 where it has a meaning of its own, and fit 64 bits.
 
     Attributes:
         enabled: Whether messages are delayed at all. Pulsar: ``delayedDeliveryEnabled``.

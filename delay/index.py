@@ -270,7 +270,7 @@ class TopicDelayIndex(SharedDelayIndex):
         if held is not None and held.intersect(fresh):
             fresh -= held
         if len(fresh) < len(entry_ids):
-            # Of an entry that was given twice the first time counts.
+            # If an entry was given twice, the first time counts.
             entry_ids, deliver_at_ms = first_of_each(entry_ids, deliver_at_ms, fresh)
         # Not past the end of time, as in `hold`.
         wait_ms = np.minimum(-deliver_at_ms % self._tick_time_ms, TIME_MS_MAX - deliver_at_ms)

@@ -124,7 +124,7 @@ class DispatchGate:
         """Grant the longest prefix of new messages that fits every limit; nothing while a rule is closed.
 
         Args:
-            worst_case_bytes: For each entry wanted, in order of dispatch, the most that its ack can add to the
+            worst_case_bytes: For each requested entry, in order of dispatch, the most that its ack can add to the
                 un-persisted ranges (`isolated_range_bytes`). If empty, nothing is requested and nothing changes.
             usage: The usage before this grant.
             consumer: The consumer that is to receive them.
@@ -284,9 +284,9 @@ class DispatchGate:
         """Call a waiter once, as soon as no rule is closed for a consumer: at once if none is now, or after `close`.
 
         The thread that opens the gate calls it, possibly that of another subscription of the broker. It must signal
-        that it is time to dispatch, and not dispatch itself: the caller's grant may not have been counted yet. A waiter
-        that was added twice is called twice. Its exceptions are logged; one reaches the caller of this method only if
-        the waiter is called at once.
+        that it is time to dispatch, and not dispatch itself: the caller's grant may be counted later. A waiter that was
+        added twice is called twice. Its exceptions are logged; one reaches the caller of this method only if the waiter
+        is called at once.
 
         Raises:
             TypeError: It cannot be called.

@@ -75,7 +75,7 @@ def check_namespace_settable(
         topic_may_disable: As in `effective`.
 
     Raises:
-        DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and says how many there are.
+        DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and their number.
 
     Complexity: O(topics).
     """

@@ -210,7 +210,7 @@ class Calibration:
 
     @property
     def means(self) -> list[Mean]:
-        """Of all points that have one."""
+        """Value of all points that have one."""
         return [mean for point in self.points if (mean := point.mean) is not None]
 
     @property

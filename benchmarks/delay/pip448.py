@@ -37,7 +37,7 @@ class TopicDelayManager:
 
     Args:
         tick_time_ms: Times are rounded down to a multiple of this, at least 1.
-        is_deliver_at_time_strict: Whether a message may not be delivered before its time; that it is, is fault (e).
+        is_deliver_at_time_strict: Whether a message must not be delivered before its time; that it is, is fault (e).
         fixed_delay_detection_lookahead: How many messages of one fixed delay must wait for deliveries to pause.
         prune_eligible_ratio: Which part of the subscriptions must have something due for the timer to prune.
         on_empty: Called when the last subscription has gone.

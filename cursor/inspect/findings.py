@@ -134,7 +134,7 @@ class StoredRecord:
         cursor_ledger_id: The ledger that holds the journal; None if the state is in the record.
         epoch: Epoch of the journal.
         term: How often the cursor was opened.
-        mark_delete: Where the cursor stood when this was written, if it says so.
+        mark_delete: The mark-delete position when this was written, if it has one.
         cursor_properties: The properties attached to the cursor.
     """
 

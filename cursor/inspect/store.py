@@ -134,7 +134,7 @@ class _CursorReader:
             self._record = _stored_record(store.metadata.get(name.path), self._recovery.ledgers)
 
     def inspection(self) -> CursorInspection:
-        """Return all that there is to say."""
+        """Return the whole report."""
         found, problems = self._found()
         named = None if self._record is None else self._record.cursor_ledger_id
         leftovers = tuple(ledger_id for ledger_id in self._owned if ledger_id != named)

@@ -1,7 +1,7 @@
 """Reports the ack holes of a stored cursor, and their causes as far as a store has them without its broker.
 
-The cursor is read as an open would read it; nothing is written. `ackstate.cursor.inspect.store` says why a cursor does
-not open.
+The cursor is read as an open would read it; nothing is written. `ackstate.cursor.inspect.store` reports why a cursor
+does not open.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
 
 Resolve = Callable[[SharedSnapshot], RecordFields]
-"""Reads the delay buckets that a snapshot refers to, and returns all that it says."""
+"""Reads the delay buckets that a snapshot refers to, and returns all of its acks."""
 
 _BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
 

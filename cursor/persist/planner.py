@@ -75,7 +75,7 @@ class RecordPlanner:
         self.may_hold_back = config.become_old_ack_record_seconds != 0 or (
             config.metadata_limits.range_count_max is not None
         )
-        """Whether a persist may exclude an ack, so that a receipt must say which entries it is for."""
+        """Whether a persist may exclude an ack, so that a receipt must list its entries."""
 
     @property
     def counts_entries(self) -> bool:

@@ -80,7 +80,7 @@ class AgeChoice:
             return "no ack seen yet: held at seconds_min"
         if self.sample_count < policy.sample_count_min:
             return f"only {self.sample_count:,} of {policy.sample_count_min:,} acks seen yet: held at seconds_min"
-        # 100 % is said only of all.
+        # 100 % means all of them.
         percent = min(round(100 * (1 - self.late_share), 2), 99.99 if self.late_share else 100)
         seconds = f"{self.age_ms / 1000:,.3f}".rstrip("0").rstrip(".")
         observed = f"{percent:g} % of {self.sample_count:,} acks came in under {seconds} s"

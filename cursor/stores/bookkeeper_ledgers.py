@@ -253,7 +253,7 @@ class BookKeeperLedgers:
     def _send(
         self, writers: Mapping[int, SegmentWriter], batches: Mapping[int, list[bytes]], group: Group | None = None
     ) -> StoreError | None:
-        """Append batches and commit their group; return the error with which they may not count, None if they do.
+        """Append batches and commit their group; return the error after which they may be lost, None if they count.
 
         Unless they do, their ledgers are unsettled.
         """

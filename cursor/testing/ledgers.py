@@ -73,7 +73,7 @@ def _check_entries_come_back(store: Store) -> None:
 def _check_buffers_are_copied(store: Store) -> None:
     """Stored bytes do not change with the buffer that they were copied from."""
     buffer = bytearray(b"before")
-    # A caller may pass any buffer where the type says bytes.
+    # A caller may pass any buffer where the type is bytes.
     data = cast("bytes", buffer)
     ledger_id = store.ledgers.create("buffers")
     store.ledgers.append(ledger_id, data)

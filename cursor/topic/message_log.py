@@ -335,7 +335,7 @@ class MessageLog:
     def _count_up_to(self, last: int, *, published: int) -> int:
         """Count the entries of the open ledger up to its last one, and return how many are new.
 
-        The store says how many there are: an append that failed may have happened.
+        The store has their number: an append that failed may have happened.
         """
         ledger_id = self.ledgers.current_ledger_id
         new = last + 1 - self.ledgers.entry_count(ledger_id)

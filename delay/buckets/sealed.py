@@ -180,8 +180,8 @@ class SealedBuckets:
     def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
         """Load a bucket's next segment, whose messages must then be in memory; remove the bucket after the last one.
 
-        A damaged or missing segment is rebuilt from its metadata: its messages are due when the log says, or all at the
-        last due time of the segment.
+        A damaged or missing segment is rebuilt from its metadata: its messages are due at their times in the log, or
+        all at the last due time of the segment.
 
         Returns:
             The messages, none if the bucket was removed; None if the load failed and nothing has changed.

@@ -129,7 +129,7 @@ class Commands:
         await consumer.dispatcher.subscription.add_permits(consumer.name, command.permits)
 
     async def ack(self, command: Any) -> None:
-        """Ack messages; the answer, if one is requested, does not say that the acks are durable, as in Pulsar."""
+        """Ack messages; the answer, if one is requested, does not mean that the acks are durable, as in Pulsar."""
         refuse_if(command.txnid_most_bits != 0, "transactions")
         consumer = self._consumer(command)
         if not command.message_id:

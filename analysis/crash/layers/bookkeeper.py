@@ -189,7 +189,7 @@ class _BookKeeperStory(TakeoverStory):
         return "bookkeeper", self._cluster.hosts
 
     def _bookie_killed(self) -> None:
-        """One bookie of three dies at work; the owner goes on without it."""
+        """One bookie of three dies at work; the owner continues without it."""
         self.steps.append("a bookie is killed at work, and started again")
         self.counts["killed_bookies"] += 1
         with self.owner.at_work():
