@@ -33,10 +33,8 @@ demo-broker: setup ## kill the example broker under Pulsar's own clients; ARGS='
 	@$(JAVA) .venv/bin/python -m examples.kill_and_compare out/broker $(ARGS)
 
 test: setup ## all that CI runs: format, lint, types, imports, every test
-	@bash .ci/setup browser
-	@bash .ci/setup stores
-	@bash .ci/setup bookkeeper
-	@bash .ci/setup classes & $(MAKE) --no-print-directory lint; failed=$$?; wait; exit $$failed
+	@for part in browser stores bookkeeper classes; do bash .ci/setup $$part || exit; done & \
+	$(MAKE) --no-print-directory lint; failed=$$?; wait $$! && exit $$failed
 	HYPOTHESIS_PROFILE=ci $(PYTEST) $(PARALLEL)
 
 lint: setup ## format, lint, types, imports

@@ -80,15 +80,28 @@ def isolated_ranges_bytes(positions: Iterable[tuple[int, int]]) -> list[int]:
 def firsts_bytes(firsts: BitMap) -> int:
     """Sum `range_first_bytes` over a bitmap of first entries.
 
-    Complexity: one rank query for each length that a varint can have.
+    Complexity: one rank query for each change of a varint's length between the lowest and the highest.
     """
-    total = len(firsts) + (MINUS_ONE_BYTES - 1) * (0 in firsts)
-    return total + sum(firsts.range_cardinality(longer + 1, _ENTRY_ID_END) for longer in _LONGER_FROM)
+    return _varints_bytes(firsts, 1) + (MINUS_ONE_BYTES - 1) * (0 in firsts)
 
 
 def lasts_bytes(lasts: BitMap) -> int:
-    """Sum `range_last_bytes` over a bitmap of last entries."""
-    return len(lasts) + sum(lasts.range_cardinality(longer, _ENTRY_ID_END) for longer in _LONGER_FROM)
+    """Sum `range_last_bytes` over a bitmap of last entries. Complexity: as `firsts_bytes`."""
+    return _varints_bytes(lasts, 0)
+
+
+def _varints_bytes(entry_ids: BitMap, less: int) -> int:
+    """Return the size of the varints of all entry ids minus a number; -1 counts as one byte."""
+    total = count = len(entry_ids)
+    if not count:
+        return 0
+    lowest, highest = entry_ids.min(), entry_ids.max()
+    for longer in _LONGER_FROM:
+        begin = longer + less
+        if begin > highest:
+            break
+        total += count if begin <= lowest else entry_ids.range_cardinality(begin, _ENTRY_ID_END)
+    return total
 
 
 def ranges_bytes(ledger_id: int, bitmap: BitMap, firsts: BitMap) -> int:

@@ -21,6 +21,7 @@ ACCEPTED = ReceiptStatus.ACCEPTED
 """Cached: the lookup of an enum's member is slow."""
 # Bitmap operations take as long as this many single acks.
 _FEW_MAX = 16
+_INTEGERS = {int}
 
 
 @final
@@ -51,20 +52,20 @@ class AckIntake:
 
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_entries`."""
-        ledger_id, _ = check_position(Position(ledger_id, 0))
         is_plain = not (self.names_entries or self._listeners.of_changes or self.young_age.is_chosen)
-        few = _few(entry_ids) if is_plain else None
-        if few is None:
-            return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
-        with self._lock:
-            self._persister.check_open()
-            end = self._state.ledgers.entry_count(ledger_id)
-            if few and not 0 <= min(few) <= max(few) < end:
-                return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
-            ack, newly_acked = self._state.ack, 0
-            for position in positions_of(ledger_id, few):
-                newly_acked += ack(position)
-            return tuple.__new__(Receipt, (self._state.accepted_number, newly_acked, self.opened, {}, ACCEPTED, None))
+        few = _few(entry_ids) if is_plain and type(ledger_id) is int else None
+        if few is not None:
+            with self._lock:
+                if not self._persister.closed and 0 <= min(few) <= max(few) < self._state.ledgers.entry_count(
+                    ledger_id
+                ):
+                    ack, newly_acked = self._state.ack, 0
+                    for position in positions_of(ledger_id, few):
+                        newly_acked += ack(position)
+                    number = self._state.accepted_number
+                    return tuple.__new__(Receipt, (number, newly_acked, self.opened, {}, ACCEPTED, None))
+        ledger_id, _ = check_position(Position(ledger_id, 0))
+        return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
 
     def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int, observes_age: bool = True) -> Receipt:
         """Ack entries of many ledgers, all or none; errors as `ManagedCursor.ack_entries`.
@@ -153,14 +154,15 @@ class AckIntake:
 
 
 def _few(entry_ids: Iterable[int]) -> list[int] | None:
-    """Return entry ids as a list of integers; None if there are many, or if one might be invalid."""
-    try:
-        if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
+    """Return entry ids as a list of integers; None if there are many or none, or if one might be invalid."""
+    if type(entry_ids) is not list:
+        try:
+            if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
+                return None
+        except TypeError:
             return None
-    except TypeError:
-        return None
-    found = entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
-    return found if all(type(each) is int for each in found) else None
+        entry_ids = entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
+    return entry_ids if len(entry_ids) <= _FEW_MAX and {*map(type, entry_ids)} == _INTEGERS else None
 
 
 def named(position: Position) -> Mapping[int, BitMap]:

@@ -29,14 +29,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config, items):
     """Give pytest-xdist groups that stay in one process: the tests with Spark or the browser, or those of a module."""
     for item in items:
         # Commands that use Spark in this process leave its virtual machine, which the next test with Spark finds.
         shared = [name for name in ("spark", "browser") if name in item.fixturenames or item.get_closest_marker(name)]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
     # The longest groups begin first, so that none is left when all others have ended.
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    result = yield
+    if getattr(config.option, "loadgroup", False) and not all("@" in item.nodeid for item in items):
+        raise pytest.UsageError("the groups of pytest-xdist have no effect: its release does not fit that of pytest")
+    return result
 
 
 @pytest.fixture(scope="session")

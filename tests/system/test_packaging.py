@@ -86,8 +86,8 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
     assert "ackstate/wire/pulsar/cursor_state.proto" in names
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ours_first", [pytest.param(True, marks=pytest.mark.soak), False])
+@pytest.mark.soak
+@pytest.mark.parametrize("ours_first", [True, False])
 def test_the_wheel_and_flask_limiter_live_side_by_side(wheel, tmp_path, ours_first):
     """Flask-Limiter and slowapi stand on a distribution whose package is called `limits`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)

@@ -104,21 +104,23 @@ def commands(root, days, *, first=LOCAL, sweep=LOCAL, first_day=LOCAL, second_da
 
 
 @EACH_STORE
-@pytest.mark.parametrize("master", ["local[2]", pytest.param("cluster", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "master", [None, *(pytest.param(url, marks=pytest.mark.soak) for url in ("local[2]", "cluster"))]
+)
 def test_every_command_answers_behind_a_url_as_it_does_here(base, here, master, request, tmp_path):
     server, (local, expected, days) = request.getfixturevalue("server"), here
     url = request.getfixturevalue("spark_cluster")[0] if master == "cluster" else master
     # The state that workers wrote is read in this process, and workers read the one that was written in it.
     some = ("sweep", "first_day") if server.url.startswith("hdfs") else ("second_day",)
-    words = commands(base, days, **dict.fromkeys(("first", *some), ("--master", url)))
+    words = commands(base, days, **dict.fromkeys(("first", *some), ("--master", url) if url else LOCAL))
     generated = base / "generated"
     words += [["trace", "generate", generated, "--workload", "key_shared", "--events", "50000", "--json"]]
     *behind, made = answers(words, cwd=tmp_path, environment=server.environment)
     assert_generated(generated, made)
     for mine, theirs in zip(expected, behind, strict=True):
         assert theirs.replace(str(base), str(local)) == mine
-    with_spark, in_process = map(json.loads, behind[2:4])
-    assert with_spark == in_process
+    by_engine, in_process = map(json.loads, behind[2:4])
+    assert by_engine == in_process
     assert [json.loads(behind[at])["days_read"] for at in (6, 8)] == [["day=2026-11-20"], ["day=2026-11-21"]]
 
     pages = [(root / "report.html").read_text(encoding="utf-8") for root in (local, base)]

@@ -101,7 +101,7 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.soak
 def test_our_cursor_is_caught_when_its_store_does_not_sync_names(tmp_path):
     """ext4 would keep them with the next sync of a file; the layer takes them back."""
     process = Path(__file__).with_name("process_with_shim.py")

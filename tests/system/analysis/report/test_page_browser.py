@@ -213,8 +213,7 @@ def test_page_and_charts_follow_the_colour_scheme(browser, show):
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: .ci/setup browser")
-@pytest.mark.parametrize("width", [DESKTOP, TELEPHONE])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(DESKTOP, "light"), (TELEPHONE, "dark")])
 def test_axe_finds_no_barrier(browser, show, width, scheme):
     show(contents(), width=width, scheme=scheme)
     browser.execute_script("document.querySelectorAll('details').forEach(each => { each.open = true; })")

@@ -71,8 +71,8 @@ def local_answer(spark, trace):
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("master", ["local[2]", pytest.param("cluster", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("master", ["local[2]", "cluster"])
 def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installed_us(
     spark, master, bare_python, tmp_path, request
 ):
