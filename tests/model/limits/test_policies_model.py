@@ -225,10 +225,8 @@ def test_the_oracle_catches_a_topic_that_escapes(monkeypatch):
 
 
 def test_the_oracle_catches_a_0_that_is_taken_for_unset(monkeypatch):
-    first_said = ackstate.limits.policies._first_said
-    monkeypatch.setattr(
-        ackstate.limits.policies, "_first_said", lambda *words: first_said(words[0] or None, *words[1:])
-    )
+    first_set = ackstate.limits.policies._first_set
+    monkeypatch.setattr(ackstate.limits.policies, "_first_set", lambda *words: first_set(words[0] or None, *words[1:]))
     with pytest.raises(AssertionError):
         resolve_like_the_model(P(max_delivery_delay_ms=0), P())
 
