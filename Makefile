@@ -70,7 +70,7 @@ live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live
 	@bash .ci/setup live
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.proof docs/pulsar-live.md $(ARGS)
 
-# What make test leaves out runs here: tests/soak, tests with the mark soak, and models, decoders and schedules with
+# Runs the tests that make test leaves out: tests/soak, tests with the mark soak, and models, decoders and schedules with
 # many more examples.
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, mutants
 	@bash .ci/setup bookkeeper

@@ -169,7 +169,7 @@ class DeletedRanges(RangeStore):
 
         In one ledger, it acks every entry above `lower` up to `upper`. Across two ledgers it acks every entry up to
         `upper` in the upper ledger, and in the lower ledger the entries above `lower` up to the last one already acked,
-        if any: it never acks entries that may not exist. Ledgers in between are not changed.
+        if any: entries that might not exist are never acked. Ledgers in between are not changed.
 
         Raises:
             ValueError: An id is out of range, or `upper` lies below `lower`.

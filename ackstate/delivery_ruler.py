@@ -31,10 +31,10 @@ class DeliveryRuler:
     >>> ruler = DeliveryRuler()
     >>> for second, ledger_id in ((0, 3), (2, 4), (4, 5), (5, 6)):
     ...     ruler.record(Position(ledger_id, 1), second * 1000)
-    >>> ruler.frontier(3000, now_ms=5000)
+    >>> ruler.old_up_to(3000, now_ms=5000)
     Position(ledger_id=4, entry_id=1)
 
-    A position is *old* for an age if it is at or below `frontier` of that age, else *young*. Times are milliseconds of
+    A position is *old* for an age if it is at or below `old_up_to` of that age, else *young*. Times are milliseconds of
     any clock, possibly negative. Not safe for concurrent mutation.
 
     **Few marks for any traffic.** If there are more than `marks_max`, they are thinned. Let D be `marks_max` // 64. A
@@ -49,9 +49,9 @@ class DeliveryRuler:
     D / (D - 1) times the age, plus one ms, after it was sent; exactly at the age if no mark was dropped.
 
     **How many marks are left.** Ages below 2D have a cell for each ms. Every doubling of the age above is D cells long
-    and touches at most D + 1, so there are at most 2D + k * (D + 1) marks of ages below 2D * 2**k. Of all marks at most
-    the newest 7/8 of `marks_max` are kept, so that a record costs amortised O(1). For ages beyond these marks, more
-    than 4 years with 128 marks and 2,000 with 256, `frontier` may be later still, or None.
+    and touches at most D + 1, so there are at most 2D + k * (D + 1) marks of ages below 2D * 2**k. At most the newest
+    7/8 of `marks_max` marks are kept, so that a record costs amortised O(1). For ages beyond these marks, more than 4
+    years with 128 marks and 2,000 with 256, `old_up_to` may be later still, or None.
 
     Args:
         marks_max: Most marks stored; at least 128. More marks are finer, because D grows.
@@ -141,7 +141,7 @@ class DeliveryRuler:
                 self._thin()
             begin = end
 
-    def frontier(self, age_ms: int, now_ms: int) -> Position | None:
+    def old_up_to(self, age_ms: int, now_ms: int) -> Position | None:
         """Return the highest position up to which everything was certainly sent at least `age_ms` ago, or None.
 
         For one age it never goes back while time does not: an answer stays true, so it is stored, for the 32 ages that
@@ -166,11 +166,14 @@ class DeliveryRuler:
             self._keep_answer(age_ms, instant, found)
         return found
 
+    frontier = old_up_to
+    """The former name, for one release."""
+
     def sent_by(self, position: Position) -> int | None:
         """Return the time by which a position was certainly sent, or None if no mark is at or above it.
 
-        It is the time of the lowest mark at or above the position, as for `frontier`. It rises when marks are dropped,
-        while `frontier` keeps its last answers. So a position may be old before its age by this time.
+        It is the time of the lowest mark at or above the position, as for `old_up_to`. It rises when marks are dropped,
+        while `old_up_to` keeps its last answers. So a position may be old before its age by this time.
 
         Raises:
             ValueError: An id is out of range.

@@ -31,11 +31,16 @@ class Selection(NamedTuple):
 
     Attributes:
         kept: The ranges within the limit: a copy.
-        left_out: Number of acked entries outside these ranges; a crash would redeliver them.
+        excluded_count: Number of acked entries outside these ranges; a crash would redeliver them.
     """
 
     kept: DeletedRanges
-    left_out: int
+    excluded_count: int
+
+    @property
+    def left_out(self) -> int:
+        """The former name of `excluded_count`, for one release."""
+        return self.excluded_count
 
 
 def select(
@@ -46,8 +51,8 @@ def select(
     >>> ranges = DeletedRanges()
     >>> ranges.add_run(3, 2, 3) + ranges.add_run(3, 5, 7) + ranges.add_run(4, 0, 9)
     12
-    >>> kept, left_out = select(ranges, range_count_max=2, keep=Keep.WIDEST)
-    >>> str(kept), left_out
+    >>> kept, excluded_count = select(ranges, range_count_max=2, keep=Keep.WIDEST)
+    >>> str(kept), excluded_count
     ('[(3:4..3:6],(4:-1..4:8]]', 1)
 
     Args:

@@ -64,7 +64,7 @@ class AdminServer:
     """The address of the server, and how requests are sent to it.
 
     Attributes:
-        url: Of http or https, maybe with a path, without a query and a user.
+        url: A URL of http or https, maybe with a path, without a query and a user.
         token: Sent as a bearer token; empty for none. Never shown.
         timeout_s: Limit of a whole exchange, from the look-up of the name to the last byte of the answer.
         trust_cert_path: Certificates to trust instead of the system's; empty for the system's.

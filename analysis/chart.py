@@ -250,7 +250,7 @@ class Chart:
         x: The horizontal axis.
         y: The vertical axis.
         layers: From the back to the front.
-        summary: Its content in a sentence, for readers who do not see it.
+        summary: Its content in a sentence, for readers who cannot see it.
         height_px: Height of the area inside the axes.
         extra: HTML placed inside that area.
     """

@@ -31,7 +31,7 @@ class Duration:
         (90000, 90000)
 
         Args:
-            text: What the user wrote.
+            text: The user's text.
             plain_unit: The unit of a number without one; empty to require a unit.
 
         Raises:

@@ -32,7 +32,7 @@ class ExchangeError(AckStateError):
 
 
 class AnswerTooLongError(ExchangeError):
-    """The answer exceeds its limits: of time, of bytes, or by an encoding that was not requested."""
+    """The answer takes too long, has too many bytes, or an encoding that was not requested."""
 
 
 class Request(NamedTuple):

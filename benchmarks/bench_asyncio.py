@@ -37,7 +37,7 @@ ABOUT = (
 Step = Callable[[], Awaitable[object]]
 
 
-class Held(NamedTuple):
+class HoldUp(NamedTuple):
     """The result of one round."""
 
     median_ms: float
@@ -96,7 +96,7 @@ async def awaited(store: FileStore) -> AsyncIterator[list[Step]]:
         yield [partial(step, name) for name in names]
 
 
-async def measure(opened: Callable[[FileStore], AbstractAsyncContextManager[list[Step]]], store: FileStore) -> Held:
+async def measure(opened: Callable[[FileStore], AbstractAsyncContextManager[list[Step]]], store: FileStore) -> HoldUp:
     """Run all topics for a while, and return how long the loop was held up."""
     async with opened(store) as steps:
         begin, count, late = time.perf_counter(), 0, []
@@ -116,12 +116,12 @@ async def measure(opened: Callable[[FileStore], AbstractAsyncContextManager[list
         await asyncio.gather(listen(), *map(work, steps))
         late.sort()
         took = time.perf_counter() - begin
-    return Held(late[len(late) // 2], late[len(late) * 99 // 100], late[-1], count / took)
+    return HoldUp(late[len(late) // 2], late[len(late) * 99 // 100], late[-1], count / took)
 
 
 def compare() -> BenchmarkReport:
     """Run both in turn."""
-    found: dict[str, list[Held]] = {"in the loop": [], "awaited": []}
+    found: dict[str, list[HoldUp]] = {"in the loop": [], "awaited": []}
     for _ in range(ROUNDS):
         for name, opened in (("in the loop", in_the_loop), ("awaited", awaited)):
             with TemporaryDirectory() as directory, closing(FileStore(Path(directory) / "store")) as store:

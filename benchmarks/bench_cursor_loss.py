@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ABOUT = (
-    "Acks in one call, one persist, a crash: what a cursor opened anew does not know, by what was acked. Pulsar's "
-    "figures are its own losses of 20 thousand ranges under its limit of 10 thousand, in list form, "
-    "of which it keeps the lowest; in words form it loses 0, 37.6, 97.5 and 98.8 % in the order of the patterns."
+    "Acks in one call, one persist, a crash: the acks that a reopened cursor does not have, by the pattern of the "
+    "acks. Pulsar's figures are its own losses of 20 thousand ranges under its limit of 10 thousand, in list form, of "
+    "which it keeps the lowest; in words form it loses 0, 37.6, 97.5 and 98.8 % in the order of the patterns."
 )
 LEDGER = 7
 RANGES = 20_000

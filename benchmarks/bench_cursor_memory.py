@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "100 thousand open cursors in a process of its own, divided by their number; nothing waits in them to be "
     "persisted. Their store keeps nothing, so it weighs nothing. Resident: pages that the process grew by. Traced: "
-    "what Python's allocator handed out (`tracemalloc`), without the bitmaps that the C library holds. The message log "
-    "is one for all of them, but where a row says that each has its own."
+    "memory from Python's allocator (`tracemalloc`), without the bitmaps that the C library holds. The message log is "
+    "one for all of them, but where a row says that each has its own."
 )
 CURSORS = 100_000
 LEDGER = 7

@@ -1,4 +1,4 @@
-"""The bytes and CPU time to persist one more ack, by the number of existing holes."""
+"""The bytes and CPU time to persist another ack, by the number of existing holes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def measure_bytes(report: BenchmarkReport) -> None:
 
 
 def whole_state_bytes(holes: int) -> float:
-    """Return the bytes that a persist of one more ack takes when it writes the whole state."""
+    """Return the bytes that a persist of another ack takes when it writes the whole state."""
     with closing(MemoryStore()) as store:
         cursor, positions = opened(store, holes, PULSAR_FORMAT), acks_above(holes)
         before = cursor.stats().bytes_persisted

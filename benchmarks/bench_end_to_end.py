@@ -39,7 +39,7 @@ ABOUT = (
 )
 
 
-class Workload(NamedTuple):
+class EndToEndWorkload(NamedTuple):
     store: str
     type: str
     ack_by: str
@@ -50,16 +50,16 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = [
-    Workload(store, kind, ack_by)
+    EndToEndWorkload(store, kind, ack_by)
     for store, kind in (("file", "Shared"), ("sqlite", "Shared"), ("file", "Key_Shared"))
     for ack_by in ("one by one", "list")
 ]
 
 
-class Side:
+class MeasuredProcess:
     """A process that runs one workload with the code in a directory."""
 
-    def __init__(self, code: Path, workload: Workload, messages: int) -> None:
+    def __init__(self, code: Path, workload: EndToEndWorkload, messages: int) -> None:
         program = ROOT / "benchmarks" / "end_to_end_side.py"
         root = "ackstate." if code == ROOT else ""
         command = [sys.executable, "-P", str(program), root, *workload, str(messages)]
@@ -68,7 +68,7 @@ class Side:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def __enter__(self) -> Side:
+    def __enter__(self) -> MeasuredProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,11 +98,11 @@ def extracted(commit: str, directory: Path) -> Path | None:
 def measure(report: BenchmarkReport, before: Path | None, *, messages: int, rounds: int) -> None:
     """Run all sides in turn: a slow spell of the machine hits all of them."""
     with ExitStack() as running:
-        sides = {("now", each): running.enter_context(Side(ROOT, each, messages)) for each in WORKLOADS}
+        sides = {("now", each): running.enter_context(MeasuredProcess(ROOT, each, messages)) for each in WORKLOADS}
         for each in WORKLOADS:
             if before is not None and each.ack_by != "list":
-                sides[BEFORE, each] = running.enter_context(Side(before, each, messages))
-        taken: dict[tuple[str, Workload], list[dict[str, float]]] = {key: [] for key in sides}
+                sides[BEFORE, each] = running.enter_context(MeasuredProcess(before, each, messages))
+        taken: dict[tuple[str, EndToEndWorkload], list[dict[str, float]]] = {key: [] for key in sides}
         for _ in range(rounds):
             for key, side in sides.items():
                 taken[key].append(side.run())

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ABOUT = (
-    "One message asked for, every rule on, the `Usage` made beforehand; the loop around the call is included. Shared "
-    "is a gate under the limit of a broker, which counts what it grants, and is told by `count_unacked` that it was "
-    "sent: two calls. Two comparisons are what a dispatcher of Pulsar asks before it reads: is a flag set, are there "
-    "permits? Its limits are looked at after the fact."
+    "One requested message, every rule on, the `Usage` made beforehand; the loop around the call is included. Shared "
+    "is a gate under the limit of a broker, which counts the granted messages, and is notified by `count_unacked` that "
+    "they were sent: two calls. Two comparisons are those of a dispatcher of Pulsar before it reads: is a flag set, "
+    "are there permits? Its limits are looked at after the fact."
 )
 CALLS = 20_000
 UNIT = "ns a request"
@@ -44,22 +44,22 @@ def usage_of(outstanding: int) -> Usage:
     return Usage(17 * half, 17 * (outstanding - half), outstanding - half, half, outstanding - half, outstanding - half)
 
 
-def ask(usage: Usage, gate: DispatchGate) -> None:
-    """Ask repeatedly without sending: the timed function."""
+def request(usage: Usage, gate: DispatchGate) -> None:
+    """Request repeatedly without sending: the timed function."""
     request = gate.request
     for _ in range(CALLS):
         request(COST, usage=usage, consumer="consumer", now_ms=1)
 
 
-def ask_and_count(usage: Usage, gate: DispatchGate) -> None:
-    """The same, telling each time that it was sent."""
+def request_and_count(usage: Usage, gate: DispatchGate) -> None:
+    """Request, and count each granted message as sent."""
     request, count = gate.request, gate.count_unacked
     for _ in range(CALLS):
         request(COST, usage=usage, consumer="consumer", now_ms=1)
         count(1)
 
 
-def ask_peer(dispatcher: PulsarLikeDispatcher) -> None:
+def compare_counters(dispatcher: PulsarLikeDispatcher) -> None:
     """The same of the peer."""
     may_send = dispatcher.may_send
     for _ in range(CALLS):
@@ -67,7 +67,7 @@ def ask_peer(dispatcher: PulsarLikeDispatcher) -> None:
 
 
 def closed_gate(usage: Usage) -> DispatchGate:
-    """Return a gate that is closed at this use, with a thousand who wait for it."""
+    """Return a gate that is closed at this usage, with a thousand waiters."""
     gate = DispatchGate(GateLimits(0, max(usage.unacked_messages, 1), max_unacked_messages_per_consumer=0))
     verdict = gate.request(COST, usage=usage)
     assert verdict.granted == 0
@@ -87,12 +87,12 @@ def timings(outstanding: int) -> dict[str, Timing]:
     """Return the timed requests for one number of outstanding messages."""
     usage = usage_of(outstanding)
     gates: dict[str, tuple[Callable[[DispatchGate], None], Callable[[], DispatchGate]]] = {
-        "granted": (partial(ask, usage), lambda: DispatchGate(LIMITS)),
-        "granted, shared, and counted": (partial(ask_and_count, usage), lambda: shared_gate(outstanding)),
-        "refused, 1,000 wait": (partial(ask, usage), lambda: closed_gate(usage)),
+        "granted": (partial(request, usage), lambda: DispatchGate(LIMITS)),
+        "granted, shared, and counted": (partial(request_and_count, usage), lambda: shared_gate(outstanding)),
+        "refused, 1,000 wait": (partial(request, usage), lambda: closed_gate(usage)),
     }
     found = {name: Timing(thing, fresh, CALLS) for name, (thing, fresh) in gates.items()}
-    found["two comparisons"] = Timing(ask_peer, lambda: PulsarLikeDispatcher(outstanding), CALLS)
+    found["two comparisons"] = Timing(compare_counters, lambda: PulsarLikeDispatcher(outstanding), CALLS)
     return found
 
 

@@ -26,8 +26,8 @@ VECTORISED = {
     ("many_consumers", 100_000): 0.541, ("many_consumers", 20_000): 0.798, ("many_consumers", 5_000): 0.924,
     ("heavy_traffic", 100_000): 0.775, ("heavy_traffic", 20_000): 1.095, ("heavy_traffic", 5_000): 0.850,
 }  # fmt: skip
-"""Million events a CPU second of a replay with 600 lines more, which computed as arrays what a gate counts after each
-message while it stays closed or open. Measured in turn with this one, whose gate took 1.9 to 7 times as long."""
+"""Million events a CPU second of a replay with 600 lines more, which computed a gate's counts after each message as
+arrays while it stayed closed or open. Measured in turn with this one, whose gate took 1.9 to 7 times as long."""
 ABOUT = (
     f"One generated subscription of {EVENTS:,} events at 5,000 messages a second, a persist each second, one core, "
     "events in memory, under `max_unpersisted_ack_record_bytes`. Blocked: the share of the time in which dispatch "

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ABOUT = (
-    "Growth of a process of its own while it builds the thing. Allocated: what the C library handed out (`mallinfo2`, "
-    "with Python's own pools off). Resident: pages, with the pools on: what a user pays, but only to the nearest "
-    "few hundred kilobytes. The limits hold for allocated bytes. Alternating acks over 10 million entries are 5 "
-    "million acked ones; bits alone would take 0.25 byte for each. Peers hold alternating ranges too, fewer of them. "
-    "Of a list of bitmaps, the 8 bytes of its slot are not counted to the bitmap."
+    "Growth of a process of its own while it builds the thing. Allocated: memory from the C library (`mallinfo2`, with "
+    "Python's own pools off). Resident: pages, with the pools on: a user's cost, but only to the nearest few hundred "
+    "kilobytes. The limits hold for allocated bytes. Alternating acks over 10 million entries are 5 million acked "
+    "ones; bits alone would take 0.25 byte for each. Peers hold alternating ranges too, fewer of them. The 8 bytes of "
+    "a bitmap's slot in a list are not counted."
 )
 SPAN = 10_000_000
 LEDGER_COUNT = 100_000

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 ABOUT = (
     "Messages at a fixed rate of simulated time from a backlog that never ends: every figure is a count, none a time. "
     "An ack comes 2 s after its message was sent, so that about as many are on their way as a receiver queue of "
-    "Pulsar's holds. Of every other message (alternating), or all that one of four consumers gets, no ack comes until "
-    "that consumer is closed; or every other message is delayed, so that nobody has it and nothing is reserved for it. "
-    "At most 10,000 ranges are persisted, Pulsar's default; the rest stays un-persisted. No limit is on but the one "
-    "named. The highest use is what is in memory, in ranges or in bytes of ack records that are not durable, without "
-    "what is reserved. Pulsar's own was measured at 11,097 ranges for a limit of 10,000."
+    "Pulsar's holds. Every other message (alternating), or all that one of four consumers gets, is not acked until "
+    "that consumer is closed; or every other message is delayed, so that no consumer has it and nothing is reserved "
+    "for it. At most 10,000 ranges are persisted, Pulsar's default; the rest stays un-persisted. No limit is on but "
+    "the one named. The highest use is that in memory, in ranges or in bytes of ack records that are not durable, "
+    "without reservations. Pulsar's own was measured at 11,097 ranges for a limit of 10,000."
 )
 STEP_MS = 100
 ACK_AFTER_MS = 2_000
@@ -111,8 +111,8 @@ KIB_64 = _bytes("64 KiB", 64 * KIB, 1_000, 90, 65)
 MIB_1 = _bytes("1 MiB", MIB, 5_000, 65, 65)
 MIB_5 = _bytes("5 MiB", 5 * MIB, 10_000, 65, 65)
 RANGES = LimitSetting("10,000 ranges", "ranges", _only(max_unacked_ranges=10_000), 10_000, 1_000, 75, 65)
-# The largest limit takes a million messages to reach, so that it is run into once. The rule for ranges looks at what is
-# in memory, however it is accounted for, so that persists make no difference to it.
+# The largest limit takes a million messages to reach, so it is reached once. The rule for ranges counts those in
+# memory, with either accounting, so persists make no difference to it.
 RUNS = [
     *((KIB_64, ALTERNATING, interval_s) for interval_s in (1, 10, 60)),
     *((MIB_1, ALTERNATING, interval_s) for interval_s in (1, 10, 60)),

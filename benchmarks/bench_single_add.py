@@ -162,7 +162,7 @@ def measure_record_bytes(report: BenchmarkReport) -> None:
 
 
 def read_record_bytes(ranges: DeletedRanges) -> None:
-    """Ask for the size repeatedly: one call is too short for the clock."""
+    """Read the size repeatedly: one call is too short for the clock."""
     for _ in range(BATCH):
         ranges.record_bytes  # noqa: B018
 

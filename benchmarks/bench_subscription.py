@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "Everything in memory, nothing persisted; the log gives the same message for every position, so that the times are "
-    "the Subscription's own. A gate with every limit on, and none in reach, is asked for each message. Dispatch is of "
+    "the Subscription's own. A gate with every limit on, and none in reach, decides on each message. Dispatch is of "
     "100 messages, an ack of one entry, in the order sent or in one that has nothing to do with it, above the holes. "
-    "The closed gate is that of a range limit, reached with every other message acked and the others with one consumer."
+    "The closed gate is that of a range limit, reached with every other message acked and the others with one "
+    "consumer."
 )
 LEDGER = 7
 SENT = 2_000
@@ -195,7 +196,7 @@ def timed_life() -> dict[str, tuple[float, str]]:
 
 
 def dispatch_nothing(subscription: Subscription) -> None:
-    """Ask a closed gate repeatedly: the timed function."""
+    """Request from a closed gate repeatedly: the timed function."""
     for _ in range(SENT):
         assert not subscription.dispatch("c", 1, now_ms=1)
 

@@ -103,7 +103,7 @@ def dispatch_all(subscription, now_ms):
 
 
 def add_permits(subscription, consumer, count):
-    """Let a consumer receive more messages, where the release has permits, as clients do for acked ones."""
+    """Add permits to a consumer, where the release has permits, as clients do for acked messages."""
     if count and hasattr(subscription, "add_permits"):
         subscription.add_permits(consumer, count)
 

@@ -31,9 +31,9 @@ class CursorConfig:
 
     Attributes:
         format: In which bytes it is written; it is read in either, and converted by its next persist.
-        flush_interval_ms: `ManagedCursor.tick` persists what is not yet durable when the last persist is at least this
-            long ago; a crash redelivers at most what was acked in such an interval. 0 persists at every tick.
-            Pulsar: ``managedLedgerCursorPositionFlushSeconds``.
+        flush_interval_ms: `ManagedCursor.tick` persists acks that are not yet durable when the last persist is at least
+            this long ago; a crash redelivers at most the acks of such an interval. 0 persists at every tick. Pulsar:
+            ``managedLedgerCursorPositionFlushSeconds``.
         mark_delete_rate_limit: Above 0, `tick` also persists as soon as something was acked since the tick before, at
             most this many times a second, with a burst of one second. Acks beyond the limit wait for later acks or the
             flush interval. With 0, only the flush interval counts. Pulsar: ``managedLedgerDefaultMarkDeleteRateLimit``.
@@ -125,7 +125,7 @@ class CursorConfig:
 
     @property
     def list_limits(self) -> PersistLimits:
-        """How much a list of ranges may hold: that of the metadata store is one whatever the `range_form`."""
+        """How much a list of ranges may hold. The metadata store has a list with each `range_form`."""
         if self.format is Format.NATIVE:
             return PersistLimits(self.range_count_max, keep=self.keep)
         one_more = self.range_limit_rule is LimitRule.PULSAR_4_2
@@ -160,7 +160,7 @@ class CursorConfig:
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> CursorConfig:
-        """Return the settings by which a Pulsar broker's cursors would persist; what it leaves out is the default.
+        """Return the settings by which a Pulsar broker's cursors would persist; the others have their defaults.
 
         A ``managedLedgerDefaultMarkDeleteRateLimit`` of 0 or less is no limiter: each ack is written, so the interval
         is 0 then. The format stays native; `dataclasses.replace` chooses Pulsar's, and with it the `range_limit_rule`

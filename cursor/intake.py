@@ -29,7 +29,7 @@ class AckIntake:
     """The acks of one open cursor, but for `ManagedCursor.ack`, which saves the extra call.
 
     Args:
-        persister: Of the cursor: its state, lock, listeners and young age.
+        persister: The cursor's, with its state, lock, listeners and young age.
         counts_batches: Whether acks of single messages of a batch count.
     """
 
@@ -37,7 +37,7 @@ class AckIntake:
         self.opened = object()
         """Identifies this opening of the cursor in its receipts."""
         self.names_entries = persister.planner.may_hold_back
-        """Whether a receipt must say which entries it is for."""
+        """Whether a receipt must list its entries."""
         self._persister = persister
         self._state = persister.state
         self._listeners = persister.listeners
@@ -73,7 +73,7 @@ class AckIntake:
         Args:
             entries: Ledger id -> entries.
             now_ms: The present.
-            observes_age: Whether an automatic young age learns how late they came; otherwise the caller feeds it.
+            observes_age: Whether an automatic young age observes their latencies; otherwise the caller feeds it.
 
         Complexity: bitmap operations over the entries; no loop.
         """
@@ -154,7 +154,7 @@ class AckIntake:
 
 
 def _few(entry_ids: Iterable[int]) -> list[int] | None:
-    """Return entry ids as a list of integers; None if there are many or none, or one may not be valid."""
+    """Return entry ids as a list of integers; None if there are many or none, or if one might be invalid."""
     if type(entry_ids) is not list:
         try:
             if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]

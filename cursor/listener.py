@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Change(Enum):
-    """What happened to a cursor; the entries are those that it concerns."""
+    """A change of a cursor. The text explains the entries that are reported with it."""
 
     ACKED = "entries were acked, one by one; they were not before"
     MARK_DELETED = "entries up to a position were acked; some may have been before"
-    PERSIST_BEGUN = "a persist was planned: it covers every ack until now, but for what the next two name"
+    PERSIST_BEGUN = "a persist was planned: it covers every ack until now, except those of the next two changes"
     HELD_BACK = "entries that it excludes as young"
     CUT_OFF = "entries that it excludes because of a limit, and that were not durable"
     DISPLACED = "entries that it excludes because of a limit; they no longer count as durable, even if it fails"
-    PERSIST_ENDED = "what it covers is durable"
+    PERSIST_ENDED = "the acks that it covers are durable"
     PERSIST_FAILED = "it promises nothing"
     RESET = "the cursor was put elsewhere, and that is durable with all that is acked; entries that this acked"
     UNACKED = "entries that a reset gave back"
@@ -47,7 +47,7 @@ class CursorListener:
         """Called after each change.
 
         Args:
-            change: What happened.
+            change: The kind of change.
             runs: The entries, as (ledger id, first, last), `last` included.
             now_ms: The present of the call that made the change.
         """

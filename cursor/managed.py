@@ -74,7 +74,7 @@ class ManagedCursor(FormerNames):
         self.attached = CursorProperties(journal, writing=self._persister.writing, check_open=check_open)
 
     @classmethod
-    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
+    def open(  # noqa: PLR0913 - the names of a cursor are not packed
         cls,
         store: Store,
         *,
@@ -91,13 +91,14 @@ class ManagedCursor(FormerNames):
         """Open a subscription's cursor and take it over from its last owner: recover it, or create it if there is none.
 
         A new cursor, with its start and its properties, is durable when this returns. In Pulsar's format a mark-delete
-        position may move, as `ackstate.cursor.journal.pulsar.reopened` says; that is durable then, too.
+        position may move (`ackstate.cursor.journal.pulsar.reopened`); that is durable then, too.
 
         The arguments are those of `CursorOpening`; the store stays open when the cursor is closed.
 
         Raises:
             TypeError, ValueError: An argument is of another type, a name is empty, or a property too long.
-            UnreadableCursorError: The stored cursor cannot be read; nothing was changed. It says which repairs help.
+            UnreadableCursorError: The stored cursor cannot be read; nothing was changed. The error names the repairs
+                that help.
             UnsupportedVersionError: A newer release wrote it.
             InvalidPositionError: The durable state is beyond the message log; Pulsar's mark-delete position may be.
             StoreError: The storage failed.
@@ -155,12 +156,12 @@ class ManagedCursor(FormerNames):
         return self.view.backlog
 
     def is_acked(self, position: Position) -> bool:
-        """Tell whether an entry is acked, by itself or by the mark-delete."""
+        """Return whether an entry is acked, by itself or by the mark-delete."""
         with self.lock:
             return self._state.is_acked(position)
 
     def durable(self, receipt: Receipt) -> bool:
-        """Tell whether the ack survives a crash: whether a write that covers it has been synced.
+        """Return whether the ack survives a crash: whether a write that covers it has been synced.
 
         An ack from before a reset does not count after it, so its receipt is not durable any more; nor is any while a
         reset is being written, or has failed and may have happened.
@@ -291,12 +292,12 @@ class ManagedCursor(FormerNames):
     def delivered(
         self, position: Position, *, now_ms: int, consumer: str = "", positions: Iterable[Position] = ()
     ) -> None:
-        """Note that everything up to a position, included, was sent by now: how long ago tells young acks from old.
+        """Note that everything up to a position, included, was sent by now. Acks are young until that is long ago.
 
         Args:
             position: The highest one sent.
             now_ms: The present.
-            consumer: Who received the messages, for listeners.
+            consumer: The receiver of the messages, for listeners.
             positions: The messages that this consumer received, for listeners.
         """
         check_position(position)
@@ -314,9 +315,9 @@ class ManagedCursor(FormerNames):
             now_ms: The present.
 
         Raises:
-            StoreError: The write failed: what is acked is as it was, and whether a recovery would find the cursor reset
-                is unknown until the next persist. So until then no receipt is durable, and the gauges say what the
-                worse of the two would lose.
+            StoreError: The write failed: the acks are as they were. Whether a recovery would find the cursor reset is
+                unknown until the next persist. So until then no receipt is durable, and the gauges report the worse of
+                the two outcomes.
             CursorFencedError: Another owner has the cursor.
         """
         check_position(position)
@@ -327,7 +328,7 @@ class ManagedCursor(FormerNames):
         self.attached.replace(properties)
 
     def tick(self, *, now_ms: int) -> PersistResult | None:
-        """Persist what waits if the flush interval is over, or the rate limit allows it; None if nothing was due.
+        """Persist waiting acks if the flush interval is over, or the rate limit allows it; None if nothing was due.
 
         Raises:
             As `persist`.
@@ -335,7 +336,7 @@ class ManagedCursor(FormerNames):
         return self.persist(now_ms=now_ms) if self._persister.tick(now_ms=now_ms) else None
 
     def persist(self, *, now_ms: int) -> PersistResult:
-        """Write what is not durable and not too young, sync, and report. Acks that arrive meanwhile wait for the next.
+        """Write the acks that are neither durable nor too young, and sync. Later acks wait for the next persist.
 
         Raises:
             StoreError: The write failed: memory is as it was, nothing became durable, and the next persist tries again.
@@ -343,7 +344,7 @@ class ManagedCursor(FormerNames):
                 is the first persist with other acks, or once the ledger may be tried again.
             CursorFencedError: Another owner has the cursor; no later persist can succeed.
 
-        Complexity: O(what is new), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
+        Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
         (outcome,) = persist_all([self], now_ms=now_ms)
         return result_of(outcome)

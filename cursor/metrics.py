@@ -1,7 +1,7 @@
 """Exports numbers of subscriptions and cursors to Prometheus, read when it scrapes: an ack costs nothing.
 
-Names and labels that Pulsar has mean here what they mean there, and a number of Pulsar's that is not counted here is
-left out. A time is exported as a timestamp, so the collector needs no clock. Needs the extra ``ackstate[metrics]``.
+Names and labels of Pulsar have the same meaning here; a number of Pulsar's that is not counted here is left out. A time
+is exported as a timestamp, so the collector needs no clock. Needs the extra ``ackstate[metrics]``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _TopicLabels(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Number:
+class _CursorNumber:
     """One exported number of each cursor: a field of `CursorStats`."""
 
     name: str
@@ -61,7 +61,7 @@ class _Number:
     meaning: str
 
     def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return the metric without a value; what ends in _total is a counter."""
+        """Return the metric without a value; a name that ends in _total is a counter's."""
         if self.name.endswith("_total"):
             return CounterMetricFamily(self.name, self.meaning, labels=_Labels._fields)
         return GaugeMetricFamily(self.name, self.meaning, labels=_Labels._fields)
@@ -69,41 +69,41 @@ class _Number:
 
 _NUMBERS = (
     # Pulsar exports its own as gauges, the growing ones too.
-    _Number("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
+    _CursorNumber("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
             "Individually deleted ranges in memory."),
-    _Number("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
+    _CursorNumber("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
             "Records written to the cursor ledger since the cursor was opened."),
-    _Number("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
+    _CursorNumber("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
             "Times that the cursor ledger could not be written, since the cursor was opened."),
-    _Number("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
+    _CursorNumber("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
             "Records written to the metadata store instead, since the cursor was opened."),
-    _Number("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
+    _CursorNumber("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
             "Times that the metadata store could not be written, since the cursor was opened."),
-    _Number("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
+    _CursorNumber("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
             "Bytes written to the cursor ledger since the cursor was opened, replicas not counted."),
-    _Number("ackstate_cursor_batches_unwritten", "batches_unwritten",
+    _CursorNumber("ackstate_cursor_batches_unwritten", "batches_unwritten",
             "Partly acked batches with acks that no durable record holds; "
             "not among the messages redelivered if crashed."),
-    _Number("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
+    _CursorNumber("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
             "Bytes that the ranges acked in memory and not durable would take as Pulsar writes them."),
-    _Number("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
-    _Number("ackstate_cursor_record_bytes", "record_bytes",
+    _CursorNumber("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
+    _CursorNumber("ackstate_cursor_record_bytes", "record_bytes",
             "Bytes that the individually deleted ranges would take as Pulsar writes them."),
-    _Number("ackstate_cursor_truncations_total", "truncation_count",
-            "Times that the range limit began to leave acked messages out of what is durable, "
+    _CursorNumber("ackstate_cursor_truncations_total", "truncation_count",
+            "Times that the range limit began to exclude acked messages from persists, "
             "since the cursor was opened."),
-    _Number("ackstate_cursor_batches_cut", "batches_cut",
+    _CursorNumber("ackstate_cursor_batches_cut", "batches_cut",
             "Partly acked batches that the limit on them left out of the last record."),
-    _Number("ackstate_cursor_young_age_ms", "young_age_ms",
+    _CursorNumber("ackstate_cursor_young_age_ms", "young_age_ms",
             "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations."),
-    _Number("ackstate_cursor_promotions_total", "promotion_count",
-            "Times that young acks were persisted early because what is not durable had come to its limit."),
-    _Number("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
-    _Number("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
-    _Number("ackstate_cursor_snapshots_total", "snapshot_count",
+    _CursorNumber("ackstate_cursor_promotions_total", "promotion_count",
+            "Times that young acks were persisted early because acks that are not durable had reached their limit."),
+    _CursorNumber("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
+    _CursorNumber("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
+    _CursorNumber("ackstate_cursor_snapshots_total", "snapshot_count",
             "Records written to a new cursor ledger, for compaction or roll-over among others, since it was opened."),
-    _Number("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
-    _Number("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
+    _CursorNumber("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
+    _CursorNumber("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
             "Bytes of the records written since the cursor was opened."),
 )  # fmt: skip
 
@@ -112,8 +112,8 @@ _NUMBERS = (
 class CursorCollector(Collector):
     """Exports the numbers of the subscriptions and cursors that were added; register it with a `CollectorRegistry`.
 
-    Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. One
-    whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported all the same.
+    Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. A
+    cursor whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported.
 
     A scrape calls subscriptions, and a call of a subscription must not overlap with a publish to its topic. If it does,
     the numbers of that topic may be wrong in that scrape. Scrape in the thread that publishes to rule that out.
@@ -134,8 +134,8 @@ class CursorCollector(Collector):
 
         Args:
             cursor: Any open cursor.
-            topic: As Pulsar names it, like ``persistent://public/default/orders``; of any other text, the namespace is
-                empty and the ledger name the text itself.
+            topic: As Pulsar names it, like ``persistent://public/default/orders``. For any other text, the namespace is
+                empty and the ledger name is the text itself.
             subscription: Any text.
         """
         self._add(_Exported(cursor), topic, subscription)
@@ -156,7 +156,7 @@ class CursorCollector(Collector):
         One that is added by itself under the same names takes precedence. No-op for topics that were added before.
 
         Args:
-            topics: Held weakly. Of `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
+            topics: Held weakly. For `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
         """
         with self._lock:
             if all(each() is not topics for each in self._topics):
@@ -290,7 +290,7 @@ class PersistTimer:
         )
 
     def persist(self, call: Callable[[], PersistResult | None]) -> PersistResult | None:
-        """Call a cursor's `tick` or `persist`, and count it if it wrote something; what it raises passes through."""
+        """Call a cursor's `tick` or `persist`, and count it if it wrote something; its exceptions are raised."""
         begin = self._clock()
         with self._failures.count_exceptions():
             result = call()
@@ -299,7 +299,7 @@ class PersistTimer:
         return result
 
     def recovery(self, call: Callable[[], ManagedCursor]) -> ManagedCursor:
-        """Call `ManagedCursor.open`, and count it if the cursor was not new; what it raises passes through."""
+        """Call `ManagedCursor.open`, and count it if the cursor was not new; its exceptions are raised."""
         begin = self._clock()
         cursor = call()
         if cursor.recovery_report.source is not RecoverySource.NEW:

@@ -62,7 +62,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
 
 
 def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
-    """Return what a broker's properties say about its cursors; a blank value says nothing, as in Pulsar.
+    """Return the settings of cursors in a broker's properties; a blank value counts as missing, as in Pulsar.
 
     Raises:
         ValueError: A value of a key that concerns a cursor is malformed or out of range, or a key that is not Pulsar's
@@ -95,7 +95,7 @@ def _metadata_ranges(properties: Mapping[str, str]) -> int | None:
 
 
 def _pace(properties: Mapping[str, str]) -> dict[str, float]:
-    """Return when to write; what is given of the two keys draws in Pulsar's default of the other."""
+    """Return when to write; if one of the two keys is given, the other has Pulsar's default."""
     rate, flush = number(properties, MARK_DELETE_RATE), whole_number(properties, FLUSH_SECONDS, least=1)
     if rate is None and flush is None:
         return {}

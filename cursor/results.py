@@ -1,4 +1,4 @@
-"""Defines what a cursor returns: receipts, persist results, the recovery report, statistics; all frozen."""
+"""Defines the results of a cursor: receipts, persist results, the recovery report, statistics; all frozen."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class ReceiptStatus(Enum):
-    """What a receipt promises by itself; `ManagedCursor.durable` tells whether it is durable."""
+    """The promise of a receipt by itself; `ManagedCursor.durable` returns whether it is durable."""
 
     ACCEPTED = "accepted"
 
 
 class Receipt(NamedTuple):
-    """The answer to an accepted ack: it is in memory, and nothing is said about the disk.
+    """The answer to an accepted ack: it is in memory, which promises nothing about the disk.
 
     Attributes:
         number: Everything accepted up to this number must be durable before this receipt is.
@@ -65,12 +65,12 @@ class PersistTarget(Enum):
 
 
 class PersistResult(NamedTuple):
-    """What a completed persist did.
+    """The result of a completed persist.
 
     Attributes:
         route: Which way it took.
         bytes_written: Size of the record.
-        messages_covered: By how many the durable acked messages are more; below 0 if what was durable had to give way.
+        messages_covered: Change in the number of durable acked messages; negative if some were displaced.
         mark_delete: The durable mark-delete position.
         messages_held_back: Acked messages that it left for later, because they are young.
         messages_cut: Acked messages that the range limit left out of it.
@@ -93,14 +93,14 @@ class RecoveryReport:
     Attributes:
         source: NEW for a cursor that never was, else where the state was read.
         records_replayed: Journal records folded.
-        bytes_discarded: Size of a torn last record that was left out, its write was never reported durable; or of what
-            a repair gave up.
+        bytes_discarded: Size of a torn last record, whose write was never reported durable, or of the records that a
+            repair gave up.
         discarded_offset: Where it begins in the journal, -1 without one.
         discarded_reason: Why it could not be read, empty without one.
         mark_delete: The mark-delete position found.
         range_count: How many individually deleted ranges were found.
         format: The format that it was written in.
-        repair: What had to be done to read it.
+        repair: The repair that was needed to read it.
     """
 
     source: RecoverySource
@@ -141,7 +141,8 @@ class CursorStats:
         metadata_error_count: How often that failed.
         young_age_ms: The age from which on acks are old enough to be persisted; 0 without generations.
         young_age_reason: Why that age, in a sentence; empty if it was set.
-        promotion_count: How often young acks were persisted early because what is not durable had come to its limit.
+        promotion_count: Times that young acks were persisted early because the acks that are not durable had reached
+            their limit.
         promoted_message_count: How many acked messages that were.
     """
 

@@ -4,9 +4,9 @@ A `LedgerStore` stores logs of opaque entries, a `MetadataStore` small values th
 `Store` has one of each. `ackstate.cursor.testing.check_store` is the contract as code: every store passes it.
 
 Durability. When a mutating call returns, its change is synced: it survives a crash of the process or the machine, and a
-power cut. A mutating call that raises `StoreError` may or may not have happened, but never by half; to find out, read
-the data back. A store whose sync has failed refuses every later call until it is opened again, because the cached pages
-may differ from those on the disk. A lost connection is not a failed sync, and may be restored.
+power cut. A mutating call that raises `StoreError` has happened entirely or not at all; to find out, read the data
+back. A store whose sync has failed refuses every later call until it is opened again, because the cached pages may
+differ from those on the disk. A lost connection is not a failed sync, and may be restored.
 
 Damage. Any call may find that the stored bytes have changed: `CorruptStateError`.
 
@@ -36,7 +36,7 @@ METADATA_VALUE_BYTES_MAX = 64 << 20
 
 
 class StoreError(AckStateError):
-    """The storage refused or failed; whether a mutating call happened is unknown unless a subclass says so."""
+    """The storage refused or failed; whether a mutating call happened is unknown unless a subclass defines it."""
 
 
 class StoreLockedError(StoreError):

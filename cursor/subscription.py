@@ -73,7 +73,7 @@ class Subscription(SubscriptionDispatch, CursorListener):
     Source: ``PersistentSubscription`` and its dispatchers of Apache Pulsar.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         log: MessageLog,
         cursor: ManagedCursor,

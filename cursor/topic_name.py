@@ -41,8 +41,8 @@ def check_name(kind: str, name: object) -> None:
     """Refuse the name of a topic or subscription that is no text (`TypeError`), empty or not UTF-8 (`ValueError`).
 
     Args:
-        kind: What it is the name of, such as ``topic``.
-        name: What was given.
+        kind: The kind of thing that has the name, such as ``topic``.
+        name: The given value.
     """
     if not isinstance(name, str):
         raise TypeError(f"{kind} must be a str, got {name!r}")

@@ -1,4 +1,4 @@
-"""Answers every question about a cursor, and changes nothing: its acks, its statistics, whether a persist is due."""
+"""A read-only view of a cursor: its acks, its statistics, and whether a persist is due."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CursorView(AckView):
         return self._persister.journal.last_entry
 
     def is_persist_due(self, *, now_ms: int) -> bool:
-        """Tell whether `ManagedCursor.tick` would persist now: something waits, or young acks became old."""
+        """Return whether `ManagedCursor.tick` would persist now: acks wait for it, or young acks became old."""
         return self._persister.is_due(now_ms=now_ms)
 
     @property
@@ -77,7 +77,7 @@ class CursorView(AckView):
         return self._persister.young_age.is_on
 
     def has_young(self, *, now_ms: int) -> bool:
-        """Tell whether `ManagedCursor.promote` could make something durable that `persist` would hold back."""
+        """Return whether `ManagedCursor.promote` could make acks durable that `persist` would hold back."""
         return self._persister.has_young(now_ms=now_ms)
 
     @property

@@ -148,7 +148,8 @@ class GroupStore(Store, Protocol):
 
 def write_all(store: Store, writes: Sequence[Write]) -> list[int | AckStateError]:
     """Execute writes as `GroupStore.write_all`, or one by one if the class of the store has no such method."""
-    # Looked up in the class: an object that forwards unknown names to a store may want to see each call.
+    # Looked up in the class: an object that forwards unknown names to a store, such as one that counts calls, must see
+    # each call.
     together: Callable[[Store, Sequence[Write]], list[int | AckStateError]] | None
     together = getattr(type(store), "write_all", None)
     return write_each(store, writes) if together is None else together(store, writes)

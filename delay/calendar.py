@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _LEAF_COUNT_MAX = 32_768
 _FRONT_COUNT_MAX = 2_048
 _FRONT_COUNT = 1_024
-# How many messages are gathered before they go into the leaves, at least, and for each leaf: none is to be touched for
-# one or two.
+# How many messages are gathered before they go into the leaves, at least, and for each leaf: no leaf is changed for one
+# or two messages.
 _FRESH_COUNT = 4_096
 _FRESH_COUNT_PER_LEAF = 64
-# What a leaf takes beside its array (its bound, two list slots): measured.
+# The memory of a leaf beside its array (its bound, two list slots): measured.
 _LEAF_BYTES = 60
 _NEVER_MS = 1 << 63
 _SWEEP_COUNT_MIN = 1_024
@@ -60,8 +60,8 @@ class Calendar:
     """A priority queue of messages by due time, with no object per message; not safe for concurrent use.
 
     Leaves cover the time to come, each an unsorted array of at most 32,768 keys that is divided when it is full. Only
-    the front, a thousand keys or two, is sorted. What is added one by one or in small bulks is gathered first, up to
-    some thousand, and then goes into the leaves together. So what a call does is bounded, however many messages wait. A
+    the front, a thousand keys or two, is sorted. Messages added one by one or in small bulks are gathered first, up to
+    some thousand, and then go into the leaves together. So the work of a call is bounded, however many messages wait. A
     message may be in it more than once.
 
     >>> calendar = Calendar()
@@ -78,7 +78,7 @@ class Calendar:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        # What was added one by one since the last flush, and the earliest time of that.
+        # The messages that were added one by one since the last flush, and their earliest time.
         self._fresh = _Fresh(array("q"), array("q"), array("q"))
         self._fresh_first_ms = _NEVER_MS
         self._fresh_count_max = _FRESH_COUNT
@@ -89,12 +89,12 @@ class Calendar:
         self._front_era = 0
         self._lows: list[int] = []
         self._leaves: list[array[int]] = []
-        self._count = 0  # without what is fresh
+        self._count = 0  # without the fresh messages
         self._pages = EntryPages()
         self._sweep_at_count = _SWEEP_COUNT_MIN
 
     def __len__(self) -> int:
-        """Return how many messages are in, those that are in twice counted twice. Complexity: O(1)."""
+        """Return how many messages are in it; one that was added twice counts twice. Complexity: O(1)."""
         return self._count + len(self._fresh.due_ms)
 
     @property
@@ -160,7 +160,7 @@ class Calendar:
         self._forget_pages_if_empty()
         if max_count is None or len(due) <= max_count:
             return due
-        # Pages are numbered as they come: only among all that are due at one time can the first be told.
+        # Pages are numbered as they come, so the first positions are known only among all messages due at one time.
         for due_ms, *position in zip(*(column[max_count:].tolist() for column in due), strict=True):
             self.add(Position(*position), due_ms)
         return Due(*(column[:max_count] for column in due))
@@ -192,7 +192,7 @@ class Calendar:
             if kept is None:
                 continue
             is_of_it = everything.ledger_ids == ledger_id
-            # In order of time: of one that is in twice the first counts.
+            # In order of time: if a message is in it twice, the first time counts.
             self.add_many(ledger_id, *first_of_each(everything.entry_ids[is_of_it], everything.due_ms[is_of_it], kept))
 
     def clear(self) -> None:
@@ -246,7 +246,7 @@ class Calendar:
         return Due(times[order], ledger_ids[order], entry_ids[order])
 
     def _flush(self) -> None:
-        """Put into the front and the leaves what is fresh."""
+        """Move the fresh messages into the front and the leaves."""
         self._free_unused_pages()
         fresh, self._fresh, self._fresh_first_ms = self._fresh, _Fresh(array("q"), array("q"), array("q")), _NEVER_MS
         if len(fresh.due_ms) >= _BULK_COUNT_MIN:

@@ -45,7 +45,7 @@ class Due(NamedTuple):
 
 
 class EraKeys(NamedTuple):
-    """The keys of a leaf, sorted, and what they leave out."""
+    """The keys of a leaf, sorted, and the era that they omit."""
 
     era: int
     keys: array[int] | memoryview
@@ -54,7 +54,7 @@ class EraKeys(NamedTuple):
 def first_of_each(
     entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64], kept: BitMap
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return of entries of one ledger those that are in a bitmap, each once, in order, with its first time."""
+    """Return the entries of one ledger that are in a bitmap, each once, in order, with its first time."""
     entry_ids, first_at = np.unique(entry_ids, return_index=True)
     is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
     return entry_ids[is_kept], due_ms[first_at[is_kept]]

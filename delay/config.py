@@ -46,19 +46,19 @@ class DelayConfig:
     >>> DelayConfig.from_pulsar_conf({"delayedDeliveryTickTimeMillis": "100"}).tick_time_ms
     100
 
-    Whole numbers are at least 1, or 0 where that is said to mean something, and fit 64 bits.
+    Whole numbers are at least 1, or 0 where it has a meaning of its own, and fit 64 bits.
 
     Attributes:
         enabled: Whether messages are delayed at all. Pulsar: ``delayedDeliveryEnabled``.
-        tracker: What tracks them. Pulsar: ``delayedDeliveryTrackerFactoryClassName``, one of three classes, of which
+        tracker: The kind of tracker. Pulsar: ``delayedDeliveryTrackerFactoryClassName``, one of three classes, of which
             PIP-448 names ``InMemoryTopicDelayedDeliveryTrackerFactory``.
         tick_time_ms: How exactly they are delivered. Pulsar: ``delayedDeliveryTickTimeMillis``.
         is_deliver_at_time_strict: Whether none is delivered before its time, else up to a tick before.
             Pulsar: ``isDelayedDeliveryDeliverAtTimeStrict``.
         fixed_delay_detection_lookahead: In memory: how many messages of one fixed delay must wait for deliveries to
             pause; 0 for never. Pulsar: ``delayedDeliveryFixedDelayDetectionLookahead``.
-        max_delivery_delay_ms: The longest delay a producer may ask for; 0 for any.
-            Pulsar: ``delayedDeliveryMaxDelayInMillis``.
+        max_delivery_delay_ms: The longest delay that a producer may request; 0 for any. Pulsar:
+            ``delayedDeliveryMaxDelayInMillis``.
         min_index_count_per_bucket: Bucketed: a bucket is sealed at a ledger's end once it has this many messages; 0 is
             as 1. Pulsar: ``delayedDeliveryMinIndexCountPerBucket``.
         max_time_step_per_segment_ms: Bucketed: the times of a segment span less than this.
@@ -100,10 +100,10 @@ class DelayConfig:
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> DelayConfig:
-        """Return what a broker's properties say; a key that is missing or blank keeps Pulsar's default.
+        """Return the settings in a broker's properties; a key that is missing or blank has Pulsar's default.
 
-        Values are text, as in ``broker.conf``, or plain numbers and booleans. Where 0 is off, so is what is below it,
-        as in Pulsar, and of ``delayedDeliveryMaxNumBuckets`` so is 0. A tick of 0 is refused: a broker with it does
+        Values are text, as in ``broker.conf``, or plain numbers and booleans. Where 0 means off, so do values below 0,
+        as in Pulsar; ``delayedDeliveryMaxNumBuckets`` is off at 0, too. A tick of 0 is refused: a broker with it does
         not start. Keys that do not concern delays are ignored.
 
         PIP-195's ``delayedDeliveryTimeStepPerBucketSnapshotSeconds`` is another name of the time step of a segment.

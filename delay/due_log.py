@@ -18,14 +18,14 @@ class DueLogReader(Protocol):
 
     Attributes:
         unread: The first batch not read yet; the empty one at the end of the log if there is none.
-        mark_delete_ledger_id: Of the ledgers before this one it has acked everything.
+        mark_delete_ledger_id: It has acked everything in the ledgers before this one.
     """
 
     unread: DueBatch
     mark_delete_ledger_id: int
 
     def catch_up(self) -> None:
-        """Move to the end of the log now, whatever else the reader is doing."""
+        """Move to the end of the log now, even while the reader is busy."""
         ...
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENTRY_BITS, PAGE_BITS = 16, 24
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
-# What a page takes beside its slots (two integers): measured.
+# The memory of a page beside its slots (two integers): measured.
 _PAGE_BYTES = 64
 
 

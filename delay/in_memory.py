@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from ackstate import Position
 
-# What a bitmap and each of its containers take beside their entries, with the key in a dict: measured as growth of the
-# process on 64-bit Linux (pyroaring 1.2).
+# The memory of a bitmap and of each of its containers beside their entries, with the key in a dict: measured as growth
+# of the process on 64-bit Linux (pyroaring 1.2).
 _BITMAP_BYTES = 150
 _CONTAINER_BYTES = 68
 
@@ -92,9 +92,9 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         self._lookahead = check_time(fixed_delay_detection_lookahead, name="fixed_delay_detection_lookahead")
         self._set_tick(tick_time_ms)
         self._is_closed = False
-        # Invariant: what waits, none of the bitmaps empty. A key is the time of a bucket and below it, in _LEDGER_BITS
-        # bits, a ledger. _keys is a heap of the keys: the earliest bucket first, of its ledgers the lowest. _count is
-        # the sum of the bitmaps' lengths.
+        # Invariant: the waiting messages, none of the bitmaps empty. A key is the time of a bucket and below it, in
+        # _LEDGER_BITS bits, a ledger. _keys is a heap of the keys: the earliest bucket first, of its ledgers the
+        # lowest. _count is the sum of the bitmaps' lengths.
         self._bitmaps: dict[int, BitMap] = {}
         self._keys: list[int] = []
         self._count = 0
@@ -104,7 +104,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
 
     @classmethod
     def from_config(cls, config: DelayConfig) -> InMemoryDelayTracker:
-        """Return a tracker with the settings that concern one; `DelayConfig.tracker` is not looked at."""
+        """Return a tracker with the settings that concern one; `DelayConfig.tracker` is ignored."""
         return cls(
             tick_time_ms=config.tick_time_ms,
             is_deliver_at_time_strict=config.is_deliver_at_time_strict,
@@ -118,7 +118,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
 
     @property
     def precision_ms(self) -> int:
-        """What due times are rounded to a multiple of: the greatest power of two up to the tick first given."""
+        """Due times are rounded to a multiple of this: the greatest power of two up to the tick first given."""
         return self._precision_ms
 
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
@@ -232,7 +232,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         return max((self._keys[0] >> _LEDGER_BITS) - self._lead_ms, 0) if self._keys else None
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Deliver by another tick from now on, waiting messages too; the rounding of times stays the same.
+        """Deliver by another tick from now on, also the messages that wait; the rounding of times stays the same.
 
         Raises:
             ValueError: The tick is negative or above 2**63 - 1.
@@ -255,8 +255,8 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         self._tick_time_ms = tick_time_ms
         # How long before its time a message may be delivered.
         self._early_ms = 0 if self._is_strict else tick_time_ms
-        # How long before its own time a bucket is due. Of times rounded down the last must not be delivered early,
-        # so this may be negative.
+        # How long before its own time a bucket is due. The last of the times that were rounded down must not be
+        # delivered early, so this may be negative.
         self._lead_ms = 0 if self._is_strict else tick_time_ms - self._precision_ms + 1
 
     def _forget_all(self) -> None:

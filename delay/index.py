@@ -1,8 +1,8 @@
 """The delay index in memory: the messages of a topic that are not yet due, in the order in which they fall due.
 
-However many subscriptions a topic has, a message is delayed for all of them alike, so it is held once: in a calendar
-by its due time, rounded up to the tick, and in one bitmap for each ledger, which says what is held. When a message
-falls due it leaves the index for the *due log*, which every view reads at its own pace.
+A message is delayed for all subscriptions of a topic alike, so it is held once: in a calendar by its due time, rounded
+up to the tick, and in one bitmap for each ledger, the set of held messages. When a message falls due it leaves the
+index for the *due log*, which every view reads at its own pace.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TopicDelayIndex(SharedDelayIndex):
     subscriptions there are. Safe for any number of threads, and so are its views, each used by one thread at a time.
 
     Args:
-        tick_time_ms: What due times are rounded up to a multiple of, at least 1.
+        tick_time_ms: Due times are rounded up to a multiple of this; at least 1.
         due_log_bytes_max: About how much memory the due log may take before subscriptions that lag are cut off from it.
 
     Raises:
@@ -67,7 +67,8 @@ class TopicDelayIndex(SharedDelayIndex):
     def __init__(self, *, tick_time_ms: int, due_log_bytes_max: int = DUE_LOG_BYTES_MAX) -> None:
         check_within("due_log_bytes_max", due_log_bytes_max, least=0, most=TIME_MS_MAX, unit="bytes")
         super().__init__(due_log_bytes_max=due_log_bytes_max)
-        # Invariant: what is held is in the calendar. That may also have what was found to be overdue, and is not held.
+        # Invariant: each held message is in the calendar, which may also have messages that were overdue and are not
+        # held.
         self._calendar = Calendar()
         self._now_ms = 0
         self._tick_time_ms = self._tick_time_ms_max = 1
@@ -132,7 +133,7 @@ class TopicDelayIndex(SharedDelayIndex):
         """
         tick_time_ms = check_time(tick_time_ms, name="tick_time_ms")
         if tick_time_ms < 1:
-            raise ValueError(f"tick_time_ms is {tick_time_ms}: it must be at least 1")
+            raise ValueError(f"tick_time_ms must be at least 1, got {tick_time_ms}")
         with self.lock:
             self._tick_time_ms = tick_time_ms
             self._tick_time_ms_max = max(self._tick_time_ms_max, tick_time_ms)
@@ -140,9 +141,9 @@ class TopicDelayIndex(SharedDelayIndex):
     def add(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Hold a message until it is due and return True, or return False if it is due already.
 
-        A held message keeps its time, whatever time is given now. A message whose time has come but whose tick has not
-        stays held, else it would be delivered twice. If even its tick is over, the index had a wrong time for it: it
-        falls due at once for all subscriptions that have passed it, and the answer is False.
+        A held message keeps its time, even if another time is given now. A message whose time has come but whose tick
+        has not stays held, else it would be delivered twice. If even its tick is over, the index had a wrong time for
+        it: it falls due at once for all subscriptions that have passed it, and the answer is False.
 
         Raises:
             ValueError: An id or a time is out of range.
@@ -199,7 +200,7 @@ class TopicDelayIndex(SharedDelayIndex):
             return held_count
 
     def advance(self, now_ms: int) -> None:
-        """Move what has fallen due to the due log; a time below one seen before changes nothing.
+        """Move messages that have fallen due to the due log; a time below an earlier one changes nothing.
 
         Raises:
             ValueError: The time is out of range.
@@ -269,7 +270,7 @@ class TopicDelayIndex(SharedDelayIndex):
         if held is not None and held.intersect(fresh):
             fresh -= held
         if len(fresh) < len(entry_ids):
-            # Of an entry that was given twice the first time counts.
+            # If an entry was given twice, the first time counts.
             entry_ids, deliver_at_ms = first_of_each(entry_ids, deliver_at_ms, fresh)
         # Not past the end of time, as in `hold`.
         wait_ms = np.minimum(-deliver_at_ms % self._tick_time_ms, TIME_MS_MAX - deliver_at_ms)

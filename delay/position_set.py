@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _ENTRY_ID_END = 2**32
 
-# What a bitmap and each of its containers take beside their entries, with the slot in a dict, and what a set
-# takes that is empty: measured as growth of the process on 64-bit Linux (pyroaring 1.2).
+# The memory of a bitmap and of each of its containers beside their entries, with the slot in a dict, and of a set takes
+# that is empty: measured as growth of the process on 64-bit Linux (pyroaring 1.2).
 _BITMAP_BYTES = 200
 _CONTAINER_BYTES = 90
 _SET_BYTES = 350
@@ -184,7 +184,7 @@ class PositionSet:
         return taken
 
     def apply(self, discard: Callable[[int, BitMap], None]) -> None:
-        """Let a function take entries out of each ledger's bitmap."""
+        """Call a function that removes entries from each ledger's bitmap."""
         for ledger_id, bitmap in list(self._bitmaps.items()):
             self._count -= len(bitmap)
             discard(ledger_id, bitmap)

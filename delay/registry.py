@@ -27,7 +27,7 @@ class ViewedIndex(Protocol):
 
 @final
 class DelayIndexRegistry:
-    """One index for each topic that has an open view: made with the first, gone with the last.
+    """One index for each topic that has an open view: created with the first view, dropped with the last.
 
     >>> registry = DelayIndexRegistry(tick_time_ms=1_000)
     >>> view = registry.open_view("orders", is_acked=set().__contains__)
@@ -41,9 +41,9 @@ class DelayIndexRegistry:
     the same index, and never one that was given up.
 
     Args:
-        tick_time_ms: What due times are rounded up to a multiple of, at least 1.
-        make_index: What makes a topic's index instead, if its settings are others than these. The registry is locked
-            meanwhile, so it is to be quick and must not come back to the registry.
+        tick_time_ms: Due times are rounded up to a multiple of this; at least 1.
+        make_index: Creates a topic's index instead, with other settings. The registry is locked meanwhile, so it must
+            be quick and must not use the registry.
 
     Raises:
         ValueError: The tick is below 1 ms.

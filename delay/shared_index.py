@@ -33,7 +33,7 @@ class SharedDelayIndex(ABC):
 
     Attributes:
         held: The messages that are not yet due; to be read, not changed.
-        lock: Guards the index and what its views do with it; no callback of a view runs under it.
+        lock: Guards the index and the calls of its views; no callback of a view runs under it.
         due_log: The messages that have fallen due.
         is_fed: Whether messages are fed explicitly, for all views.
         complete_from: From this position on, the log reports every delayed message when it is published.

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ackstate.delay.position_set import PositionSet
     from ackstate.delay.shared_index import SharedDelayIndex
 
-# The longest time there is: what fits the signed 64 bits that Pulsar stores a time in.
+# The latest time there is: Pulsar stores a time in signed 64 bits.
 TIME_MS_MAX = 2**63 - 1
 
 
 class AckedAndSent(Protocol):
-    """What a subscription can report to its tracker. A cursor with a dispatcher can."""
+    """The reports of a subscription to its tracker. A cursor with a dispatcher can."""
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """Remove the acked entries from a bitmap of entries of one ledger."""
@@ -74,8 +74,8 @@ class DelayedDeliveryTracker(Protocol):
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
 
-        The tracker decides which ones if there are more, whether acked ones are left out, and what a negative maximum
-        means.
+        The tracker decides which ones if there are more, whether acked ones are omitted, and the meaning of a negative
+        maximum.
 
         Raises:
             ValueError: A number is out of range.
@@ -119,7 +119,7 @@ class DelayedDeliveryTracker(Protocol):
         """Release everything. Any later call but `close` raises `ValueError`."""
         ...
 
-    # What follows has a default, which suits a tracker of one subscription that starts empty.
+    # The rest has a default, which suits a tracker of one subscription that starts empty.
 
     @property
     def shared_index(self) -> SharedDelayIndex | None:
@@ -131,7 +131,7 @@ class DelayedDeliveryTracker(Protocol):
         return
 
     def skip(self, position: Position, *, now_ms: int) -> bool:  # noqa: ARG002
-        """Return whether a message that the reader comes to is known to wait: it need not be read, nor offered.
+        """Return whether a message is known to wait: then it need not be read, nor offered.
 
         A message that is not known to wait must be read and offered.
 
@@ -142,7 +142,7 @@ class DelayedDeliveryTracker(Protocol):
         return False
 
     def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
-        """Return those messages that the reader comes to which are not known to wait, as `skip` tells of each.
+        """Return those of the next messages that are not known to wait: those for which `skip` returns False.
 
         Raises:
             As `skip`.
@@ -152,8 +152,8 @@ class DelayedDeliveryTracker(Protocol):
     def reading(self, first: Position) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a context in which to read and offer unread messages, the first of which is at a position.
 
-        A shared index lets one subscription at a time read messages that it may not know, so that the subscriptions
-        after it can skip them.
+        With a shared index, one subscription at a time reads messages that the index may lack, so that the
+        subscriptions after it can skip them.
         """
         return nullcontext()
 

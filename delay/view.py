@@ -53,7 +53,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     view's own memory. If the view is attached to its subscription they are derived instead, when the view is polled:
     every message that the reader has passed, that no consumer has, and that is not in the index, is due.
 
-    Use after `close` raises `ValueError`. One thread at a time, whatever the other views of the topic do.
+    Use after `close` raises `ValueError`. One thread at a time; other views of the topic may be used by other threads.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Return whether a message that the reader has met must wait; see `DelayedDeliveryTracker.add_message`.
 
-        Complexity: O(1), and once for each batch of the due log what reading it costs.
+        Complexity: O(1), and once for each batch of the due log the cost of reading it.
         """
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
         index = self._index
@@ -333,7 +333,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self.unread = log.end
 
     def _derive(self) -> None:
-        """Derive what fell due since the view was cut off: messages that no one has and the index does not hold."""
+        """Derive the messages that fell due since the view was cut off: not in flight, and not held by the index."""
         assert self._subscription is not None
         # In this order: a message that falls due in between is then in both, the log and the result, not in neither.
         missed = self._subscription.not_sent_between(*self._window())

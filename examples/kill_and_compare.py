@@ -48,7 +48,7 @@ Entry = tuple[int, int]
 """A ledger id and an entry id."""
 
 
-class Subscription(NamedTuple):
+class AckBehaviour(NamedTuple):
     """How the consumers of a subscription ack."""
 
     kind: ConsumerType
@@ -57,13 +57,13 @@ class Subscription(NamedTuple):
 
 
 SUBSCRIPTIONS = {
-    "in-order": Subscription(ConsumerType.Exclusive, 1, 0),
-    "one-percent-stuck": Subscription(ConsumerType.Shared, 1, 0),
-    "by-key": Subscription(ConsumerType.KeyShared, 3, 4),
+    "in-order": AckBehaviour(ConsumerType.Exclusive, 1, 0),
+    "one-percent-stuck": AckBehaviour(ConsumerType.Shared, 1, 0),
+    "by-key": AckBehaviour(ConsumerType.KeyShared, 3, 4),
 }
 
 
-class Outcome(NamedTuple):
+class KillOutcome(NamedTuple):
     """One subscription after the kill.
 
     Attributes:
@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
         return self.observed in self.predicted
 
 
-class Kill:
+class BrokerKill:
     """A broker with clients, in a directory of its own.
 
     Args:
@@ -126,7 +126,7 @@ class Kill:
             process.wait()
         return received
 
-    def compare(self, received: dict[str, set[Entry]], *, is_local: bool) -> list[Outcome]:
+    def compare(self, received: dict[str, set[Entry]], *, is_local: bool) -> list[KillOutcome]:
         """Predict the redelivery of the crash, and compare it with the received messages."""
         write_trace(read_recording(self._recording), self._trace)
         rows = estimates(self._source(is_local=is_local), [AS_RECORDED], is_plotted=True).collect()
@@ -135,7 +135,7 @@ class Kill:
         for name, acked in self._accepted.items():
             not_written, written, is_persisting = crashes[name][-3:]
             predicted = (not_written, written) if is_persisting else (not_written,)
-            outcomes.append(Outcome(name, len(acked), predicted, len(received[name] & acked)))
+            outcomes.append(KillOutcome(name, len(acked), predicted, len(received[name] & acked)))
         return outcomes
 
     def _source(self, *, is_local: bool) -> TraceSource:
@@ -224,7 +224,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--engine", choices=["spark", "local"], default="spark")
     arguments = parser.parse_args()
-    kill = Kill(arguments.directory, arguments.seed)
+    kill = BrokerKill(arguments.directory, arguments.seed)
     outcomes = kill.compare(kill.run(arguments.seconds), is_local=arguments.engine == "local")
     for each in outcomes:
         predicted = " or ".join(map(str, each.predicted))

@@ -23,8 +23,8 @@ from ackstate import AckStateError, Position
 from ackstate.cursor import ManagedCursor, Message, MessageLog, SqliteStore, Subscription
 
 
-class Broker:
-    """Every event wakes every connection, and each then asks its subscription for messages."""
+class ShellBroker:
+    """Every event wakes every connection, and each then dispatches from its subscription."""
 
     def __init__(self, path: str) -> None:
         self.store = SqliteStore(path)
@@ -110,4 +110,4 @@ def now_ms() -> int:
 
 
 if __name__ == "__main__":
-    asyncio.run(Broker(sys.argv[1]).run(*map(int, sys.argv[2:])))
+    asyncio.run(ShellBroker(sys.argv[1]).run(*map(int, sys.argv[2:])))

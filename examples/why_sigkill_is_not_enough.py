@@ -106,7 +106,7 @@ def sync_something_else(directory: Path) -> None:
 
 
 def crash(pid: int, disk: LoopDisk, *, power_cut: bool, another_syncs: bool) -> None:
-    """Kill a process; cut the power of its disk before, if asked to."""
+    """Kill a process; cut the power of its disk before if `power_cut`."""
     # A stopped process saves and reports nothing, so its last report is from before the crash.
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)

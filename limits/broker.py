@@ -34,7 +34,7 @@ class BrokerLimit:
     broker is *blocked* until its total is below half the maximum. Meanwhile each subscription may have its share of the
     maximum. A subscription that requests more is closed until it is below half its share, or the broker is no longer
     blocked. The total never exceeds the maximum for a subscription above its share. A subscription with no unacked
-    messages is always granted one entry, whatever its weight.
+    messages is always granted one entry, of any weight.
 
     Args:
         max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.

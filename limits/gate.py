@@ -124,7 +124,7 @@ class DispatchGate:
         """Grant the longest prefix of new messages that fits every limit; nothing while a rule is closed.
 
         Args:
-            worst_case_bytes: For each entry wanted, in order of dispatch, the most that its ack can add to the
+            worst_case_bytes: For each requested entry, in order of dispatch, the most that its ack can add to the
                 un-persisted ranges (`isolated_range_bytes`). If empty, nothing is requested and nothing changes.
             usage: The usage before this grant.
             consumer: The consumer that is to receive them.
@@ -173,8 +173,8 @@ class DispatchGate:
     ) -> Verdict:
         """Grant the longest prefix of redeliveries that fits the limits, closed rules or not.
 
-        Redeliveries fill ack holes, which is what reduces the usage: a gate that held them back would never open. They
-        do not exceed a limit either. No rule closes or opens.
+        Redeliveries fill ack holes, and that reduces the usage: a gate that held them back would never open. They do
+        not exceed a limit either. No rule closes or opens.
 
         Args:
             worst_case_bytes: As in `request`. An entry that costs nothing is granted also above the limit.
@@ -224,7 +224,7 @@ class DispatchGate:
         wanted = GateRequest((next_record_bytes,), None, None)
         check(wanted)
         with self._lock:
-            self._rules.ask(wanted, usage, consumer, now_ms)
+            self._rules.refusal(wanted, usage, consumer, now_ms)
             if self._part is not None:
                 self._part.observe(now_ms=now_ms)
             is_closed = self.is_closed_for(consumer)
@@ -284,9 +284,9 @@ class DispatchGate:
         """Call a waiter once, as soon as no rule is closed for a consumer: at once if none is now, or after `close`.
 
         The thread that opens the gate calls it, possibly that of another subscription of the broker. It must signal
-        that it is time to dispatch, and not dispatch itself: the caller's grant may not have been counted yet. A waiter
-        that was added twice is called twice. Its exceptions are logged; one reaches the caller of this method only if
-        the waiter is called at once.
+        that it is time to dispatch, and not dispatch itself: the caller's grant may be counted later. A waiter that was
+        added twice is called twice. Its exceptions are logged; one reaches the caller of this method only if the waiter
+        is called at once.
 
         Raises:
             TypeError: It cannot be called.
@@ -360,7 +360,7 @@ class DispatchGate:
         """Return the verdict, and the subscriptions to wake without the lock: they have locks of their own."""
         for verdict in self._active(usage, consumer):
             return verdict, NO_PARTS
-        refusal = self._rules.ask(wanted, usage, consumer, now_ms)
+        refusal = self._rules.refusal(wanted, usage, consumer, now_ms)
         if refusal is not None:
             return refusal, NO_PARTS
         verdict = self._rules.longest_prefix(wanted, usage, consumer)

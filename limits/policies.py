@@ -82,7 +82,7 @@ class DelayedDeliveryPolicies:
         tick_time_ms: The precision of delivery, at least 1. 0 is refused: in Pulsar, a request without a tick stores
             0, where it means 1 ms, and a broker does not start with its own tick at 0.
         max_delivery_delay_ms: Longest delay that a producer may request; 0 for no maximum.
-        fixed_delivery_delay_ms: Delay of every message, whatever its producer requests; 0 for none.
+        fixed_delivery_delay_ms: Delay of every message, instead of the producer's; 0 for none.
 
     Raises:
         ValueError: A number is below its minimum or above 2**63 - 1.
@@ -268,13 +268,13 @@ def effective(
         broker: The policies of its broker.
         topic_may_disable: Whether a topic may disable policies that its namespace enforces.
     """
-    heard = topic if topic_may_disable else _without_disabling(topic, namespace)
-    active, active_level = _first_said(heard.active, namespace.active, broker.active)
-    tick, tick_level = _first_said(heard.tick_time_ms, namespace.tick_time_ms, broker.tick_time_ms)
-    limit, limit_level = _first_said(
-        heard.max_delivery_delay_ms, namespace.max_delivery_delay_ms, broker.max_delivery_delay_ms
+    counted = topic if topic_may_disable else _without_disabling(topic, namespace)
+    active, active_level = _first_set(counted.active, namespace.active, broker.active)
+    tick, tick_level = _first_set(counted.tick_time_ms, namespace.tick_time_ms, broker.tick_time_ms)
+    limit, limit_level = _first_set(
+        counted.max_delivery_delay_ms, namespace.max_delivery_delay_ms, broker.max_delivery_delay_ms
     )
-    fixed, fixed_level = _first_said(heard.fixed_delivery_delay_ms, namespace.fixed_delivery_delay_ms, 0)
+    fixed, fixed_level = _first_set(counted.fixed_delivery_delay_ms, namespace.fixed_delivery_delay_ms, 0)
     levels = FieldLevels(active_level, tick_level, limit_level, fixed_level)
     return EffectiveDelayedDelivery(active, tick, limit, fixed, levels)
 
@@ -290,7 +290,7 @@ def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliver
     return replace(topic, active=active, max_delivery_delay_ms=limit_ms, fixed_delivery_delay_ms=fixed_ms)
 
 
-def _first_said(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T, Level]:
+def _first_set(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T, Level]:
     if topic is not None:
         return topic, Level.TOPIC
     if namespace is not None:

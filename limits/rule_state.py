@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ackstate.limits.rules import GateLimits, Usage
 
-# Stands in for the limit of a rule that is off: above every number that a running broker can count to.
+# The limit of a rule that is off: above every number that a running broker can count to.
 NO_LIMIT = 2**63
 
 _COUNTS_MESSAGES = frozenset({Rule.UNACKED_MESSAGES, Rule.CONSUMER_UNACKED_MESSAGES})
@@ -167,7 +167,7 @@ class SubscriptionRules:
         record_bytes, ranges, messages: The rules that hold for all consumers together.
         consumers: The rule that holds for each consumer.
         is_exact: Whether `Accounting.EXACT` is in force.
-        persisted_record_bytes: What the last persist left un-persisted.
+        persisted_record_bytes: Bytes that the last persist left un-persisted.
     """
 
     __slots__ = ("consumers", "for_all", "is_exact", "messages", "persisted_record_bytes", "ranges", "record_bytes")
@@ -193,7 +193,7 @@ class SubscriptionRules:
         self.consumers.change(limits.max_unacked_messages_per_consumer)
 
     def used(self, usage: Usage) -> tuple[int, int, int, int]:
-        """Return what each rule counts, in their order."""
+        """Return the usage of each rule, in their order."""
         unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
         if self.is_exact:
             return unpersisted + reserved, ranges + reserved_ranges, unacked, consumer_unacked
@@ -243,7 +243,7 @@ class SubscriptionRules:
             if state.is_closed and used > state.released_at:
                 yield state.verdict(used)
 
-    def ask(self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
+    def refusal(self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
         """Open and close the rules by the needs of the first message; return a verdict if one of them is closed.
 
         All rules are examined, also if the first refuses: each closes by itself.
@@ -281,7 +281,7 @@ class SubscriptionRules:
             self.used(usage),
             strict=True,
         )
-        # An estimate reserves nothing: once open, these two let everything through.
+        # An estimate reserves nothing: once open, these two admit everything.
         return [record_bytes, ranges, messages, own] if self.is_exact else [messages, own]
 
     def _states(self, consumer: str) -> tuple[RuleState, RuleState, RuleState, RuleState]:
@@ -314,16 +314,16 @@ def check(wanted: GateRequest) -> None:
             raise ValueError(f"{len(record_bytes)} messages and {len(costs)} of {name}: each has one")
         if min(costs) < least:
             index = next(index for index, cost in enumerate(costs) if cost < least)
-            raise ValueError(f"{name} of message {index} is {costs[index]}: it cannot be below {least}")
+            raise ValueError(f"{name} of message {index} must be at least {least}, got {costs[index]}")
 
 
 def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
-    """Return how many of the first messages fit; those that cost nothing fit also where there is less than no room.
+    """Return how many of the first messages fit; messages that cost nothing fit even if the room is negative.
 
     Args:
-        costs: What each costs, 0 or more, for as many as are asked for or more; None if each costs 1.
-        count: How many are asked for.
-        room: What all of them together may cost.
+        costs: The cost of each message, 0 or more, for at least `count` messages; None if each costs 1.
+        count: The number of requested messages.
+        room: The most that they may cost together.
 
     Complexity: O(count) with costs.
     """
@@ -332,5 +332,5 @@ def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
 
 
 def total_of(costs: Sequence[int] | None, count: int) -> int:
-    """Return what the first `count` messages cost together."""
+    """Return the cost of the first `count` messages together."""
     return count if costs is None else sum(costs[:count])

@@ -36,7 +36,7 @@ GATE_KEYS = (*(rule.value for rule in Rule), BLOCKED_SHARE_KEY, _PAUSE)
 
 
 class Accounting(Enum):
-    """What counts against the limits of the ack state.
+    """The usage that counts against the limits of the ack state.
 
     EXACT counts the present state and the worst case that the acks of all sent messages can add to it.
 
@@ -63,7 +63,7 @@ class GateLimits:
         max_unacked_ranges: Most ranges of acked entries above the mark-delete position, with reservations; 0 is off.
         max_unacked_messages_per_consumer: Most messages that one consumer was sent and has not acked; 0 is off.
             The rule opens at or below half.
-        accounting: What counts against the first and the fifth.
+        accounting: The usage that counts against the first and the fifth.
 
     Raises:
         ValueError: A field is out of its bounds.
@@ -164,7 +164,7 @@ def check_whole(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if not LONG_MIN <= value <= LONG_MAX:
         # Not in decimals: Python refuses to write a very long number so.
-        raise ValueError(f"{name} is {value:#x}: it does not fit 64 bits")
+        raise ValueError(f"{name} must fit 64 bits, got {value:#x}")
 
 
 def check_not_negative(name: str, limit: int) -> None:
@@ -174,7 +174,7 @@ def check_not_negative(name: str, limit: int) -> None:
         ValueError: It is.
     """
     if limit < 0:
-        raise ValueError(f"{name} is {limit}: it cannot be negative; use 0 to switch it off")
+        raise ValueError(f"{name} must be at least 0, got {limit}; 0 switches it off")
 
 
 def check_ratio(name: str, value: object) -> None:
@@ -188,7 +188,7 @@ def check_ratio(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 < value <= 1:
         found = hex(value) if isinstance(value, int) else value
-        raise ValueError(f"{name} is {found}: it must be above 0 and at most 1")
+        raise ValueError(f"{name} must be above 0 and at most 1, got {found}")
 
 
 class Usage(NamedTuple):

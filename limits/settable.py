@@ -30,14 +30,15 @@ def check_topic_settable(
     """Refuse an update of a topic's policies that would not count or could not be kept.
 
     Args:
-        update: What is to be set.
-        namespace: As in `effective`, as is the next.
-        broker: See there.
+        update: The new values.
+        namespace: As in `effective`.
+        broker: As in `effective`.
         stored: The topic's policies so far, if it has any. A 0 among them that no longer counts is no reason to refuse.
         topic_may_disable: As in `effective`.
 
     Raises:
-        DelayPolicyRefusedError: It would switch off what the namespace enforces, or as `check_fixed_delay_kept`.
+        DelayPolicyRefusedError: It would switch off a policy that the namespace enforces, or as
+            `check_fixed_delay_kept`.
     """
     stored = stored or DelayedDeliveryPolicies()
     before = effective(stored, namespace, broker, topic_may_disable=topic_may_disable)
@@ -46,7 +47,7 @@ def check_topic_settable(
         if getattr(applied.levels, name) is not Level.TOPIC:
             enforced = "max_delivery_delay_ms" if name == "max_delivery_delay_ms" else "fixed_delivery_delay_ms"
             raise DelayPolicyRefusedError(
-                f"{JSON_NAMES[name]} {str(value).lower()} of the topic would switch off what its namespace enforces: "
+                f"{JSON_NAMES[name]} {str(value).lower()} of the topic would switch off a policy of its namespace: "
                 f"{JSON_NAMES[enforced]} {getattr(namespace, enforced)}",
                 field=JSON_NAMES[name],
             )
@@ -63,17 +64,18 @@ def check_namespace_settable(
 ) -> None:
     """Refuse policies of a namespace with which a fixed delay could not be kept, of itself or of one of its topics.
 
-    A topic that says 0 where the namespace begins to enforce something does not stand in the way: it no longer counts.
+    A topic's 0 does not prevent the namespace from enforcing a value: it no longer counts.
 
     Args:
         namespace: Its policies as they would be after the update, as a whole.
-        broker: What its broker says.
-        stored: Its policies so far, with which what is not kept now may have been so before; None for no such excuse.
+        broker: The settings of its broker.
+        stored: Its policies so far. A fixed delay that they already break is no reason to refuse; None if there are
+            none.
         topics: The policies of its topics by name, of those that have any.
         topic_may_disable: As in `effective`.
 
     Raises:
-        DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and says how many there are.
+        DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and their number.
 
     Complexity: O(topics).
     """

@@ -1,4 +1,4 @@
-"""A headless Chromium, and what tests ask of what it shows."""
+"""A headless Chromium, and the questions that tests put to its pages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def requests(browser):
 
 
 def luminance(colour):
-    """Brightness of what the browser calls rgb(r, g, b), from 0 to 1."""
+    """Brightness of a colour that the browser writes as rgb(r, g, b), from 0 to 1."""
     red, green, blue = (int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
     return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 

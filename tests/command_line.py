@@ -1,4 +1,4 @@
-"""Run `ackstate` in this process or in one of its own, and hold what it refuses to the promise: one line, no harm."""
+"""Run `ackstate` in this process or in one of its own, and check that a refusal is one line and does no harm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
 
 def status_of(*arguments):
-    """Run a command in this process and return its exit status; what it says goes where the caller finds it."""
+    """Run a command in this process and return its exit status; the caller finds its output."""
     try:
         main([str(argument) for argument in arguments])
     except SystemExit as ended:
@@ -86,7 +86,7 @@ def assert_one_line(outcome, *naming, status=2):
 
 
 def write_token(path, token):
-    """Write a token file as one should be, which nobody else can read: another is warned about."""
+    """Write a token file that only its owner can read: others are warned about."""
     path.touch(mode=0o600)
     path.write_text(f"{token}\n")
     return path
@@ -101,7 +101,7 @@ def tree(directory):
 
 
 def killed_broker(path, *, begin_ms=T0_MS, steps=60):
-    """Leave what a broker leaves that dies between two persists: a store, and a recording with acks not durable."""
+    """Leave the remains of a broker that dies between two persists: a store, and a recording with acks not durable."""
     place = BrokerDirectory(path)
     store = SqliteStore(place.store)
     with Recorder(place.recording) as recorder:

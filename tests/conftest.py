@@ -1,4 +1,4 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE, of which an unknown name stops the run; what all tests share."""
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE, of which an unknown name stops the run; and shared fixtures."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def rows_of(key, *, events=(), state=None, log=None, is_published=False):
 
 
 def replayed(rows, wanted):
-    """Return what comes of rows, those of one subscription after those of another."""
+    """Return the results of rows, those of one subscription after those of another."""
     batches = [pa.RecordBatch.from_pylist([row], PACKED) for row in rows]
     schema = RUN if wanted.keeps_states else PART
     return pa.Table.from_batches(list(replay(batches, wanted=wanted)), schema)
@@ -58,7 +58,7 @@ def joined(log, more):
 
 
 def answers(parts, duration_ms):
-    """Return the estimates, without what a run over all days gets from elsewhere."""
+    """Return the estimates, without the parts that a run over all days gets from elsewhere."""
     make = partial(put_together, duration_ms=duration_ms)
     rows = parts.together(RESULT_KEY).through(make, ESTIMATE).collect()
     return sorted(({name: row[name] for name in row if name not in _NOT_OF_ALL_DAYS} for row in rows), key=str)
@@ -73,7 +73,7 @@ def run_at_once(events_of, logs, policies):
 
 
 def run_by_days(days_of, logs_of, policies, *, is_published):
-    """Run day by day; each day is key -> events, each log what it tells."""
+    """Run day by day; each day is key -> events, each log its published entries."""
     states, results, begin_ms, last_ms, broker, whole = {}, None, None, None, None, {}
     for events_of, logs in zip(days_of, logs_of, strict=True):
         whole = {key: joined(whole.get(key, {}), log) for key, log in logs.items()}

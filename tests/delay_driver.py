@@ -1,7 +1,7 @@
-"""A broker in plain sets: drives any tracker of delayed messages as a dispatcher does, and knows what it may answer.
+"""A broker in plain sets: drives any tracker of delayed messages as a dispatcher does, and checks its answers.
 
-The oracle is `deliver_at_ms`, a dict, and for each subscription what the tracker said must wait and has not handed out
-since. Acks, deliveries and what is to be sent again are the driver's own.
+The oracle is `deliver_at_ms`, a dict, and for each subscription the messages that the tracker reported as waiting and
+has not handed out since. Acks, deliveries and the messages to be sent again are the driver's own.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ FAR_MS = 10**9
 
 
 class Dispatcher:
-    """One subscription: reads the log in order, skips what must wait, polls for it later, sends, takes acks."""
+    """One subscription: reads the log in order, skips messages that must wait, polls for them later, sends, takes
+    acks."""
 
     def __init__(self, broker, name):
         self.broker, self.name = broker, name
         self.acked = set(broker.log[: broker.trimmed])
         self.durable = set(self.acked)
         self.ever_waited = set()
-        self.begin_anew()
+        self.forget_reads()
         self.clockwork = broker.kind.clockwork(broker)
         broker.kind.open(broker, self)
 
-    def begin_anew(self):
-        """Nothing is known of what was read."""
+    def forget_reads(self):
+        """Forget all reads."""
         self.next_read = 0
-        self.waiting = set()  # what the tracker has to hand out
-        self.told = set()  # what it has handed out, or said is to be delivered now
+        self.waiting = set()  # the messages that the tracker has to hand out
+        self.told = set()  # those that it has handed out, or reported as due now
         self.replay = set()
         self.in_flight = set()
         self.sent = []
@@ -43,7 +44,7 @@ class Dispatcher:
         self.clockwork.see(self.broker.clock_ms)
         return self.broker.clock_ms
 
-    # What a view asks of the subscription that it is attached to.
+    # The reports to a view that is attached to this subscription.
 
     def discard_acked(self, ledger_id, entries):
         entries -= BitMap([entry_id for acked_ledger_id, entry_id in self.acked if acked_ledger_id == ledger_id])
@@ -58,7 +59,7 @@ class Dispatcher:
     def has(self, position):
         return position in self.acked or position in self.in_flight or position in self.replay
 
-    # What it does.
+    # The actions.
 
     def offer(self, position):
         """Say whether the tracker wants the message to wait."""
@@ -96,13 +97,13 @@ class Dispatcher:
         self.next_read = max(0, self.next_read - count)
 
     def poll(self, max_messages=ALL):
-        """Take what is due, and return it; it is to be sent again."""
+        """Take the due messages, and return them; they are to be sent again."""
         kind, now_ms = self.broker.kind, self.now()
         is_available = self.tracker.has_message_available(now_ms=now_ms)
         handed_out = self.tracker.scheduled_messages(max_messages, now_ms=now_ms)
         assert handed_out == sorted(set(handed_out)), "not in order of position"
         assert len(handed_out) <= max_messages
-        assert is_available or not handed_out, "denied what it had"
+        assert is_available or not handed_out, "denied a message that it had"
         for position in handed_out:
             assert position in self.broker.deliver_at_ms, "never published"
             self.check_not_early(position)
@@ -125,20 +126,20 @@ class Dispatcher:
         assert deliver_at_ms <= self.clockwork.seen_ms + self.broker.kind.early_ms(self.clockwork), f"{position} early"
 
     def check_none_is_late(self):
-        """After a poll that had room: what is due by more than the rounding is not with the tracker any more."""
+        """After a poll that had room: the tracker no longer has messages that are due by more than the rounding."""
         before_ms = self.clockwork.seen_ms - self.broker.kind.late_ms(self.clockwork)
         waiting = self.surely(self.waiting - self.acked)
         late = [each for each in waiting if self.broker.deliver_at_ms[each] <= before_ms]
         assert not late, f"{late} are due and were not handed out"
 
     def surely(self, waiting):
-        """Leave out what a view that was cut off may have left to the reader, who will come to it once more."""
+        """Omit messages that a cut-off view may have left to the reader, which reads them again."""
         if not self.broker.kind.is_attached:
             return waiting
         return waiting.intersection(self.broker.log[: self.next_read])
 
     def send_again(self, count=ALL):
-        """Send what was handed out or given back, unless its own time has not come."""
+        """Send messages that were handed out or given back, unless their own time has not come."""
         for position in sorted(self.replay)[:count]:
             self.replay.discard(position)
             if not self.offer(position):
@@ -173,7 +174,7 @@ class Dispatcher:
     def seek(self, number):
         self.tracker.clear()
         self.acked = set(self.broker.log[: max(number, self.broker.trimmed)])
-        self.begin_anew()
+        self.forget_reads()
 
     def set_tick(self, tick_ms):
         self.tracker.reset_tick_time(tick_ms)
@@ -182,7 +183,7 @@ class Dispatcher:
     def restart(self):
         """Whatever was in memory is gone."""
         self.acked = set(self.durable)
-        self.begin_anew()
+        self.forget_reads()
         self.clockwork = self.broker.kind.clockwork(self.broker)
         self.broker.kind.restart(self.broker, self)
 
@@ -192,10 +193,10 @@ class Dispatcher:
         self.send_again()
 
     def lacks(self):
-        """Return what is neither acked nor was sent."""
+        """Return the messages that were neither acked nor sent."""
         return set(self.broker.log) - self.acked - self.in_flight
 
-    # What must be so.
+    # The checks.
 
     def check(self):
         self.tracker_owner()._check()

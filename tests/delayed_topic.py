@@ -26,7 +26,7 @@ FAR_MS = 10**9
 
 
 class MemoryMachine:
-    """What it has on its disk survives a crash."""
+    """The files on its disk survive a crash."""
 
     def __init__(self, _path=None):
         self.store = MemoryStore()
@@ -39,7 +39,7 @@ class MemoryMachine:
 
 
 class SqliteMachine:
-    """A crash leaves what the files hold at that moment; whoever had them open is gone."""
+    """A crash leaves the files as they are at that moment; their open handles are gone."""
 
     def __init__(self, path):
         self.path, self.crash_count = path, 0
@@ -159,7 +159,7 @@ class DelayedTopic:
             self.deliver_at_ms.append(each)
 
     def dispatch(self, *, now_ms, name="s", consumer="a", count=100):
-        """Return the numbers of what a consumer gets; nothing may be early."""
+        """Return the numbers of a consumer's messages; none may be early."""
         sent = self.subscriptions[name].dispatch(consumer, count, now_ms=now_ms)
         numbers = [self.positions.index(each.position) for each in sent]
         self.seen_ms = max(self.seen_ms, now_ms)
@@ -179,7 +179,7 @@ class DelayedTopic:
         return [n for n, position in enumerate(self.positions) if not self.cursors[name].is_acked(position)]
 
     def drain(self, *, now_ms, name="s", until_ms=FAR_MS):
-        """Dispatch whenever the subscription says so, ack all, and return the times of what came, by number."""
+        """Dispatch whenever the subscription requests it, ack all, and return the times of the messages, by number."""
         came, waits = {}, 0
         while now_ms < until_ms:
             numbers = self.dispatch(now_ms=now_ms, name=name, count=7)

@@ -29,7 +29,7 @@ class FakeFile:
         def put(part):
             self.content[offset : offset + len(part)] = part
 
-        # Of what is not zeros, which a log is laid out with.
+        # Of bytes that are not zeros, which a log is laid out with.
         half = len(data.rstrip(b"\0")) // 2
         self.directory.step("write", self.name, partial=lambda: put(data[:half]))
         put(data)
@@ -116,7 +116,7 @@ def copied(files, **changed):
 
 
 def end_of(log):
-    """Where the groups of a log end: what is laid out behind is zeros."""
+    """Where the groups of a log end: the bytes laid out behind are zeros."""
     return len(log.rstrip(b"\0"))
 
 
@@ -152,7 +152,7 @@ CALLS = [
 
 @functools.cache
 def history_of_calls():
-    """The files after each of the calls, and what they hold: the first after none."""
+    """The files and their bytes after each of the calls: the first after none."""
     directory = FakeDirectory()
     with closing(FileStore.over(directory, identity=b"of calls")) as store:
         kept = [(copied(directory.files), state_of(store))]

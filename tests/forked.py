@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 
 def in_child(function):
-    """Fork, and return as text what a function returns in the child, or what it raises there."""
+    """Fork, and return as text the result of a function in the child, or its exception."""
     # Else the child may collect garbage of earlier tests, such as a client whose threads it lacks, and wait for them.
     gc.collect()
     reader, writer = os.pipe()

@@ -47,7 +47,7 @@ class Taken:
         replay._check()
         usage = replay._gate._admission.usage.of()
         limit = replay._gate._limit
-        # What a reset leaves out may take more: then nothing is sent.
+        # The acks that a reset undoes may take more: then nothing is sent.
         assert not usage.reserved_bytes or usage.unpersisted_record_bytes + usage.reserved_bytes <= limit
 
 
@@ -85,7 +85,7 @@ POLICIES = st.fixed_dictionaries(
 
 
 def traffic(count, *, lag=20, per_ms=3):
-    """Deliveries in order, of which each second is acked so many later, and the others thrice as late."""
+    """Deliveries in order, of which each second is acked `count` later, and the others thrice as late."""
     events = []
     for number in range(count):
         ts_ms = 1_000 + number // per_ms

@@ -36,7 +36,7 @@ def policies_of(name):
 
 
 def story(name):
-    """Deliveries, acks in and out of order, persists, a crash and what it redelivers; more of it after `CUT_MS`.
+    """Deliveries, acks in and out of order, persists, a crash and its redeliveries; more of it after `CUT_MS`.
 
     Where the gate shuts, twice as many messages and holes, and no crash.
     """
@@ -61,7 +61,7 @@ LOG = {1: 60, 2: 60, 3: 60}
 
 
 def run(name, events, *, state=None, first_ms):
-    """Read some events, and return what comes out: parts of estimates, and the state."""
+    """Read some events, and return the results: parts of estimates, and the state."""
     slices = Slices.of(1_000, events[-1].ts_ms, 2, from_ms=first_ms)
     wanted = RequestedParts(
         policies_of(name), range(2), 1_000, slices, is_plotted=True, keeps_states=True, states="states"

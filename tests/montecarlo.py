@@ -24,14 +24,14 @@ NOTHING = (-1, -1)
 
 
 class Observed(NamedTuple):
-    """What crashes at every instant brought back.
+    """The messages that crashes at every instant redelivered.
 
     Attributes:
         at_end: Millisecond -> acked messages that come back if the broker dies at its end; 0 while it is dead.
         peak: The most after any single event.
         bytes_written: By all persists but those of opening the cursor.
         write_count: How many those were.
-        bytes_kept: What a recovery would read at the end; None if no persist came after the last reset.
+        bytes_kept: Bytes that a recovery would read at the end; None if no persist came after the last reset.
     """
 
     at_end: dict[int, int]
@@ -64,7 +64,7 @@ class _Broker:
         self.acked = {position for position in self.acked if self.cursor.is_acked(Position(*position))}
 
     def recover(self, recorded, now_ms):
-        """Open the cursor again; what the recording has acked and the cursor has not is acked again."""
+        """Open the cursor again; acks of the recording that the cursor lacks are repeated."""
         self._grow_to_last(recorded, now_ms)
         self.open(now_ms)
         self._ack_all(recorded - self.acked, now_ms)
@@ -129,7 +129,7 @@ class _Broker:
             self.ledgers.append(max(0, event.last_entry + 1 - self.ledgers.entry_count(event.ledger_id)))
 
     def lost_in_a_crash(self):
-        """Drop everything but the disk, recover from a copy of it, and count what is not acked any more."""
+        """Drop everything but the disk, recover from a copy of it, and count the acks that are gone."""
         twin = MemoryStore(copy.deepcopy(self.disk_of.disk, {id(self.disk_of.disk.lock): None}))
         twin.disk.lock = type(self.disk_of.disk)().lock
         recovered = ManagedCursor.open(twin, ledgers=self.ledgers, config=self.policy.cursor, now_ms=0, **NAMES)
@@ -151,7 +151,7 @@ def observe(events, policy, log, *, end_ms):
             if kinds & {EventKind.CRASH}:
                 alive, lost = False, 0
             elif kinds & RESTARTS and (alive or kinds != {EventKind.REDELIVER}):
-                # What the first of all events say is where the trace begins.
+                # The first of all events define where the trace begins.
                 begin = broker.put_where if EventKind.RESET in kinds or is_first else broker.recover
                 begin(recorded, now_ms)
                 alive, lost = True, broker.lost_in_a_crash()
@@ -172,7 +172,7 @@ def observe(events, policy, log, *, end_ms):
 
 
 def _statements(events):
-    """Take events together that say one thing: a recovery or reset with its entries, and what it redelivers.
+    """Take events together that belong together: a recovery or reset with its entries, and its redeliveries.
 
     All of it is said in one millisecond. Two recoveries or resets in a row are two, unless each names entries.
     """
@@ -198,14 +198,14 @@ def _record(event, recorded):
 
 
 def _restart(chance, acked, positions, ts_ms, *, is_open):
-    """Return what a recording may say of a cursor that begins anew, and whether it is open after it."""
+    """Return the events that a recording may have of a restarted cursor, and whether it is open after them."""
     choice = chance.random()
     if choice < 0.15:
         return [Event(ts_ms, EventKind.CRASH)], False
     if choice < 0.25 and acked:
         lost = {position for position in acked if chance.random() < 0.2} or acked
         return [Event(ts_ms, EventKind.REDELIVER, *run) for run in runs_of(lost)], is_open
-    # What is dead is opened before it is put elsewhere.
+    # A dead cursor is opened before it is reset.
     kind = EventKind.RESET if choice < 0.55 and is_open else EventKind.RECOVER
     kept = set(acked) if chance.random() < 0.3 else {each for each in acked if chance.random() < 0.8}
     if kind == EventKind.RESET and chance.random() < 0.5:

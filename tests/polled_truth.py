@@ -21,7 +21,7 @@ SIZES = {3: 7, 5: 0, 6: 30}
 
 
 class Write(NamedTuple):
-    """A record under way: when it is durable, what it holds, and its ledger."""
+    """A record under way: when it is durable, its acks, and its ledger."""
 
     end_ms: int
     entries: frozenset
@@ -137,7 +137,7 @@ class Cursor:
 def truth(seed, *, has_limit=False, has_restarts=True, knows_load=True, length_ms=9_000):
     """Return the polls of a random life, and every instant of it.
 
-    An ack that no poll sees before a crash or a seek undoes it is nobody's: it is left out of all instants.
+    An ack that no poll sees before a crash or a seek undoes it is omitted from all instants.
     """
     rng = random.Random(seed)
     cursor, polls, acks = Cursor(rng, has_limit=has_limit), [], []
@@ -161,7 +161,7 @@ def truth(seed, *, has_limit=False, has_restarts=True, knows_load=True, length_m
             cursor.roll()
         if ms == snapshot_ms:
             waiting = cursor.poll(T0_MS + asked_ms, knows_load=knows_load)
-            # What this poll sees has been acked since its own time.
+            # The acks that this poll sees have been there since their own time.
             acks.append((now_ms, frozenset(cursor.acked)))
             cursor.unseen, cursor.is_moved = set(), False
         if waiting is not None and ms == answered_ms:

@@ -19,7 +19,7 @@ def goes_on(replay, now_ms):
 
 
 def by_days(policies, log):
-    """Return what ends a day: the broker ticks up to it, and the state is written and read."""
+    """Return the end of a day: the broker ticks up to it, and the state is written and read."""
 
     def end_day(replay, now_ms):
         points = replay.end(now_ms)
@@ -75,7 +75,7 @@ def assert_agreement_with(between, trace, policies, sizes):
         costs = sums.costs
         assert costs.write_count == seen.write_count, policy.label
         # Acks given at once, or read again, may leave a bitmap that is as large either way in the other of two forms.
-        slack = 0 if policy.is_plain and not is_restarted else 10 * seen.write_count
+        slack = 0 if policy.persists_everything and not is_restarted else 10 * seen.write_count
         assert abs(costs.bytes_written - seen.bytes_written) <= slack, policy.label
         assert seen.bytes_kept is None or abs(costs.bytes_kept - seen.bytes_kept) <= slack, policy.label
 

@@ -78,7 +78,7 @@ class Damage:
         return ledger_id, [row[:-SEAL_BYTES] for (row,) in rows]
 
     def write_entry(self, ledger_id, sequence, data):
-        """As the store would have written it: what is wrong with it is the cursor's to find."""
+        """As the store would have written it: the cursor has to find the damage."""
         self.do(ENTRY, self.seal().entry(ledger_id, sequence, data), ledger_id, sequence)
 
     def seal(self):
@@ -131,7 +131,7 @@ def flipped(data, byte):
 
 
 def fsck(capsys, path):
-    """Check a store, see that it was not touched, and return the status and, by subscription, what was found."""
+    """Check a store, see that it was not touched, and return the status and, by subscription, the findings."""
     before = tree(path)
     outcome = run(capsys, "fsck", path, "--json")
     assert tree(path) == before

@@ -290,7 +290,7 @@ def appends_with_unknown_outcome_where_nothing_else_has_room():
 
 
 def acks_up_to_old_acks_while_no_write_succeeds():
-    """What was held back is old by now: the mark-delete moves over it while it is written, and after that."""
+    """The held-back acks are old by now: the mark-delete moves over them while they are written, and after that."""
     story = Story(config=CursorConfig(become_old_ack_record_seconds=1))
     story.schedule.meanwhile_share = 0
     for first, meanwhile in ((0, True), (3, False)):

@@ -1,4 +1,4 @@
-"""A bucketed index with buckets of four messages: how it is made, filled and polled, and what it has stored."""
+"""A bucketed index with buckets of four messages: creation, filling, polls, and its stored snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of a store: what is in it, whether a store works there, and another process that has it open."""
+"""The directory of a store: its files, whether a store works there, and another process that has it open."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hold(directory: Path, kind=SqliteStore) -> subprocess.Popen[str]:
 
 
 def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) -> list[bytes]:
-    """Append until it fails; return what was appended."""
+    """Append until it fails; return the appended entries."""
     entries: list[bytes] = []
 
     def append_on():

@@ -42,7 +42,7 @@ class Store:
 
     Attributes:
         url: Of an empty directory.
-        environment: What a client of it needs.
+        environment: The variables that a client of it needs.
         process: Its process.
     """
 

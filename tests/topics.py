@@ -44,7 +44,7 @@ class Topic:
         self.positions += self.log.publish([Message(b"", key=key.encode()) for key in keys])
 
     def dispatch(self, consumer="a", count=100, *, now_ms=0):
-        """Return the numbers of what a consumer gets."""
+        """Return the numbers of a consumer's messages."""
         return [number for number, _ in self.deliveries(consumer, count, now_ms=now_ms)]
 
     def deliveries(self, consumer="a", count=100, *, now_ms=0):

@@ -1,4 +1,4 @@
-"""Files that traces are made from, and what is in a trace."""
+"""Files that traces are made from, and the contents of a trace."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def subscriptions_of(trace, policies=(None,), **options):
 
 
 def crashes_of(row):
-    """Return the crashes of an estimate: (when, (what came back, what would if written, whether it persisted))."""
+    """Return the crashes of an estimate: (when, (redelivered, redelivered if written, whether it persisted))."""
     each = iter(row["crashes"] or ())
     return list(zip(row["crash_ms"] or (), zip(each, each, each, strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""The slow, obvious answer: what would a crash bring back after each event, by sets of positions and nothing else."""
+"""The slow, obvious answer: the redelivery of a crash after each event, by sets of positions and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ackstate.analysis.trace.events import Event, EventKind
 
 
 class State(NamedTuple):
-    """After one event: what a crash brings back, the same if a persist under way was written, and what is so."""
+    """After one event: the redelivery of a crash, the same if a persist under way was written, and the state."""
 
     redelivery: int
     if_written: int

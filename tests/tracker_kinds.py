@@ -1,6 +1,6 @@
-"""The trackers of delayed messages as `delay_driver` takes them: how one is opened, and what it may answer.
+"""The trackers of delayed messages as `delay_driver` takes them: how one is opened, and its permitted answers.
 
-Each says by how much a message may be early and late, whether acked ones are left out, and what a restart finds.
+Each defines by how much a message may be early and late, whether acked ones are omitted, and the state after a restart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker
 
 @dataclass
 class Clockwork:
-    """What time an index has seen, and by which tick it rounds.
+    """The times that an index has seen, and the tick by which it rounds.
 
     A tracker that takes each time as it comes has seen only the last one.
     """
@@ -110,7 +110,7 @@ class Bucketed:
     def start(self, broker):
         if broker.store is None:
             broker.store = MemoryStore()
-        # What a crash leaves is on the disk.
+        # The files on the disk survive a crash.
         broker.store = MemoryStore(broker.store.disk)
 
     def clockwork(self, broker):
@@ -125,7 +125,7 @@ class Bucketed:
         )
         assert not report.fell_back
         recovered = {position for position in broker.log if position in dispatcher.tracker}
-        assert recovered <= dispatcher.ever_waited, "recovered what was never added"
+        assert recovered <= dispatcher.ever_waited, "recovered a message that was never added"
         dispatcher.waiting |= recovered
 
     def config(self, broker):

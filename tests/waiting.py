@@ -1,4 +1,4 @@
-"""Waiting in a test for what another thread or process does."""
+"""Waiting in a test for an effect of another thread or process."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class PulsarKey:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-_NO_RELEASE = "Of Pulsar's issue 19966; no release of Pulsar reads it."
+_NO_RELEASE = "From Pulsar's issue 19966; no release of Pulsar reads it."
 _BUCKETS = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
-_UNNEEDED = "Of PIP-448. Read and checked, without effect: the shared index holds nothing that must be pruned."
+_UNNEEDED = "From PIP-448. Read and checked, without effect: the shared index holds nothing that must be pruned."
 _RATE = "managedLedgerDefaultMarkDeleteRateLimit"
 _PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
 
@@ -78,7 +78,7 @@ KEYS = (
     PulsarKey("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "5,000", "77"),
     PulsarKey("delayedDeliveryMaxNumBuckets", "-1", "77"),
     PulsarKey("delayedDeliveryLedgerStepPerBucket", "none", "7",
-              remark="Of the first text of PIP-195; no release of Pulsar reads it."),
+              remark="From the first text of PIP-195; no release of Pulsar reads it."),
     PulsarKey("delayedDeliveryPruneMinIntervalMillis", "none", "77", remark=_UNNEEDED),
     PulsarKey("delayedDeliveryPruneEligibleRatio", "none", "0.7", remark=_UNNEEDED),
     PulsarKey("delayedDeliveryTopicManagerIdleMillis", "none", "77", remark=_UNNEEDED),

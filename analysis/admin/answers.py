@@ -64,7 +64,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def refusal(status: int, reason: object, *, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a refusal of one bounded line, in ASCII, because text from a client may not be encodable."""
+    """Return a refusal of one bounded line, in ASCII, because text from a client need not be encodable."""
     line = " ".join(str(reason).split())[:_REASON_LENGTH_MAX]
     content = json.dumps({"reason": line}).encode("ascii")
     return Response(content, status, media_type="application/json", headers=dict(headers) if headers else None)

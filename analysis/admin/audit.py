@@ -17,7 +17,7 @@ _LOG = logging.getLogger("ackstate.admin.audit")
 
 
 def log_change(request: Request, owner: PolicyOwner, policy: str, *, before: object, after: object) -> None:
-    """Log who changed which policy, from where, and its values before and after, as a JSON object in ASCII.
+    """Log a change of a policy as a JSON object in ASCII: the author, the address, and the values before and after.
 
     Args:
         request: The request for the change.

@@ -45,8 +45,8 @@ class Guard:
     Args:
         app: Receives the accepted requests.
         tokens: The tokens of requests, except those for `OPEN_PATHS`. None if any client may use the server: then the
-            Host must be this machine's. Otherwise a name controlled by an attacker could resolve to this machine and
-            let a browser in.
+            Host must be this machine's. Otherwise a name controlled by an attacker could resolve to this machine, and a
+            browser could reach it.
         wrong_token_seconds: Delay of the answer to a wrong token.
     """
 

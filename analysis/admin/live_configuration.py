@@ -35,7 +35,7 @@ def live_configuration(config: CursorConfig, limits: GateLimits) -> dict[str, st
     counts_entries = config.range_form is RangeForm.WORDS and config.range_limit_rule is not LimitRule.EXACT
     ranges = config.list_limits.range_count_max
     if ranges is not None and config.range_limit_rule is LimitRule.PULSAR_4_2:
-        ranges -= 1  # A list of that release has one more than the setting says.
+        ranges -= 1  # A list of that release has one range more than the setting.
     metadata = config.metadata_range_count_max if config.format is Format.NATIVE else config.closing_range_count_max
     rate, flush_ms = config.mark_delete_rate_limit, config.flush_interval_ms
     if not rate and flush_ms:

@@ -96,7 +96,7 @@ class LiveRoutes:
         return live_stats(self._open(owner))
 
     async def internal_stats(self, owner: NamedOwner) -> LiveTopicInternalStats | PersistentTopicInternalStats:
-        """Return the ledgers and cursors of an open topic; of any other one as a broker would recover it now."""
+        """Return the ledgers and cursors of an open topic, or else those that a broker would recover now."""
         try:
             return live_internal_stats(self._topics[str(owner)])
         except KeyError:

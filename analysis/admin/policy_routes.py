@@ -88,7 +88,7 @@ def no_global_write(request: Request, is_global: _IsGlobal = False) -> None:
 
 
 def named(request: Request) -> PolicyOwner:
-    """Return the namespace or topic that a path names; of a tenant, its namespace ``-``."""
+    """Return the namespace or topic that a path names; for a tenant, its namespace ``-``."""
     names = request.path_params
     try:
         return PolicyOwner(names["tenant"], names.get("namespace", "-"), names.get("topic"))
@@ -201,7 +201,7 @@ class PolicyRoutes:
         return _written(change.version)
 
     def _is_discarded(self, request: Request, owner: PolicyOwner, if_match: str | None) -> bool:
-        """Remove unreadable policies, only on request: other clients may not know about them."""
+        """Remove unreadable policies, only on request: other clients might rely on them."""
         is_discarded = (
             if_match is not None and "*" in _tags(if_match) and self._policies.store.discard_unreadable(owner)
         )

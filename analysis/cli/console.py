@@ -93,7 +93,7 @@ def steps_shown() -> Iterator[None]:
 
     The steps are what `ackstate.analysis` logs as information. The first step starts with the process.
     """
-    logger, handler = logging.getLogger(_STEPS), _Steps()
+    logger, handler = logging.getLogger(_STEPS), _StepTimes()
     logger.addHandler(handler)
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -105,7 +105,7 @@ def steps_shown() -> Iterator[None]:
 
 
 @final
-class _Steps(logging.Handler):
+class _StepTimes(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._begun_s = self._last_s = _process_begun_s()
@@ -130,7 +130,7 @@ def _process_begun_s() -> float:
 
 
 def os_error_text(error: OSError) -> str:
-    """Return what failed, in one line."""
+    """Return an error as one line."""
     where = f"{error.filename}: " if error.filename else ""
     if error.errno == errno.ENOSPC:
         return f"{where}the disk is full"

@@ -200,9 +200,7 @@ def crash(
     ] = RECEIPTS_MIN,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", parser=Path, help="L2 to L4: record what happened, for `ackstate trace` and Spark."
-        ),
+        typer.Option(metavar="DIR", parser=Path, help="L2 to L4: record the events, for `ackstate trace` and Spark."),
     ] = None,
     totals: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""`ackstate demo` kills a live broker, recovers it, and compares what is redelivered with the prediction."""
+"""`ackstate demo` kills a live broker, recovers it, and compares the redelivered messages with the prediction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def demo(
     flush_interval: FlushIntervalOption = Duration(250),
     json: JsonOption = False,
 ) -> None:
-    """Kill a live broker, recover it in a second process, and compare what is redelivered with Spark's prediction.
+    """Kill a live broker, recover it in a second process, and compare the redelivered messages with Spark's prediction.
 
     A broker with three subscriptions runs until SIGKILL at a seeded moment. A
     second process recovers the cursors from the same directory. Observed is

@@ -61,7 +61,7 @@ def explain(
         Path | None, typer.Option(metavar="FILE", help="With a URL: a file that holds the server's token.")
     ] = None,
 ) -> None:
-    """Print the ack holes of each cursor: why they exist, and what acking them frees. Change nothing.
+    """Print the ack holes of each cursor, their causes and costs. Change nothing.
 
     The hole that holds back the mark-delete position comes first, then the
     holes that cost most.

@@ -27,7 +27,7 @@ _TIMEOUT_S = 60.0
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
 
-class _Found(NamedTuple):
+class _TopicExplanation(NamedTuple):
     topic: str
     now_ms: int
     subscription: ExplainedSubscription
@@ -63,7 +63,7 @@ def explain_live(
 
     server = AdminServer(url, read_token(token_file), _TIMEOUT_S, answer_bytes_max=_ANSWER_BYTES_MAX)
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
-    found: list[_Found] = []
+    found: list[_TopicExplanation] = []
     missing: dict[str, AckStateError] = {}
     with PulsarAdmin(server) as admin:
         topics = LiveBroker(admin, topics=[] if topic is None else [topic]).topics()
@@ -86,18 +86,18 @@ def explain_live(
         raise typer.Exit(1)
 
 
-def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterator[_Found]:
+def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterator[_TopicExplanation]:
     from ackstate.analysis.live_explanation import ExplainedTopic
     from ackstate.analysis.pulsar.snapshot.internal_stats import read_object
 
     answer = read_object(
         ExplainedTopic, admin.get(f"{topic_path(topic)}/explain?{urlencode(query)}"), what=f"{topic}: explain"
     )
-    return (_Found(topic, answer.now_ms, each) for each in answer.subscriptions)
+    return (_TopicExplanation(topic, answer.now_ms, each) for each in answer.subscriptions)
 
 
 def _json(
-    url: str, found: Sequence[_Found], missing: dict[str, AckStateError], *, now_ms: int | None
+    url: str, found: Sequence[_TopicExplanation], missing: dict[str, AckStateError], *, now_ms: int | None
 ) -> dict[str, Any]:
     present_ms = max((each.now_ms for each in found), default=0) if now_ms is None else now_ms
     cursors = [{"topic": topic, "status": "ok", "problems": []} | each.model_dump() for topic, _, each in found]
@@ -105,7 +105,7 @@ def _json(
     return {"store": url, "now_ms": present_ms, "cursors": cursors, "missing": unread}
 
 
-def _text(found: Sequence[_Found], missing: dict[str, AckStateError]) -> Iterator[Table | str]:
+def _text(found: Sequence[_TopicExplanation], missing: dict[str, AckStateError]) -> Iterator[Table | str]:
     for topic, _, each in found:
         yield printable(f"{topic}, {each.subscription}: {each.type}")
         yield printable(

@@ -1,4 +1,4 @@
-"""`ackstate fsck` checks a store, and shows what each repair would do."""
+"""`ackstate fsck` checks a store, and shows the effect of each repair."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyBytesOption = None) -> None:
-    """Check every cursor of a store, change nothing, and print what each repair would do.
+    """Check every cursor of a store, change nothing, and print the effect of each repair.
 
     A store that is open in a live process is refused. Torn tails and other
     leftovers of a crash are notes: the next open discards them.

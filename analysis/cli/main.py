@@ -52,13 +52,12 @@ app = typer.Typer(
     cls=CommandGroup,
     rich_markup_mode=None,  # Its panels cut the names of long options at 80 columns.
     pretty_exceptions_enable=False,
-    help="""The ack state of a subscription: what is durable, and what would be redelivered
-if the broker died now.
+    help="""The ack state of a subscription: its durable acks, and the messages redelivered if the broker died now.
 
 \b
 Start with the demo. It kills a live broker, recovers it in a second process,
-predicts with Spark what is redelivered, compares, and writes a report:
-  ackstate demo
+compares the redelivered messages with Spark's prediction, and writes a report:
+ackstate demo
 
 \b
 The same by hand. A broker acks and persists until SIGKILL; a second process
@@ -156,13 +155,13 @@ app.command("recover", short_help="Recover the cursors of a dead broker.")(recov
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
 _sweep_help = "Compare settings: redelivery against its price."
 app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
-app.command("fsck", short_help="Check a store, and show what a repair would do.")(fsck)
+app.command("fsck", short_help="Check a store, and show the effect of each repair.")(fsck)
 app.command("inspect", short_help="Show the cursors of a store.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real Pulsar brokers.")
-_pulsar.command("replay", short_help="Predict what killed brokers redelivered from their ACK commands.")(replay)
+_pulsar.command("replay", short_help="Predict the redeliveries of killed brokers from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
 _pulsar.command("export", short_help="Write the ack states of a topic to a file.")(export)
 _pulsar.command("import", short_help="Apply the acks of such a file.")(import_)
@@ -205,7 +204,7 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
     with _lost_interrupts_repeated():
         status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
-    # After a failure, one line says what it is.
+    # A failure is printed in one line.
     for text in dict.fromkeys(each.getMessage() for each in warnings.buffer if status == 0):
         complain(f"warning: {text}")
     sys.exit(status)

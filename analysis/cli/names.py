@@ -49,7 +49,7 @@ class CommandWithOldOptions(TyperCommand):
 
 
 def usage_error_text(error: Any) -> str:
-    """Return what is wrong with the words of a command, without a full stop."""
+    """Return the error in the words of a command, without a full stop."""
     possibilities = getattr(error, "possibilities", None)
     if possibilities is None:
         text: str = error.format_message()

@@ -31,7 +31,7 @@ def exporter(
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65_535, help="The port to listen on; 0 is any free port.")
     ] = 9_478,
-    host: Annotated[str, typer.Option(metavar="H", help="Address to listen on; everyone who reaches it can read.")] = (
+    host: Annotated[str, typer.Option(metavar="H", help="Address to listen on, for all clients that reach it.")] = (
         "127.0.0.1"
     ),
     every: Annotated[

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,18 +23,13 @@ from ackstate.analysis.cli.pulsar_access import (
     open_admin,
 )
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.stop_signals import until_stopped
 from ackstate.analysis.wording import counted, printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ackstate.analysis.pulsar.record.cluster_recorder import Progress
     from ackstate.analysis.pulsar.record.trace_directory import Resumed
-
-
-class _Stopped(BaseException):
-    """A signal asked to stop."""
 
 
 def record(
@@ -95,10 +87,10 @@ def record(
 
         source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
         with TraceDirectory(trace) as directory, console.progress() as display:
-            _tell_resumed(trace, directory.resumed)
+            _print_resumed(trace, directory.resumed)
             recorder = ClusterRecorder(admin, source, directory, every_s=every.seconds, glob=topics)
             task = display.add_task("listing topics", total=None)
-            with suppress(_Stopped), _stopped_by_signals():
+            with until_stopped():
                 recorder.run(
                     None if for_ is None else for_.seconds,
                     lambda state: display.update(task, description=_line(state)),
@@ -106,12 +98,12 @@ def record(
             found = recorder.progress()
             display.update(task, description="finishing the hour")
             directory.close()
-        _tell_end(trace, found)
+        _print_end(trace, found)
     if not found.polls:
         raise typer.Exit(1)
 
 
-def _tell_resumed(trace: Path, resumed: Resumed) -> None:
+def _print_resumed(trace: Path, resumed: Resumed) -> None:
     if resumed.lost_bytes:
         console.complain(
             f"{trace}: the last poll was torn when the process was killed: {resumed.lost_bytes} bytes lost"
@@ -123,7 +115,7 @@ def _tell_resumed(trace: Path, resumed: Resumed) -> None:
         console.write(f"continuing {printable(str(trace))}: {counted(names, 'subscription')}{more}\n")
 
 
-def _tell_end(trace: Path, found: Progress) -> None:
+def _print_end(trace: Path, found: Progress) -> None:
     subjects = f"{counted(found.topics, 'topic')}, {counted(found.cursors, 'cursor')}"
     unread = f", {counted(found.unread, 'topic')} not read: {found.last_failure}" if found.unread else ""
     console.write(printable(f"{trace}: {found.events:,} events in {found.polls:,} polls of {subjects}{unread}") + "\n")
@@ -135,21 +127,3 @@ def _line(state: Progress) -> str:
         f"{counted(state.topics, 'topic')}, {counted(state.cursors, 'cursor')}{unread}, "
         f"{state.polls:,} polls, {state.events:,} events"
     )
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise `_Stopped` in the main thread when a signal asks to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: object) -> None:
-        raise _Stopped
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -75,9 +75,8 @@ def snapshot(
     """Estimate redelivery of each subscription if its broker dies now, and how close each limit is.
 
     Reads internalStats, stats and settings over the admin interface; changes
-    nothing. These do not show what is durable, so the answer is an interval
-    of acked entries, with the reason for each end. A + marks a lower bound:
-    acked messages of partly acked batches are added to it.
+    nothing. These do not show the durable state, so the answer is an interval of acked entries, with the reason for
+    each end. A + marks a lower bound: acked messages of partly acked batches are added to it.
 
     A second look (--again) narrows the interval if three writes happen in
     between: about 4s under traffic, at one write per second. On a quiet topic

@@ -80,7 +80,7 @@ def import_(
         str | None, typer.Option("--as", metavar="NAME", help="Import the one subscription under this name: a clone.")
     ] = None,
     bookies: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of new cursor ledgers, with pulsar+zk://; 2 by default.")
+        int | None, typer.Option(metavar="N", min=1, help="With pulsar+zk://: bookies of a new ledger; 2 by default.")
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With pulsar://: a file that holds the broker's token.")

@@ -95,7 +95,7 @@ def redelivery(
     topics, namespaces and all together. Without a policy, a rate or a file it
     shows the subscriptions, with the number at each crash in the trace.
 
-    Of a trace of polls (ackstate pulsar record), it shows intervals.
+    For a trace of polls (ackstate pulsar record), it shows intervals.
     """
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary

@@ -58,7 +58,7 @@ def serve(
         typer.Option(metavar="F", parser=path_argument, help="A broker.conf, with the defaults of all policies."),
     ] = None,
     topic_may_disable: Annotated[
-        bool, typer.Option("--topic-may-disable", help="A topic may switch off what its namespace enforces.")
+        bool, typer.Option("--topic-may-disable", help="A topic may switch off a policy that its namespace enforces.")
     ] = False,
 ) -> None:
     """Serve the delay and ack-record policies of namespaces and topics over REST, as Pulsar's brokers do.
@@ -71,8 +71,8 @@ def serve(
     machine can connect, and all its users can. A line of the file is a token,
     or a label, a blank and a token; a changed file takes effect at once.
 
-    Standard error has a line for each change of a policy: who (the label of
-    the token), from where, which field, and its value before and after.
+    Standard error has a line for each change of a policy: the label of the token, the address, the field, and its value
+    before and after.
 
     A topic may replace a delay or a maximum of its namespace by another, longer
     or shorter; to switch it off with a 0 it needs --topic-may-disable.

@@ -104,7 +104,7 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
     from ackstate.cursor.stores.file import FileStore
     from ackstate.cursor.stores.file_generation import holds_store
     from ackstate.cursor.stores.sqlite import SqliteStore
-    from ackstate.cursor.stores.sqlite_mark import MADE, bears_our_mark
+    from ackstate.cursor.stores.sqlite_mark import MADE, has_our_mark
     from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
 
     try:
@@ -112,7 +112,7 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
     except OSError as error:
         raise AckStateError(f"{store} is not an ackstate store: {error.strerror}") from error
     # Both kinds mark their creation under one name with different bytes; after a loss only the mark may be left.
-    is_ours = bears_our_mark(Path(store))
+    is_ours = has_our_mark(Path(store))
     holds_database = _DATABASE in names or is_ours
     holds_log = holds_store([name for name in names if name != MADE or (_DATABASE not in names and not is_ours)])
     if holds_database and holds_log:
@@ -231,7 +231,7 @@ def remark(what: str, note: Note) -> str:
 
 
 def _promise(outcome: RepairOutcome) -> str:
-    """Return what a repair would do, in numbers."""
+    """Return the effect of a repair, in numbers."""
     where = "before the first message" if outcome.mark_delete is None else f"mark-delete {outcome.mark_delete}"
     read = (
         f"{outcome.records_replayed:,} of {counted(outcome.record_count, 'record')}, " if outcome.record_count else ""

@@ -42,7 +42,7 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
 
     Args:
         rows: ``subscription, expected, p50, p99, max`` as in `Estimate`, and ``crashes``: rows as in
-            `ackstate.analysis.estimate.parts.Crashes`. Of a trace of polls also ``low``, with the low ends.
+            `ackstate.analysis.estimate.parts.Crashes`. With a trace of polls also ``low``, with the low ends.
     """
     table = _table("", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash")
     for row in rows:

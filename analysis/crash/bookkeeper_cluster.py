@@ -125,7 +125,7 @@ class BookKeeperCluster:
         self.zookeeper.stop()
 
     def revive(self) -> None:
-        """Start whatever was killed, and continue whatever was paused."""
+        """Start the killed processes, and continue the paused ones."""
         self.zookeeper.resume()
         if self.zookeeper.process is None:
             self.zookeeper.start()
@@ -136,7 +136,7 @@ class BookKeeperCluster:
     def replace(self, bookie: Bookie) -> None:
         """Kill a bookie for good, with its disk, and start one with an empty disk in its place.
 
-        A bookie must not come back under its name without its entries: BookKeeper would take them for never written.
+        A bookie must not return under its name without its entries: BookKeeper would take them for never written.
         """
         bookie.kill()
         shutil.rmtree(bookie.directory)
@@ -188,7 +188,7 @@ class Bookie:
 
     @property
     def name(self) -> str:
-        """The name under which the cluster knows it."""
+        """Its name in the cluster."""
         return f"127.0.0.1:{self.port}"
 
     def launch(self) -> None:

@@ -132,7 +132,7 @@ class CallTracer:
         _end_as(self._follow(pid))
 
     def _follow(self, pid: int) -> int:
-        """Let a program run from stop to stop; return its wait status when it has ended."""
+        """Run a program from stop to stop; return its wait status when it has ended."""
         threads = {pid}
         while True:
             thread, status = os.waitpid(-1, _WALL)

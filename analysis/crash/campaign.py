@@ -119,7 +119,7 @@ class Seen:
         due, given = self.counts["receipts_due"], self.counts["receipts_given"]
         if given < receipts_min * due:
             return (
-                f"the subject gave receipts for {given:,} of {due:,} acks that it was asked to persist "
+                f"the subject gave receipts for {given:,} of {due:,} requested acks that it should persist "
                 f"({given / due:.1%}; --receipts-min requires {receipts_min:.1%}): I2 was not tested"
             )
         return ""
@@ -221,7 +221,7 @@ def run_layer(
     seen: Seen | None = None,
     watch: Callable[[Totals, float], None] = lambda *_: None,
 ) -> Seen:
-    """Ask a layer for runs until the budget is over, and add them up as they come.
+    """Execute runs of a layer until the budget is over, and add them up.
 
     Args:
         layer: Begins with the seed `totals.next_seed`.

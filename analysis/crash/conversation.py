@@ -64,7 +64,7 @@ class CrashedError(SubjectError):
     """A subject was killed at a system call, as planned; it is not to blame."""
 
 
-class Start(NamedTuple):
+class StartRequest(NamedTuple):
     """Open the state in a directory, or create one; `ledgers` are the entry counts of the log's ledgers, by id."""
 
     directory: Path
@@ -72,13 +72,13 @@ class Start(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Open the state after a crash, and report. Fields as of `Start`."""
+    """Open the state after a crash, and report. Fields as of `StartRequest`."""
 
     directory: Path
     ledgers: Mapping[int, int]
 
 
-class AskReport(NamedTuple):
+class ReportRequest(NamedTuple):
     """Report the acked entries."""
 
 
@@ -105,7 +105,7 @@ class ConversationFailure(NamedTuple):
     text: str
 
 
-Request = Start | Recover | AskReport | Operation
+Request = StartRequest | Recover | ReportRequest | Operation
 Answer = Ready | Accepted | Durable | Report | ConversationFailure
 
 
@@ -118,18 +118,18 @@ class AnswersDue:
         self._unaccepted: set[int] = set()
         self._not_durable: set[int] = set()
 
-    def asked(self, request: Request) -> None:
+    def note_request(self, request: Request) -> None:
         """Note a request."""
         match request:
-            case Start():
+            case StartRequest():
                 self._starts += 1
-            case Recover() | AskReport():
+            case Recover() | ReportRequest():
                 self._reports += 1
             case Operation(number):
                 self._unaccepted.add(number)
                 self._not_durable.add(number)
 
-    def heard(self, answer: Answer) -> None:
+    def note_answer(self, answer: Answer) -> None:
         """Note an answer.
 
         Raises:
@@ -168,11 +168,11 @@ def request_line(request: Request) -> bytes:
         case Operation(number, kind, ledger_id, entry_id):
             values = (kind.value.encode(), number, ledger_id, entry_id)
             return b'{"op":"%s","number":%d,"ledger":%d,"entry":%d}\n' % values
-        case AskReport():
+        case ReportRequest():
             return b'{"op":"report"}\n'
-        case Start(directory, ledgers) | Recover(directory, ledgers):
+        case StartRequest(directory, ledgers) | Recover(directory, ledgers):
             counts = {str(ledger_id): count for ledger_id, count in ledgers.items()}
-            op = "start" if isinstance(request, Start) else "recover"
+            op = "start" if isinstance(request, StartRequest) else "recover"
             return _line({"op": op, "directory": str(directory), "ledgers": counts})
 
 
@@ -206,7 +206,7 @@ def read_request(line: bytes) -> Request:
                 not rest
             ):
                 ledgers = {int(ledger_id): _count(count) for ledger_id, count in counts.items()}
-                return (Start if op == "start" else Recover)(Path(directory), ledgers)
+                return (StartRequest if op == "start" else Recover)(Path(directory), ledgers)
             case {"op": "ack" | "mark_delete" as op, "number": n, "ledger": ledger_id, "entry": entry_id, **rest} if (
                 not rest
             ):
@@ -214,7 +214,7 @@ def read_request(line: bytes) -> Request:
             case {"op": "persist", "number": n, **rest} if not rest:
                 return Operation(_count(n), OperationKind.PERSIST)
             case {"op": "report", **rest} if not rest:
-                return AskReport()
+                return ReportRequest()
     except ValueError:
         pass
     raise SubjectError(f"no request: {quoted(line)}")

@@ -145,7 +145,7 @@ class LoopDisk:
                 fcntl.ioctl(device, _LOOP_CONFIGURE, _LOOP_CONFIG.pack(self._image, 0, _AUTOCLEAR))
             except OSError as error:
                 os.close(device)
-                # Another process attached it first; ask for the next free device.
+                # Another process attached it first: take the next free device.
                 if error.errno != errno.EBUSY:
                     raise
             else:

@@ -85,7 +85,7 @@ def open_together(
 
 
 def state_of(cursor: ManagedCursor) -> State:
-    """Return the state of a cursor, durable or not; `is_new` tells whether opening it created it."""
+    """Return the state of a cursor, durable or not; `is_new` is whether opening it created it."""
     marked = NUMBERING.up_to(*cursor.mark_delete_position)
     acked = marked | NUMBERING.runs(cursor.deleted.runs())
     for position, words in cursor.view.batch.items():
@@ -199,7 +199,7 @@ class ObservedCursor:
                 acked = NUMBERING.messages(ledger_id, entry_id, step.amount)
             case _:
                 acked = NUMBERING.up_to(ledger_id, entry_id)
-        self._account.asked(acked)
+        self._account.requested(acked)
         self.cursor.delivered(step.position, now_ms=now_ms)
         receipt = self._asked(step, now_ms=now_ms)
         self._account.accepted(acked)

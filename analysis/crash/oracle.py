@@ -69,7 +69,7 @@ class Expected(NamedTuple):
     """The states that a recovery may find.
 
     Attributes:
-        asked: Entries that may be acked.
+        requested: Entries whose ack was requested: they may be acked.
         accepted: Entries whose ack was accepted.
         durable: Entries that must be acked.
         marked: Entries that the mark-delete position must cover.
@@ -83,7 +83,7 @@ class Expected(NamedTuple):
         is_deleted: Whether there must be none.
     """
 
-    asked: AckedSet
+    requested: AckedSet
     accepted: AckedSet
     durable: AckedSet
     marked: AckedSet
@@ -145,8 +145,8 @@ def _broken(found: State, expected: Expected, *, is_exact: bool) -> Iterator[Bro
         return
     if expected.is_deleted and not found.is_new:
         yield Broken(Promise.I17, f"it opens with {found}")
-    if not found.acked <= expected.asked:
-        invented = found.acked - expected.asked
+    if not found.acked <= expected.requested:
+        invented = found.acked - expected.requested
         yield Broken(Promise.I1, f"acked without a request: {invented}", _size(invented))
     if not expected.durable <= found.acked:
         lost = expected.durable - found.acked
@@ -201,9 +201,9 @@ class Oracle:
         self._reset: State | None = None
         self.expected = self._opened(opened)
 
-    def asked(self, acked: AckedSet) -> None:
+    def requested(self, acked: AckedSet) -> None:
         """Record an ack before it is sent. An entry is acked with the last message of its batch."""
-        self._change(asked=(self.expected.asked | acked).completed())
+        self._change(requested=(self.expected.requested | acked).completed())
 
     def accepted(self, acked: AckedSet) -> None:
         """Record an accepted ack; it may be redelivered once in addition to the gauge."""
@@ -225,7 +225,7 @@ class Oracle:
             durable: The entries with a receipt at the latest possible time of the reading; now by default.
         """
         expected = self.expected
-        possible = (expected.asked - (expected.durable if durable is None else durable)).entry_count
+        possible = (expected.requested - (expected.durable if durable is None else durable)).entry_count
         overstated = expected.overstated
         excess = reading - possible
         # A failed reset may have happened: then durable acks may be redelivered.

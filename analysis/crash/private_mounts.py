@@ -44,9 +44,9 @@ def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
     Closing this iterator closes the generator and ends the process.
 
     Raises:
-        LayerSkippedError: This process may not have private mounts, or the generator raised it.
+        LayerSkippedError: This process has no right to private mounts, or the generator raised it.
         SubjectError: The generator raised it.
-        OSError: The same.
+        OSError: The generator raised it.
         RuntimeError: Another error ended the generator, or a signal the process; the message has all known details.
     """
     ask, asked = os.pipe()
@@ -106,7 +106,7 @@ def _work_apart(make: Callable[[], Iterator[object]], ask: int, answers: IO[byte
     try:
         _leave_mounts()
     except LayerSkippedError as error:
-        _tell(answers, ("raised", error))
+        _send(answers, ("raised", error))
         return 0
     pid = os.fork()
     if pid == 0:
@@ -126,7 +126,7 @@ def _be_first(make: Callable[[], Iterator[object]], ask: int, answers: IO[bytes]
         if pid == 0:
             die_with(first_pid)
             for answer in _made(make, ask):
-                _tell(answers, answer)
+                _send(answers, answer)
             os._exit(0)
         ended = ended_status = 0
         while ended != pid:
@@ -136,7 +136,7 @@ def _be_first(make: Callable[[], Iterator[object]], ask: int, answers: IO[bytes]
         os._exit(status)
 
 
-def _tell(answers: IO[bytes], answer: tuple[str, object]) -> None:
+def _send(answers: IO[bytes], answer: tuple[str, object]) -> None:
     pickle.dump(answer, answers)
     answers.flush()
 

@@ -44,12 +44,12 @@ class ProcessRun:
         """The states that a recovery may find."""
         return self._oracle.expected
 
-    def asked(self, operation: Operation) -> None:
+    def requested(self, operation: Operation) -> None:
         """Record a request, before it is sent."""
         assert operation.number == len(self._operations)
         self._operations.append(operation)
         self._durable_before.append(self.expected.durable)
-        self._oracle.asked(self._entries(operation))
+        self._oracle.requested(self._entries(operation))
 
     def operation(self, number: int) -> Operation:
         """Return the operation with a number.

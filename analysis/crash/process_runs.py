@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.conversation import (
     Accepted,
-    AskReport,
     CrashedError,
     Durable,
     OutOfTurnError,
     Recover,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     record_answer,
 )
@@ -143,7 +143,7 @@ class ProcessRuns:
         self._is_open = False
         self._life = ProcessRun(self._log)
         # Over all runs.
-        self._ever_asked: AckedSet = self._life.expected.asked
+        self._ever_requested: AckedSet = self._life.expected.requested
         # The requests and answers of the run that was not judged yet.
         self._steps: list[tuple[int, Operation | Answer]] = []
         # The same as a story, with the crashes between.
@@ -170,7 +170,7 @@ class ProcessRuns:
         chance = _chance("moment", self._seed, self._number)
         self._crash.prepare()
         with self._blamed() as process:
-            process.send(Start(self._directory, self._log), AskReport())
+            process.send(StartRequest(self._directory, self._log), ReportRequest())
             if self._settings.early_s is not None and chance.random() < _EARLY_SHARE:
                 self._crash_early(process, chance, "while it starts")
                 return
@@ -233,7 +233,7 @@ class ProcessRuns:
         self._crashes += 1
         try:
             answers = self._crash(process)
-            self._hear(answers)
+            self._note_answers(answers)
         finally:
             self._story.append(f"{when}: {self._crash}" if when else str(self._crash))
         return answers
@@ -267,11 +267,11 @@ class ProcessRuns:
 
     def _judge(self, report: Report, holds: str) -> None:
         expected, found = self._life.expected, self._life.state(report)
-        self._ever_asked |= expected.asked
+        self._ever_requested |= expected.requested
         if self._counts["recoveries"] > 1 and not self._life.operations:
             # Entries requested in an earlier run are not invented.
             known = State(expected.durable, found.marked)
-            excused = expected._replace(asked=self._ever_asked, durable=found.acked)
+            excused = expected._replace(requested=self._ever_requested, durable=found.acked)
             broken = oracle.differing(known, found) + oracle.judge(found, [excused])
         else:
             broken = self._life.judge(report)
@@ -301,14 +301,14 @@ class ProcessRuns:
         until = time.monotonic() + patience_s
         answers: Sequence[Answer] = ()
         while True:
-            sent += self._ask(process, operations[sent : max(accepted + ahead, sent)])
+            sent += self._request(process, operations[sent : max(accepted + ahead, sent)])
             waits_for_durable = moment.is_after_durable and not any(isinstance(answer, Durable) for answer in answers)
             if accepted == len(operations) or (heard >= moment.answers and not waits_for_durable):
                 return accepted == len(operations)
             timeout_s = until - time.monotonic() if sent == len(operations) else _PAUSE_S
             # Empty receipts could continue without end.
             answers = [answer for answer in process.events(timeout_s) if answer != Durable(())]
-            self._hear(answers)
+            self._note_answers(answers)
             heard += len(answers)
             accepted += sum(isinstance(answer, Accepted) for answer in answers)
             if answers:
@@ -320,21 +320,21 @@ class ProcessRuns:
 
     def _report_quietly(self, process: SubjectProcess) -> None:
         """Request a report while nothing is in progress: its gauge must not count entries that have a receipt."""
-        process.send(AskReport())
+        process.send(ReportRequest())
         answers, report = process.wait_for(Report, patience_s=self._settings.patience_s)
         self._story.append(step_line(report))
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
-        self._hear(answers)
+        self._note_answers(answers)
 
-    def _ask(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
+    def _request(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
         self._note(asked)
         for operation in asked:
-            self._life.asked(operation)
+            self._life.requested(operation)
         process.send(*asked)
         return len(asked)
 
-    def _hear(self, answers: Sequence[Answer]) -> None:
+    def _note_answers(self, answers: Sequence[Answer]) -> None:
         self._note(answers)
         for answer in answers:
             record_answer(self._life, answer)
@@ -358,7 +358,7 @@ class ProcessRuns:
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
-    """Let a subject start in an empty directory, report, ack and persist once, without a crash.
+    """Start a subject in an empty directory; it reports, acks and persists once, without a crash.
 
     Later failures are then caused by a crash.
 
@@ -366,7 +366,7 @@ def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATI
         SubjectError: It cannot.
     """
     with launch() as process:
-        process.send(Start(directory, {1: 10}), AskReport())
+        process.send(StartRequest(directory, {1: 10}), ReportRequest())
         process.wait_for(Report, patience_s=patience_s)
         process.send(Operation(0, OperationKind.ACK, 1, 0), Operation(1, OperationKind.PERSIST))
         for _ in range(2):

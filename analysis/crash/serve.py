@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from ackstate.analysis.crash.conversation import (
     Accepted,
-    AskReport,
     ConversationFailure,
     Durable,
     Ready,
     Recover,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     answer_line,
     printable,
@@ -79,7 +79,7 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
     if found is None:
         raise ValueError(f"subject {name!r}: module {module_name} has no {class_name}")
     if not callable(found):
-        raise ValueError(f"subject {name!r}: it cannot be called to make a subject")
+        raise ValueError(f"subject {name!r}: {class_name} is not callable, so it makes no subject")
     made: Callable[[], CrashSubject] = found
     return made
 
@@ -131,7 +131,7 @@ def _try(module_name: str, tell: int) -> NoReturn:
     except ImportError as error:
         complaint = printable(str(error)) or "ImportError"
     except BaseException as error:
-        complaint = printable(f"to import {module_name} raises {_told(error)}")
+        complaint = printable(f"to import {module_name} raises {_described(error)}")
     finally:
         os.write(tell, complaint.encode())
         os._exit(0)
@@ -160,7 +160,7 @@ class _Service:
         self._subject = subject
         self._answers = answers
         # Also makes reading and reporting the gauge atomic, so that a later answer never has an earlier state.
-        self._saying = threading.Lock()
+        self._sending = threading.Lock()
         self._persists: SimpleQueue[Operation | None] = SimpleQueue()
         self._persister: threading.Thread | None = None
 
@@ -174,18 +174,18 @@ class _Service:
                 self._persists.put(None)
                 self._persister.join()
         except Exception as error:
-            self._say(ConversationFailure(_told(error)))
+            self._send(ConversationFailure(_described(error)))
             raise
 
     def _serve(self, request: Request) -> None:
         match request:
-            case Start(directory, ledgers):
+            case StartRequest(directory, ledgers):
                 self._subject.start(directory, ledgers)
-                self._say(Ready())
+                self._send(Ready())
             case Recover(directory, ledgers):
-                self._say_report(self._subject.recover(directory, ledgers))
-            case AskReport():
-                self._say_report(self._subject.report())
+                self._send_report(self._subject.recover(directory, ledgers))
+            case ReportRequest():
+                self._send_report(self._subject.report())
             case Operation(kind=OperationKind.PERSIST) if self._subject.persists_in_background:
                 self._persist_in_background(request)
             case Operation():
@@ -193,9 +193,9 @@ class _Service:
 
     def _apply(self, operation: Operation) -> None:
         self._subject.apply(operation)
-        self._say_accepted(operation)
+        self._send_accepted(operation)
         if not self._subject.persists_in_background:
-            self._say_durable()
+            self._send_durable()
 
     def _persist_in_background(self, operation: Operation) -> None:
         if self._persister is None:
@@ -207,19 +207,19 @@ class _Service:
         try:
             while (operation := self._persists.get()) is not None:
                 self._subject.apply(operation)
-                self._say_durable()
-                self._say_accepted(operation)
+                self._send_durable()
+                self._send_accepted(operation)
         except BaseException as error:
-            self._say(ConversationFailure(_told(error)))
+            self._send(ConversationFailure(_described(error)))
             end_with_traceback()
 
-    def _say_accepted(self, operation: Operation) -> None:
-        with self._saying:
+    def _send_accepted(self, operation: Operation) -> None:
+        with self._sending:
             self._write(answer_line(Accepted(operation.number, self._gauge())))
 
-    def _say_report(self, report: Report) -> None:
+    def _send_report(self, report: Report) -> None:
         """Send a report, with the gauge of the subject if the report has none."""
-        with self._saying:
+        with self._sending:
             if report.redelivery_if_crashed is None:
                 report = replace(report, redelivery_if_crashed=self._gauge())
             self._write(answer_line(report))
@@ -229,13 +229,13 @@ class _Service:
         # Rejects numbers with a fraction.
         return None if gauge is None else index(gauge)
 
-    def _say_durable(self) -> None:
+    def _send_durable(self) -> None:
         numbers = self._subject.receipts()
         if numbers is not None and len(numbers):
-            self._say(Durable(tuple(map(index, numbers))))
+            self._send(Durable(tuple(map(index, numbers))))
 
-    def _say(self, answer: Answer) -> None:
-        with self._saying:
+    def _send(self, answer: Answer) -> None:
+        with self._sending:
             self._write(answer_line(answer))
 
     def _write(self, line: bytes) -> None:
@@ -256,7 +256,7 @@ def _check_complete(subject: CrashSubject) -> None:
         raise TypeError(f"the subject has no {', '.join(missing)}")
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -1,9 +1,9 @@
 """The states that a power cut could leave after each call of a `SimulatedDisk`.
 
-Synced data stays. Of the writes of a file since its last sync, any subset may have reached the disk, in any order (lost
+Synced data stays. Any subset of a file's writes since its last sync may have reached the disk, in any order (lost
 write, reordered writes), the last of them in part (torn write: cut at every byte, with whole sectors unchanged), and
-gaps are zeros. Of the names created, changed and removed since the last sync of the directory, any subset may be
-there, with or without the bytes of their files (missing sync of the directory, rename before data).
+gaps are zeros. Any subset of the names created, changed and removed since the last sync of the directory may be there,
+with or without the bytes of their files (missing sync of the directory, rename before data).
 
 With too many unsynced items, only each prefix, each item lost alone and each item kept alone are generated.
 """

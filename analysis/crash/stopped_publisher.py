@@ -70,7 +70,7 @@ class StoppedPublisher:
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it continue until it is fenced, or has published too many messages without it, and kill it."""
+        """Continue it until it is fenced, or has published too many messages without it, and kill it."""
         self._message_count = len(self.published) + _MESSAGES_AFTER_STOP
         self._is_enough.clear()
         self._signal_all(signal.SIGCONT)

@@ -154,7 +154,7 @@ class SubjectProcess:
     def send(self, *requests: Request) -> None:
         """Send requests. Never waits: requests beyond the capacity of the pipe are sent while other methods wait."""
         for request in requests:
-            self._turns.asked(request)
+            self._turns.note_request(request)
         self._unsent += b"".join(map(request_line, requests))
         self._write()
 
@@ -280,7 +280,7 @@ class SubjectProcess:
             if key.fd == self._answers:
                 is_open = self._read()
             elif key.fd == self._complaints:
-                self._hear_complaint()
+                self._read_complaint()
         self._write()
         return is_open
 
@@ -321,7 +321,7 @@ class SubjectProcess:
             self._unread.clear()
         return True
 
-    def _hear_complaint(self) -> None:
+    def _read_complaint(self) -> None:
         chunk = os.read(self._complaints, _CHUNK_BYTES)
         if chunk:
             self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES_MAX:]
@@ -350,7 +350,7 @@ class SubjectProcess:
         answer = read_answer(self._lines[0])
         if isinstance(answer, ConversationFailure):
             raise SubjectError(f"the subject cannot continue: {printable(answer.text)}")
-        self._turns.heard(answer)
+        self._turns.note_answer(answer)
         self._lines.popleft()
         return answer
 

@@ -54,7 +54,7 @@ def shrunk(outcome: RunOutcome, again: Callable[[RunSize, int], RunOutcome]) -> 
     """Replace the story by that of the shortest repeat that also breaks the promise.
 
     Args:
-        outcome: Of a run that broke a promise.
+        outcome: The outcome of a run that broke a promise.
         again: Repeats the run with a size, and with a number that no other repeat has.
     """
     numbers = count(1)
@@ -274,7 +274,7 @@ class Owner:
             self._published[position] = payload
         life = self._life()
         number = len(life.operations)
-        life.asked(Operation(number, OperationKind.ACK, _LEDGER_ID, entry_id))
+        life.requested(Operation(number, OperationKind.ACK, _LEDGER_ID, entry_id))
         with suppress(AckStateError):
             receipt = self.cursor.ack(Position(_LEDGER_ID, entry_id), now_ms=entry_id)
             life.accepted(number)

@@ -97,7 +97,7 @@ def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
             told, complaint = child.communicate()
         finally:
             child.kill()
-    # Status 1 also comes with a report: of lost or invented acks.
+    # Status 1 also has a report, of lost or invented acks.
     if child.returncode not in {0, 1} or not told:
         raise ChildFailedError(f"the recovery failed: {_last_line(complaint) or child.returncode}")
     report: list[dict[str, Any]] = json.loads(told)["subscriptions"]

@@ -1,6 +1,6 @@
 """Writes a policy as settings of a Pulsar 4.2 broker: lines of ``broker.conf`` and commands of ``pulsar-admin``.
 
-Source: Pulsar's ``ServiceConfiguration``. Of the settings that concern a cursor's persists none is dynamic there
+Source: Pulsar's ``ServiceConfiguration``. None of the settings of a cursor's persists is dynamic there
 (``@FieldContext(dynamic = true)``), so ``pulsar-admin brokers update-dynamic-config`` refuses them. The rate of writes
 is also a policy of a namespace, which takes effect at once.
 """

@@ -42,7 +42,7 @@ class ThinnedCurve:
         """The width of a slice: a power of two."""
         return self._width_ms
 
-    def standing(self, series_count: int) -> Series:
+    def latest(self, series_count: int) -> Series:
         """Return the values after the last point, as a column; 0 if there is no point."""
         return np.zeros((series_count, 1), np.int64) if self._values is None else self._values[:, -1:]
 

@@ -62,7 +62,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
         drawn: The index of the policy under which curves of single subscriptions are returned.
 
     Returns:
-        Of a trace of polls, two rows for each policy and scope, which enclose the redelivery: the second one, with the
+        For a trace of polls, two rows for each policy and scope, which enclose the redelivery: the second one, with the
         low numbers, has the index of the policy plus the number of policies.
 
         ``policy``: index in the grid; ``scope, namespace, topic, subscription``: names, empty beyond the scope;

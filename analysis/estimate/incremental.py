@@ -171,7 +171,7 @@ def _read(  # noqa: PLR0913, PLR0917 - each is needed once
         engine.rows(before.path / "states", STATES), engine.rows(before.path / "states", _KEYS),
         engine.rows(before.path / "logs", LOGS),
     )  # fmt: skip
-    _go_on(engine, sorted_chunks(list(days.values()), policies, kept, is_log_needed=True), wanted, before, unfinished)
+    _extend(engine, sorted_chunks(list(days.values()), policies, kept, is_log_needed=True), wanted, before, unfinished)
     ledgers = named_ledgers(list(days.values()), kept).together(("topic", "ledger_id"))
     ledgers.through(highest, LOGS).stored(unfinished / "logs")
     _follow(engine.rows(unfinished / "staged" / "results", PART), broker)
@@ -213,7 +213,7 @@ def _covered(spans: Sequence[tuple[str, Span]], before: Checkpoint | None, direc
     return before.begin_ms if before else spans[0][1].begin_ms, last_ms
 
 
-def _go_on(
+def _extend(
     engine: Engine, chunks: Rows, wanted: RequestedParts, before: Checkpoint | None, unfinished: Location
 ) -> None:
     """Replay new days from the stored states, and write the new states and results."""

@@ -21,7 +21,7 @@ GAIN_MIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingChange:
     """A recommended change of one setting.
 
     Attributes:
@@ -57,7 +57,7 @@ class Recommendation:
 
     current: PolicyResult
     recommended: PolicyResult | None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
     native: PolicyResult | None = None
 
     @property
@@ -112,7 +112,9 @@ def _key(policy: Policy) -> tuple[str, ...]:
     return tuple(policy.texts.values())
 
 
-def _changes(chosen: PolicyResult, current: PolicyResult, known: dict[tuple[str, ...], PolicyResult]) -> list[Change]:
+def _changes(
+    chosen: PolicyResult, current: PolicyResult, known: dict[tuple[str, ...], PolicyResult]
+) -> list[SettingChange]:
     assert chosen.policy is not None
     assert current.policy is not None
     before, after = current.policy.texts, chosen.policy.texts
@@ -121,7 +123,7 @@ def _changes(chosen: PolicyResult, current: PolicyResult, known: dict[tuple[str,
         if after[key] != before[key]:
             without = _without(chosen.policy, key, before[key], known)
             gain = None if without is None else without.badness[0] - chosen.badness[0]
-            found.append(Change(key, before[key], after[key], gain))
+            found.append(SettingChange(key, before[key], after[key], gain))
     return found
 
 

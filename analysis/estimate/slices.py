@@ -106,9 +106,9 @@ class SliceWriter:
         self._values: Series = np.zeros((series_count, 1), np.int64)
         self._number = -1  # the slice that was started last
 
-    def go_on(self, standing: Series) -> None:
+    def continue_from(self, values: Series) -> None:
         """Start from existing values, given as a column."""
-        self._values = standing
+        self._values = values
 
     def changes(self, points: SeriesPoints) -> Iterator[SliceChange]:
         """Yield the changes of the next points."""
@@ -121,7 +121,7 @@ class SliceWriter:
         bounds = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
         for low, high in pairwise(bounds):
             number = int(numbers[low])
-            yield from self._standing(number)
+            yield from self._unchanged(number)
             begin = self._values if number > self._number else np.zeros_like(self._values)
             yield SliceChange(number, begin[:, 0], ts_ms[low:high], delta[:, low:high])
             self._number = number
@@ -129,9 +129,9 @@ class SliceWriter:
 
     def end(self) -> Iterator[SliceChange]:
         """Yield the remaining slices, in which the last values hold."""
-        yield from self._standing(self._slices.slice_count)
+        yield from self._unchanged(self._slices.slice_count)
 
-    def _standing(self, until_number: int) -> Iterator[SliceChange]:
+    def _unchanged(self, until_number: int) -> Iterator[SliceChange]:
         """Yield the slices without changes."""
         if self._values.any():
             for number in range(self._number + 1, until_number):

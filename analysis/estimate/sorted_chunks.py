@@ -64,7 +64,7 @@ class Kept(NamedTuple):
     logs: Rows
 
 
-class Head(NamedTuple):
+class SubscriptionHead(NamedTuple):
     """The information about a subscription before its first chunk.
 
     Attributes:
@@ -97,7 +97,7 @@ def sorted_chunks(
         is_log_needed: Whether to return message logs even if no policy needs them.
 
     Returns:
-        Rows of `PACKED`, for `by_subscription`: the rows of its `Head` precede the chunks of a subscription.
+        Rows of `PACKED`, for `by_subscription`: the `SubscriptionHead` of each subscription, then its chunks.
     """
     is_small = all(map(is_counted, policies))
     chunks = [
@@ -133,7 +133,7 @@ def highest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(each) for each in zip(*found, strict=True)], schema=LOGS)
 
 
-def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, Head, Iterator[EventChunk]]]:
+def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, SubscriptionHead, Iterator[EventChunk]]]:
     """Yield each subscription of some `sorted_chunks`: its key, its head, and its chunks in order.
 
     The caller must read the chunks before it takes the next subscription.
@@ -150,7 +150,7 @@ def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, He
             for _ in in_order:
                 pass
             continue
-        head = Head({})
+        head = SubscriptionHead({})
         first: list[_Row] = []
         for batch, index in in_order:
             if batch["first_seq"][index].as_py() >= 0:
@@ -162,7 +162,7 @@ def by_subscription(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Key, He
 
 def is_counted(policy: Policy | None) -> bool:
     """Return whether counting replaces the cursor, so that chunks may be compacted."""
-    return policy is None or policy.is_plain
+    return policy is None or policy.persists_everything
 
 
 def joined(rows: Sequence[_AnyRows]) -> _AnyRows:
@@ -170,7 +170,7 @@ def joined(rows: Sequence[_AnyRows]) -> _AnyRows:
     return reduce(lambda some, others: some.plus(others), rows)
 
 
-def _with_row(key: Key, head: Head, batch: pa.RecordBatch, index: int) -> Head:
+def _with_row(key: Key, head: SubscriptionHead, batch: pa.RecordBatch, index: int) -> SubscriptionHead:
     state = batch["state"][index].as_py()
     if state is None:
         log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py()}

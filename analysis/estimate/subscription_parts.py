@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ackstate.analysis.estimate.sorted_chunks import Head
+    from ackstate.analysis.estimate.sorted_chunks import SubscriptionHead
     from ackstate.analysis.replay.acked import EventChunk
     from ackstate.analysis.replay.policy import Policy
 
@@ -101,7 +101,7 @@ class _SubscriptionTotals:
     It returns the growth of the sums, so that the parts of all runs add up to the totals of a single run.
     """
 
-    def __init__(self, key: tuple[str, str], head: Head, wanted: RequestedParts) -> None:
+    def __init__(self, key: tuple[str, str], head: SubscriptionHead, wanted: RequestedParts) -> None:
         self._key = key
         self._names = (namespace_of(key[0]), *key)
         self._wanted = wanted
@@ -119,7 +119,7 @@ class _SubscriptionTotals:
                 self._state = decoded(head.state, wanted.policies)
                 self._state.replay.grow(head.log)
             for writer, curve in zip(self._writers, self._state.curves, strict=True):
-                writer.go_on(curve.standing(SERIES))
+                writer.continue_from(curve.latest(SERIES))
         for curve in self._state.curves:
             curve.widen_until(wanted.slices.end_ms)
         self._replay = self._state.replay

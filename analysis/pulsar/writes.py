@@ -32,7 +32,7 @@ LEDGER_CREATION_MS_MAX = 400
 busy machines took up to 200 ms."""
 
 WRITE_MS_MAX = 50
-"""A write that began less than this before the end may not have completed."""
+"""A write that began less than this before the end might not have completed."""
 
 
 TIMER_LATE_MS = 5

@@ -113,7 +113,7 @@ class AgeFeed:
         return times_ms
 
     def _acks_of(self, news: NewlyAckedRuns, deliveries: Int64s, highest: Int64s) -> _Acks:
-        """Return the acks with a latency: of delivered entries, and not by a mark-delete."""
+        """Return the acks with a latency: those of delivered entries, except by a mark-delete."""
         first = self._keys(news.ledger_id, news.first)
         last = np.minimum(self._keys(news.ledger_id, news.end - 1), highest[np.searchsorted(deliveries, news.event)])
         counts = (first <= last) & (self._events.kind[news.event] != EventKind.MARK_DELETE)

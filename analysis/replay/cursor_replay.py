@@ -147,7 +147,7 @@ class CursorReplay:
     def look(self, now_ms: int) -> None:
         """Make the cursor look for old acks before any event at a time; earlier persists must be done."""
         if self._is_young:
-            self._ask_before(now_ms)
+            self._look_before(now_ms)
 
     def deliver(self, position: Position, *, now_ms: int) -> None:
         """Record a delivery in the cursor."""
@@ -210,7 +210,7 @@ class CursorReplay:
             due = self._schedule.next_due()
             quiet_until = self._schedule.flush_at if due is None else min(due, self._schedule.flush_at)
             if quiet_until < now_ms:
-                self._ask_before(now_ms)
+                self._look_before(now_ms)
                 quiet_until = now_ms if self._left_out else self._idle_until(stop_ms[told:], due)
             told = int(np.searchsorted(stop_ms, quiet_until, "right"))
             sent_ms = feed.take(int(np.searchsorted(events.ts_ms, quiet_until, "right")))
@@ -315,7 +315,7 @@ class CursorReplay:
                 previous = at_ms
                 yield at_ms
 
-    def _ask_before(self, now_ms: int) -> None:
+    def _look_before(self, now_ms: int) -> None:
         """Make the cursor look for old acks at the last tick before a time: the ruler stores the answer."""
         last = self._schedule.tick_at(now_ms - self._schedule.tick_ms)
         if last >= self._schedule.flush_at:

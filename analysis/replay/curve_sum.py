@@ -114,7 +114,7 @@ class CurveSum:
         self._last: Points | None = None
 
     @property
-    def standing(self) -> int:
+    def latest(self) -> int:
         """The value after the last point; 0 without a point, or without a live process."""
         return int(self._last.value[0]) if self._last is not None and self._last.is_alive[0] else 0
 

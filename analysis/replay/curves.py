@@ -132,7 +132,7 @@ class PolicyCurve:
 
     def reset(self, epochs: Epochs) -> None:
         """Restart with a cursor that was reset; its last persist may have excluded acks."""
-        self._durable = -int(epochs.undurable[-1])
+        self._durable = -int(epochs.unpersisted[-1])
         self._causes = np.array([getattr(epochs, name)[-1:] for name in CAUSES])
 
     def take(self, piece: Piece, epochs: Epochs) -> Points:
@@ -145,7 +145,7 @@ class PolicyCurve:
         """Return the points of the next events and persists, as if the times of the acks were exact."""
         ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
         ends = piece.events_until(at_ms)
-        durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.undurable))
+        durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.unpersisted))
         causes = np.concatenate((self._causes, np.array([getattr(epochs, name) for name in CAUSES])), axis=1)
         epoch = np.searchsorted(at_ms, ts_ms, "left")
         after_event = piece.acked[1:] - durable[epoch]
@@ -185,7 +185,7 @@ def _merged(ts_ms: Int64s, value: Int64s, epoch: Int64s, epochs: Epochs) -> Poin
     of_event = np.arange(len(ts_ms)) + epoch
     of_persist = np.arange(len(epochs.at_ms)) + np.searchsorted(ts_ms, epochs.at_ms, "right")
     times[of_event], values[of_event] = ts_ms, value
-    times[of_persist], values[of_persist] = epochs.at_ms, epochs.undurable
+    times[of_persist], values[of_persist] = epochs.at_ms, epochs.unpersisted
     return Points(times, values, np.ones(count, np.bool_))
 
 

@@ -11,8 +11,7 @@ messages that fill holes and are sent while the gate is closed (only redelivered
 subscription types with a single active consumer, which have no gate.
 
 If the gate has room for all messages of a run of events, the run is replayed at once. Otherwise the library's cursor
-receives one ack after another, and its admission receives each message that may not fit and each ack that may open the
-gate.
+receives one ack after another, and its admission each message that might not fit and each ack that might open the gate.
 """
 
 from __future__ import annotations
@@ -303,7 +302,7 @@ class GatedReplay(CursorListener):
             self._now_ms = now_ms
             if self._let_go_ms == now_ms:
                 self._let_go_ms = NEVER_MS
-                self._let_go()
+                self._release_blocked()
             else:
                 self._ack(self._queue.pop_ack())
 
@@ -337,9 +336,9 @@ class GatedReplay(CursorListener):
         if not self._queue:
             self._blocked_since_ms = self._now_ms
         self._queue.join(position, now_ms=self._now_ms)
-        self._let_go()
+        self._release_blocked()
 
-    def _let_go(self) -> None:
+    def _release_blocked(self) -> None:
         """Send waiting messages as far as the gate admits them."""
         # Without young acks the gate opens when its usage falls, so it is open before anything is requested.
         while self._queue and (self._is_young or not self._gate.is_closed):
@@ -376,7 +375,7 @@ class GatedReplay(CursorListener):
         self._sent.complete(position)
         self._happened.append((now_ms, _ACK, *position))
         if self._gate.opens_after_ack(now_ms=now_ms):
-            self._let_go()
+            self._release_blocked()
 
     def _note_happened(self) -> None:
         """Append the events that happened one by one."""

@@ -38,7 +38,7 @@ class PlacedRuns(NamedTuple):
     mark_delete: Position
 
     def mark_delete_before(self, event: int) -> Position:
-        """Return the mark-delete position just before an event: right below the entries that the event lets it pass."""
+        """Return the mark-delete position just before an event: right below the entries that the event acks."""
         passed = np.flatnonzero((self.covered_at != NEVER) & (self.covered_at >= event))
         if not len(passed):
             return self.mark_delete

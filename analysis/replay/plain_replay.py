@@ -28,7 +28,7 @@ class PlainReplay:
     Complexity: O(events log events) in arrays, and a few steps for each persist.
 
     Args:
-        policy: A policy that `is_plain`.
+        policy: A policy that `persists_everything`.
         opened_ms: When the cursor is opened.
     """
 

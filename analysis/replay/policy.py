@@ -60,7 +60,7 @@ class Policy:
         GateLimits(max_unpersisted_ack_record_bytes=self.max_unpersisted_ack_record_bytes)
 
     @property
-    def is_plain(self) -> bool:
+    def persists_everything(self) -> bool:
         """Whether each persist makes all acks durable, so that counting can replace the cursor."""
         return self.leaves_nothing_out and not self.blocks
 

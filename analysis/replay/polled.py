@@ -66,7 +66,7 @@ class AckIntervals:
 
     def __init__(self) -> None:
         # Acks by the start and by the end of their intervals: the times, and the number of acks up to each.
-        self._starts, self._ends = _Steps(), _Steps()
+        self._starts, self._ends = _StepCounts(), _StepCounts()
 
     def add(self, events: PolledChunk, counts: Int64s) -> None:
         """Add the next acks.
@@ -96,7 +96,7 @@ class AckIntervals:
         return self._ends.at(at_ms)
 
     def uncertain(self, at_ms: Int64s) -> Int64s:
-        """Return the number of acks that may or may not have happened by some times."""
+        """Return the number of acks of which it is unknown whether they had happened by some times."""
         return self.possible(at_ms) - self.certain(at_ms)
 
     def ends_between(self, after_ms: int, until_ms: int) -> Int64s:
@@ -110,7 +110,7 @@ class AckIntervals:
 
 
 @final
-class _Steps:
+class _StepCounts:
     """A count that rises at some times."""
 
     def __init__(self) -> None:
@@ -342,4 +342,4 @@ class PolledPolicyCurve(PolicyCurve):
     def reset(self, epochs: Epochs) -> None:
         """See `PolicyCurve.reset`."""
         super().reset(epochs)
-        self._value = int(epochs.undurable[-1])
+        self._value = int(epochs.unpersisted[-1])

@@ -59,7 +59,7 @@ class Epochs(NamedTuple):
 
     Attributes:
         at_ms: The time of the persist; it comes after all events of this millisecond.
-        undurable: The number of acked messages that are not durable after it.
+        unpersisted: The number of acked messages that are not durable after it.
         young: Those of them that it held back as young.
         cut_by_ranges: Those that the range limit cut off.
         cut_by_bytes: Those that a byte limit cut off.
@@ -69,7 +69,7 @@ class Epochs(NamedTuple):
     """
 
     at_ms: Int64s
-    undurable: Int64s
+    unpersisted: Int64s
     young: Int64s
     cut_by_ranges: Int64s
     cut_by_bytes: Int64s

@@ -171,7 +171,7 @@ def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyRe
         from ackstate.analysis.replay.gated_replay import GatedReplay  # noqa: PLC0415 - most grids need no cursor
 
         return GatedReplay(policy, log, opened_ms=now_ms)
-    if policy.is_plain:
+    if policy.persists_everything:
         return PlainReplay(policy, opened_ms=now_ms)
     from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
 

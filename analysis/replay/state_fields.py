@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 VERSION = 7
-"""The version of a state: of each record in it, and of its manifest."""
+"""The version of each record in a state, and of its manifest."""
 NUMBER_MAX = 2**61
 """Limit for the absolute value of counts and times in a state, so that adding a day still fits 64 bits."""
 ENTRY_COUNT_MAX = ENTRY_ID_MAX + 1

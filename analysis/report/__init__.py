@@ -1,1 +1,1 @@
-"""The report of `ackstate redelivery` and `ackstate sweep`: one HTML file for people who operate brokers."""
+"""The report of `ackstate redelivery` and `ackstate sweep`: one HTML file for operators of brokers."""

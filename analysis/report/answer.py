@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.report.contents import Contents
 
 POLLED = "Recorded by polls, so each number is an interval; charts, causes and prices are those of its upper end"
-"""Said of a trace of polls."""
+"""For a trace of polls."""
 _MAIN_MAX = 3
 _NAMESPACES_MAX = 3
 

@@ -46,7 +46,7 @@ _POINTS_PER_TOOTH = 6
 _WIDE = 50
 # Further runs are in the table only.
 _RUNS_MAX = 40
-# More signs would not be told apart, and make the page large.
+# More signs could not be distinguished, and would make the page large.
 _MARKS_MAX = 200
 _NAME_LENGTH_MAX = 60
 
@@ -84,8 +84,8 @@ def is_sawtooth(curve: Curve) -> bool:
 def slices_of(curve: Curve, count: int, whole: Estimate) -> list[Slice]:
     """Return the median and the 99th percentile in equal slices of time.
 
-    They are exact if the curve has enough points for each of its teeth. Of a curve that was thinned more than that only
-    peaks are known: then the quantiles of a slice are as far from its peak as those of the whole trace from the peaks.
+    They are exact if the curve has enough points for each of its teeth. A curve that was thinned more than that has
+    only peaks: then the quantiles of a slice are as far from its peak as those of the whole trace from the peaks.
 
     Args:
         curve: The curve.

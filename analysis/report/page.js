@@ -77,7 +77,7 @@ class Grid {
       return words.every((word) => text.includes(word));
     });
     const at = this.sorted, sign = this.descending ? -1 : 1;
-    // What is not known comes last, whichever way.
+    // Unknown values come last, whichever way.
     return rows.sort((a, b) => a[at] === b[at] ? 0 : a[at] === null ? 1 : b[at] === null ? -1
       : a[at] < b[at] ? -sign : sign);
   }

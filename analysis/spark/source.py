@@ -29,7 +29,7 @@ class SparkSource(NamedTuple):
 
     Attributes:
         trace: The DataFrame; in versions 1 and 2 its events are lists, which take several times as long.
-        covered: The result of `check_trace`; None to let Spark compute it.
+        covered: The result of `check_trace`; None if Spark is to compute it.
     """
 
     trace: DataFrame

@@ -28,7 +28,7 @@ class ChunkWriter:
 
     Args:
         file: The file to write; the caller moves it into the trace when it is closed.
-        polled_until_ms: Of a trace of polls, the time of the last poll; -1 if unknown.
+        polled_until_ms: The time of the last poll of a trace of polls; -1 if unknown.
         written: For a further file of a trace, the number of chunks and of events of each (topic, subscription) in the
             files before it; None if the file is a whole trace.
 

@@ -94,8 +94,7 @@ class EventKind(IntEnum):
     PERSIST_ENDED = 6
     """The persist was synced: the acks that it covers are durable. number: that of the persist."""
     PERSIST_FAILED = 7
-    """The persist failed, which promises nothing: the acks that it covers may or may not be durable, as if it had not
-    ended. number: that of the persist."""
+    """The persist failed: it is unknown whether the acks that it covers are durable. number: that of the persist."""
     CRASH = 8
     """The process died. Written by the observer of its death."""
     RECOVER = 9

@@ -46,10 +46,10 @@ def committed_in_store(directory: StorePath) -> Iterator[NewFiles]:
     files = NewFiles(directory, uuid4().hex)
     try:
         # A trace without a manifest gets one first, so that readers do not see the new files beside it.
-        if listed_names(directory) is None and (before := standing_names(directory)):
+        if listed_names(directory) is None and (before := present_names(directory)):
             write_manifest(directory, before)
         yield files
-        before = standing_names(directory)
+        before = present_names(directory)
     except BaseException as error:
         _delete_all(directory, files.run)
         if isinstance(error, OSError):
@@ -63,7 +63,7 @@ def committed_in_store(directory: StorePath) -> Iterator[NewFiles]:
             (directory / name).unlink(missing_ok=True)
 
 
-def standing_names(directory: StorePath) -> frozenset[str]:
+def present_names(directory: StorePath) -> frozenset[str]:
     """Return the files of the trace in a directory, ignoring those of unfinished writers."""
     listed = listed_names(directory)
     if listed is not None:

@@ -29,7 +29,7 @@ from ackstate.analysis.trace.events import (
     TraceError,
 )
 from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names, listed_names
-from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, standing_names
+from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, present_names
 from ackstate.analysis.trace.row_limit import check_row_groups, check_rows
 from ackstate.analysis.trace.rows import Events, PolledEvents
 from ackstate.analysis.trace.times import TraceClock
@@ -114,7 +114,7 @@ def check_replaceable(path: Location) -> None:
             raise TraceError(f"{path}: not a trace that can be replaced, it contains {stranger!r}")
         if not entries:
             return
-        if isinstance(path, StorePath) and not standing_names(path):
+        if isinstance(path, StorePath) and not present_names(path):
             return
     if path.exists() if isinstance(path, StorePath) else os.path.lexists(path):
         check_trace(path)
@@ -171,7 +171,7 @@ class Span(NamedTuple):
 
     Attributes:
         begin_ms: Its first millisecond.
-        end_ms: Its last millisecond: of the last event, or of a later poll.
+        end_ms: Its last millisecond: that of the last event, or of a later poll.
         chunk_count: Number of its chunks.
         row_groups_max: Number of row groups in the file that has most.
         is_packed: Whether its events are bytes, as since version 3.

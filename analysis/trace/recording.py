@@ -1,4 +1,4 @@
-"""Records what cursors do, in three lines of an embedding program.
+"""Records the events of cursors, in three lines of an embedding program.
 
     recording = Recording(directory)
     recording.follow(cursor, topic=topic, subscription=name, now_ms=now_ms)   # for a Subscription, its .cursor

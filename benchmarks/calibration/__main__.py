@@ -39,23 +39,23 @@ def calibrate(
     ] = 60,
     kills: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=_COUNT_MAX, help="Of each at random moments; half as many at others."),
+        typer.Option(metavar="N", min=1, max=_COUNT_MAX, help="Kills at random moments; half as many at others."),
     ] = 20,
-    power_cuts: Annotated[int, typer.Option(metavar="N", min=0, max=_COUNT_MAX, help="Of each; they need root.")] = 4,
+    power_cuts: Annotated[int, typer.Option(metavar="N", min=0, max=_COUNT_MAX, help="Power cuts; need root.")] = 4,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Decides the traffic and the moments.")] = 1,
     assume: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V", help="Let the estimate assume a wrong setting; may be repeated."),
+        typer.Option(metavar="KEY=V", help="Make the estimate assume a wrong setting; may be repeated."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", parser=Path, help="Write the JSON there.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Kill real cursors under many policies, and compare what comes back with what the estimate predicts.
+    """Kill real cursors under many policies, and compare the redelivered messages with the estimate.
 
     Each process plays some seconds of traffic on SQLite or on files and is
     killed with SIGKILL; as root, the power of its disk is cut, too. A second
-    process recovers and counts. A kill has to bring back exactly what was
-    predicted from the trace alone, a power cut at most that.
+    process recovers and counts. A kill must redeliver exactly the number predicted from the trace alone, a power cut at
+    most that.
 
     Exit status: 0 it holds; 1 it does not; 2 it could not be done.
     """
@@ -89,7 +89,7 @@ def _result(plan: CalibrationPlan) -> Calibration:
         show("starting Spark", 0.0)
         spark = _session()
         result = calibrate(plan, show)
-        show("Spark computes what is expected", 0.0)
+        show("Spark computes the predictions", 0.0)
         expected = _by_spark(spark, plan)
     points = zip(result.points, expected, strict=True)
     return replace(result, points=tuple(replace(point, expected_by_spark=each) for point, each in points))

@@ -27,8 +27,8 @@ _SLOW_MS = 1_500
 def blocked(policy: Policy, seed: int) -> CalibrationWorkload:
     """Return the events under a policy that blocks, determined by executing it once on a store in memory.
 
-    Four consumers ask for a message every millisecond, or every ten after they were refused one, and ack it after
-    some milliseconds; one message in eight takes a second and a half.
+    Four consumers request a message every millisecond, or every ten after they were refused one, and ack it after some
+    milliseconds; one message in eight takes a second and a half.
     """
     topic = f"persistent://public/default/blocked-{policy.max_unpersisted_ack_record_bytes}-{seed}"
     chance = Random(f"{policy.label} {seed}")

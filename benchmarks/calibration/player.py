@@ -89,7 +89,7 @@ class Player:
         """At which ticks something was persisted."""
 
     def play(self, instant: Instant) -> None:
-        """Let everything happen until then."""
+        """Play everything until then."""
         for event in self._workload.events[: instant.played]:
             self._tick_until(event.ts_ms)
             match event.kind:
@@ -104,7 +104,7 @@ class Player:
         self._tick_until(instant.until_ms)
 
     def tick(self, now_ms: int) -> bool:
-        """Let the broker tick, and return whether that persisted something."""
+        """Tick the broker, and return whether that persisted something."""
         try:
             result = self._dispatch.cursor.tick(now_ms=now_ms)
         except StoreError:

@@ -62,7 +62,7 @@ class TracePrediction:
         self.expected = float(held @ durations) / (workload.end_ms - workload.begin_ms)
 
     def at(self, instant: Instant) -> int:
-        """Return how many acked messages come back if the process dies then: one of the instants that were given."""
+        """Return how many acked messages are redelivered if the process dies then: at one of the given instants."""
         count = self._workload.own_count(instant)
         if not count or self._ts_ms[count - 1] >= instant.until_ms:
             return self._after[count]

@@ -91,10 +91,10 @@ class WorkerProcess:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C, and SIGTERM as if it were that, wait for the end of the block, which must be short.
+    """Delay Ctrl-C, and SIGTERM likewise, until the end of the block, which must be short.
 
-    In its middle they would leave processes that nobody knows, or be forgotten in what Python itself does when it
-    forks. To block the signals is not enough: another thread, such as one of a library, would take them.
+    In its middle they would leave processes that are not in any list, or would be lost in Python's own code for a fork.
+    To block the signals is not enough: another thread, such as one of a library, would take them.
 
     Raises:
         KeyboardInterrupt: At the end, if there was one.

@@ -23,7 +23,8 @@ class Death(NamedTuple):
     Attributes:
         when: `MOMENT`, `EVENT` or `PERSIST`.
         at_ms: Since the workload's begin.
-        predicted: How many acked messages come back; while a persist is under way it may be over or not: two numbers.
+        predicted: How many acked messages are redelivered; two numbers while a persist is under way, which may be over
+            or not.
         observed: How many did.
         invented: The number of entries that are acked after the recovery and were never acked.
     """
@@ -41,7 +42,7 @@ class Death(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """Whether no more came back than predicted."""
+        """Whether no more were redelivered than predicted."""
         return self.observed <= max(self.predicted) and not self.invented
 
     @property
@@ -51,7 +52,7 @@ class Death(NamedTuple):
 
     @property
     def slack(self) -> int:
-        """How many fewer came back than the worst."""
+        """How many fewer were redelivered than in the worst case."""
         return max(self.predicted) - self.observed
 
 
@@ -209,7 +210,7 @@ class Calibration:
 
     @property
     def means(self) -> list[Mean]:
-        """Of all points that have one."""
+        """Value of all points that have one."""
         return [mean for point in self.points if (mean := point.mean) is not None]
 
     @property

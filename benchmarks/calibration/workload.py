@@ -52,8 +52,8 @@ class CalibrationWorkload:
 
     Args:
         topic: Its name.
-        events: Of kinds PUBLISH, DELIVER, ACK, times never falling, the first a PUBLISH, the last of the subscription.
-            A DELIVER without entries is an attempt to send that a limit refused: it is played and not in the trace.
+        events: Events of the kinds PUBLISH, DELIVER, ACK, with times that never fall, from a PUBLISH on. A DELIVER
+            without entries is an attempt to send that a limit refused: it is played and not in the trace.
     """
 
     def __init__(self, topic: str, events: Sequence[Event]) -> None:
@@ -124,7 +124,7 @@ class CalibrationWorkload:
 
 
 def made(shape: str, seed: int) -> CalibrationWorkload:
-    """Return a workload of a shape that `ackstate trace generate` knows, some seconds of it, in ledgers of 200 entries.
+    """Return some seconds of a shape of `ackstate trace generate`, in ledgers of 200 entries.
 
     Raises:
         ValueError: There is no such shape.

@@ -27,8 +27,8 @@ ABOUT = (
     "its own that its consumers hold. At the end it is opened again and persists its whole state. The delayed messages "
     "are in two buckets, in segments of at most 5 thousand and 5 minutes. At rest: all that the store holds in the "
     "cursors' names, records and pins included; written: all that went to the store for them, buckets apart. Opening "
-    "and persisting a whole state is time in this process with a store in memory; the buckets are read "
-    "once. The limit is ``managedLedgerMaxUnackedRangesToPersist``: what it leaves out comes again after a crash."
+    "and persisting a whole state is time in this process with a store in memory; the buckets are read once. The limit "
+    "is ``managedLedgerMaxUnackedRangesToPersist``: the acks that it excludes are redelivered after a crash."
 )
 LEDGERS = 8
 ENTRIES = 50_000
@@ -156,7 +156,7 @@ def measure(
     Args:
         shares: Whether their snapshots may refer to the buckets.
         subscriptions: Rising numbers.
-        tell: Called with a line of progress.
+        tell: Receives each line of progress.
     """
     store = WeighingStore()
     numbers = delayed_numbers()
@@ -234,7 +234,7 @@ def main() -> None:
     """Measure and report."""
     report = BenchmarkReport("delay_ack_state", ABOUT)
     own, shared = measure(shares=False), measure(shares=True)
-    report.count("the buckets, whoever refers to them", "bytes", own[0].bucket_bytes)
+    report.count("the buckets, for any number of references", "bytes", own[0].bucket_bytes)
     for plain, slim in zip(own, shared, strict=True):
         what = f"{plain.subscriptions:,} subscriptions" if plain.subscriptions > 1 else "1 subscription"
         at_rest = Against("own holes", plain.at_rest_bytes)

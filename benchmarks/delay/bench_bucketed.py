@@ -22,8 +22,8 @@ ABOUT = (
     "Messages due within an hour, any time as likely as another, in ledgers of 50 thousand, added one by one with "
     "Pulsar's settings: each ledger becomes a bucket, in segments of at most 5 thousand messages and 5 minutes, in "
     "SQLite with a sync for each. The message that begins a ledger seals the bucket before it: these calls are the "
-    "seals, the others the adds, of which each ledger's is one figure. In memory: what Python and CRoaring hold after "
-    "a recovery. The last ledger is not sealed. Pulsar: its bucket tracker; recovery of 1 million in 20 buckets."
+    "seals, the others the adds, of which each ledger's is one figure. In memory: the memory of Python and CRoaring "
+    "after a recovery. The last ledger is not sealed. Pulsar: its bucket tracker; recovery of 1 million in 20 buckets."
 )
 OWNER = "delayed/t"
 CONFIG = DelayConfig(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ABOUT = (
-    "Growth of a process of its own, by what waits: messages due within an hour, any time as likely as another, tick "
-    "1 s, in ledgers of 50 thousand. One by one: `add`. In bulk: `feed_many`, a ledger a call. Resident: pages; of "
-    "fewer than a million messages, of as many indexes as make a million. Traced: `tracemalloc` and, since bitmaps "
-    "lie outside of it, their containers and structures. Its own figure is `memory_bytes`. Pulsar: heap, measured "
-    "with 100 thousand and with 1 million; its own figure is 7 to 25 times too low."
+    "Growth of a process of its own, by the number of waiting messages: due within an hour, any time as likely as "
+    "another, tick 1 s, in ledgers of 50 thousand. One by one: `add`. In bulk: `feed_many`, a ledger a call. Resident: "
+    "pages; with fewer than a million messages, those of as many indexes as make a million. Traced: `tracemalloc` and, "
+    "since bitmaps lie outside of it, their containers and structures. Its own figure is `memory_bytes`. Pulsar: heap, "
+    "measured with 100 thousand and with 1 million; its own figure is 7 to 25 times too low."
 )
 COUNTS = (10_000, 100_000, 1_000_000, 10_000_000)
 ENOUGH = 1_000_000

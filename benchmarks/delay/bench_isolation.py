@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.delay.curves import keep_curves
 from benchmarks.delay.footprint import owned_bytes
-from benchmarks.delay.isolation import BURDENS, DelayedTraffic, Subscriber, Topic
+from benchmarks.delay.isolation import BURDENS, DelayedTraffic, IsolatedTopic, Subscriber
 from benchmarks.delay.isolation_peers import PeerTopic, ProposedTopic, TrackersTopic
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
@@ -21,11 +21,10 @@ ABOUT = (
     "tick for 100 messages (slow), one acks all but its lowest message (hole) and one is closed and opened every 10 "
     "ticks and seeks to the beginning every 30 (churn); without these four, 996. 1,000 messages are published at each "
     "of 100 ticks of 1 s, delayed by up to 50 s, any time as likely as another. At each tick all poll in turn, on one "
-    "thread: a lag is the time from the begin of that round until a healthy subscription has its messages. In each "
-    "run both topics take turns tick by tick. None of the healthy was handed a message in a later tick than it was "
-    "due: that is asserted. Memory is what Python and CRoaring hold for the index and its views, acked state apart; "
-    "over 300 ticks also with 10 subscriptions, the four among them, for a tracker a subscription and PIP-448's "
-    "design."
+    "thread: a lag is the time from the begin of that round until a healthy subscription has its messages. In each run "
+    "both topics take turns tick by tick. None of the healthy was handed a message in a later tick than it was due: "
+    "that is asserted. Memory is that of Python and CRoaring for the index and its views, without the ack state; over "
+    "300 ticks also with 10 subscriptions, the four among them, for a tracker a subscription and PIP-448's design."
 )
 HEALTHY = 996
 PEERS_HEALTHY = 6
@@ -52,8 +51,8 @@ class IsolationResult(NamedTuple):
 def run(traffic: DelayedTraffic, *, healthy: int) -> IsolationResult:
     """Run a topic with the four and one without, in turns."""
     topics = {
-        WITH: Topic(traffic, healthy=healthy, burdens=BURDENS),
-        WITHOUT: Topic(traffic, healthy=healthy, burdens=()),
+        WITH: IsolatedTopic(traffic, healthy=healthy, burdens=BURDENS),
+        WITHOUT: IsolatedTopic(traffic, healthy=healthy, burdens=()),
     }
     lags: dict[str, list[int]] = {name: [] for name in topics}
     memory: dict[str, list[tuple[float, float]]] = {name: [] for name in topics}
@@ -102,8 +101,8 @@ def measure_memory(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy:
     topics: dict[str, PeerTopic] = {
         TRACKERS: TrackersTopic(traffic, healthy=healthy),
         PROPOSED: ProposedTopic(traffic, healthy=healthy),
-        f"shared index, {WITH}": Topic(traffic, healthy=healthy, burdens=BURDENS),
-        f"shared index, {WITHOUT}": Topic(traffic, healthy=healthy, burdens=()),
+        f"shared index, {WITH}": IsolatedTopic(traffic, healthy=healthy, burdens=BURDENS),
+        f"shared index, {WITHOUT}": IsolatedTopic(traffic, healthy=healthy, burdens=()),
     }
     curves = {name: memory_over_time(topic, traffic) for name, topic in topics.items()}
     _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in curves.items()})

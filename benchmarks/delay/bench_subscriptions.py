@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "Growth of a process of its own. Messages fall due within an hour, any time as likely as another, tick 1 s, in "
-    "ledgers of 50 thousand. A tracker for each subscription is filled one by one. What a topic shares is filled so "
-    "by the first subscription; the others have passed the same messages. Resident: pages; of what is shared, of ten "
+    "ledgers of 50 thousand. A tracker for each subscription is filled one by one. A shared index is filled so by the "
+    "first subscription; the others have passed the same messages. Resident: pages; for shared indexes, those of ten "
     "topics at once. Traced: `tracemalloc` and, since bitmaps lie outside of it, their containers and structures; it "
-    "would take most of an hour for more than ten trackers. Bucketed: of the two ledgers the first is sealed, on "
-    "disk. Pulsar: heap of 4.2.4 and 5.0.1 with a tracker for each of 1,000 subscriptions, 7.4 to 7.8 GB; it is "
-    "exactly linear."
+    "would take most of an hour for more than ten trackers. Bucketed: the first of the two ledgers is sealed, on disk. "
+    "Pulsar: heap of 4.2.4 and 5.0.1 with a tracker for each of 1,000 subscriptions, 7.4 to 7.8 GB; it is exactly "
+    "linear."
 )
 MESSAGES = 100_000
 SUBSCRIPTIONS = (1, 10, 100, 1_000)

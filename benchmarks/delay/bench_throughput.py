@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "CPU time. Messages due within an hour, any time as likely as another, tick 1 s, in ledgers of 50 thousand. Add: "
-    "10 thousand more, one by one, to what is held at the beginning; in bulk: 100 thousand more, in calls of so many. "
-    "Drain: the clock goes through the hour in steps of a minute or of a tick, with a poll without a maximum after "
-    "each, until all is handed out, each message once; only the polls are timed, with the 1 us that each takes to "
-    "read the clock. A view's subscription has acked nothing and keeps track of the messages that it has sent. Each "
-    "278: in steps that hand out as many as a tick of a million does, in 20 ledgers, whatever is held. The peer is "
-    "`InMemoryDelayTracker`, at most a million. Pulsar: its in-memory tracker, uniform delays; increasing ones it "
-    "adds in 72 ns."
+    "10 thousand more, one by one, to the messages held at the beginning; in bulk: 100 thousand more, in calls of as "
+    "many as the row names. Drain: the clock goes through the hour in steps of a minute or of a tick, with a poll "
+    "without a maximum after each, until all is handed out, each message once; only the polls are timed, with the 1 us "
+    "that each takes to read the clock. A view's subscription has acked nothing and keeps track of the messages that "
+    "it has sent. Each 278: in steps that hand out as many as a tick of a million does, in 20 ledgers, for each number "
+    "held. The peer is `InMemoryDelayTracker`, at most a million. Pulsar: its in-memory tracker, uniform delays; "
+    "increasing ones it adds in 72 ns."
 )
 HELD = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 HELD_BY_PEER_MAX = 1_000_000
@@ -121,7 +121,7 @@ def add_timings(held: int, size: int) -> dict[str, Timing]:
         if held > HELD_BY_PEER_MAX and fill is filled_tracker:
             continue
         messages = more(size)
-        make = _made_anew_or_kept(held, fill)
+        make = _recreated_or_kept(held, fill)
 
         def fresh(make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages) -> object:
             return make(), list(next(messages).one_by_one())
@@ -135,7 +135,7 @@ def bulk_timings(held: int, size: int) -> dict[str, Timing]:
     timings = {}
     for call in CALLS:
         messages = more(size)
-        make = _made_anew_or_kept(held, filled_index)
+        make = _recreated_or_kept(held, filled_index)
 
         def fresh(
             make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages, call: int = call
@@ -168,7 +168,7 @@ def drain_timings(held: int) -> dict[str, Timing]:
     return timings
 
 
-def _made_anew_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[], object]:
+def _recreated_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[], object]:
     """Return a factory of filled objects: it reuses one object if a run adds little to it."""
     if held < HELD_BY_PEER_MAX:
         return partial(fill, held)

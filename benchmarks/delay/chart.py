@@ -29,7 +29,7 @@ polyline { fill: none; stroke-width: 1.8; }
 """
 
 
-class Axis(NamedTuple):
+class PanelAxis(NamedTuple):
     """The scale of a side, from the first tick to the last.
 
     Attributes:
@@ -51,7 +51,7 @@ class Axis(NamedTuple):
         return (value - low) / (high - low)
 
 
-class Line(NamedTuple):
+class PanelLine(NamedTuple):
     """A line through points, and the text at its end.
 
     Attributes:
@@ -78,9 +78,9 @@ class Panel(NamedTuple):
     """A plot."""
 
     title: str
-    x: Axis
-    y: Axis
-    lines: Sequence[Line]
+    x: PanelAxis
+    y: PanelAxis
+    lines: Sequence[PanelLine]
     marks: Sequence[Mark] = ()
 
 
@@ -128,7 +128,7 @@ def _mark(panel: Panel, mark: Mark) -> list[str]:
     ]
 
 
-def _line(panel: Panel, line: Line, colour: str) -> list[str]:
+def _line(panel: Panel, line: PanelLine, colour: str) -> list[str]:
     points = " ".join(f"{_x(panel, x)},{_y(panel, y)}" for x, y in line.points)
     parts = [f'<polyline class="{colour}" points="{points}"/>']
     for (x, _), (low, high) in zip(line.points, line.spreads, strict=False):

@@ -87,12 +87,12 @@ BURDENS = (SubscriberKind.STUCK, SubscriberKind.SLOW, SubscriberKind.HOLE, Subsc
 
 
 def is_slow_poll(tick: int) -> bool:
-    """Tell whether the slow one polls at a tick."""
+    """Return whether the slow one polls at a tick."""
     return tick % _SLOW_EVERY_TICKS == 0
 
 
 def reopens(tick: int) -> bool:
-    """Tell whether the one that churns is closed and opened at a tick."""
+    """Return whether the one that churns is closed and opened at a tick."""
     return tick % _REOPENED_EVERY_TICKS == _REOPENED_EVERY_TICKS - 1
 
 
@@ -113,7 +113,7 @@ class Subscriber:
         if self.kind is SubscriberKind.CHURN and reopens(tick):
             if tick % _SEEKS_EVERY_TICKS == _SEEKS_EVERY_TICKS - 1:
                 self._acked.clear()
-            self._read_anew(tick)
+            self._read_from_start(tick)
 
     def poll(self, tick: int) -> list[tuple[int, BitMap]]:
         """Return the messages handed out, none if this subscription does not poll."""
@@ -147,7 +147,7 @@ class Subscriber:
         self.view = self._index.open_view(self._acked.__contains__)
         self.view.attach(self)
 
-    def _read_anew(self, tick: int) -> None:
+    def _read_from_start(self, tick: int) -> None:
         self.view.close()
         self._open()
         unacked = list(self.not_sent_between(Position(0, 0), Position(_ALL, 0)))
@@ -157,7 +157,7 @@ class Subscriber:
 
 
 @final
-class Topic:
+class IsolatedTopic:
     """A topic with a shared index and its subscriptions, the burdens in the midst of the others."""
 
     def __init__(self, traffic: DelayedTraffic, *, healthy: int, burdens: tuple[SubscriberKind, ...]) -> None:
@@ -172,7 +172,7 @@ class Topic:
         self.subscribers = [Subscriber(self.index, self._log, kind) for kind in kinds]
 
     def publish(self, tick: int) -> None:
-        """Publish the messages of a tick, let all readers read them, and do the other actions before the polls."""
+        """Publish the messages of a tick, read them with all readers, and do the other actions before the polls."""
         if tick < self._traffic.publish_ticks:
             messages = self._published[tick]
             self.index.feed_many(*messages, now_ms=now_ms(tick))
@@ -189,7 +189,7 @@ class Topic:
         self.lags_ns(tick)
 
     def lags_ns(self, tick: int) -> list[int]:
-        """Let all poll in turn; return the time until each healthy one has the messages due in this tick.
+        """Poll with all in turn; return the time until each healthy one has the messages due in this tick.
 
         Each gets exactly that: none is a tick late.
         """

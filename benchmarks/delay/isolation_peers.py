@@ -23,7 +23,7 @@ class PeerTopic(Protocol):
     """A topic whose memory is looked at."""
 
     def step(self, tick: int) -> None:
-        """Publish the messages of a tick and let all poll."""
+        """Publish the messages of a tick, and poll with all."""
         ...
 
     def owned(self) -> Iterator[object]:
@@ -70,8 +70,8 @@ class TrackersTopic:
 class ProposedTopic:
     """The design of PIP-448: due messages stay until every mark-delete has passed them.
 
-    Each subscription reads one message at a tick, which is what makes it prune: that more come again and again, because
-    reads do not consume, takes time and is not looked at here. Its mark-delete is where it would be.
+    Each subscription reads one message at a tick, and that read prunes. Further messages would be read again and again,
+    because reads do not consume; that cost is not measured here. Its mark-delete is where it would be.
     """
 
     def __init__(self, traffic: DelayedTraffic, *, healthy: int) -> None:

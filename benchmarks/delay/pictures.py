@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.delay import bench_index_memory, bench_isolation, bench_subscriptions, bench_throughput
-from benchmarks.delay.chart import Axis, Line, Mark, Panel, drawn
+from benchmarks.delay.chart import Mark, Panel, PanelAxis, PanelLine, drawn
 from benchmarks.delay.footprint import Ruler
 from benchmarks.table import number
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
     Written = dict[str, Any]
 
-_HELD = Axis(
+_HELD = PanelAxis(
     "messages that wait",
     [(10_000, "10 thousand"), (100_000, "100 thousand"), (1_000_000, "1 million"), (10_000_000, "10 million")],
     is_log=True,
 )
-_SUBSCRIPTIONS = Axis("subscriptions of the topic", [(1, "1"), (10, "10"), (100, "100"), (1_000, "1,000")], is_log=True)
+_SUBSCRIPTIONS = PanelAxis(
+    "subscriptions of the topic", [(1, "1"), (10, "10"), (100, "100"), (1_000, "1,000")], is_log=True
+)
 
 
 def subscriptions(written: Written) -> str:
@@ -33,9 +35,9 @@ def subscriptions(written: Written) -> str:
             if (what := bench_subscriptions.row(count, design, Ruler.RESIDENT)) in rows
         ]
         if points:
-            lines.append(Line(f"{design}: {number(points[-1][1])} MB", points))
+            lines.append(PanelLine(f"{design}: {number(points[-1][1])} MB", points))
     low, high = (figure / 1e6 for figure in bench_subscriptions.PULSAR_BYTES)
-    y = Axis(
+    y = PanelAxis(
         "",
         [(0.1, "100 kB"), (1, "1 MB"), (10, "10 MB"), (100, "100 MB"), (1_000, "1 GB"), (10_000, "10 GB")],
         is_log=True,
@@ -44,7 +46,7 @@ def subscriptions(written: Written) -> str:
         "Growth of the process for 100 thousand messages due within an hour",
         _SUBSCRIPTIONS, y, lines, [Mark("Pulsar 4.2.4, 5.0.1: 7.4 to 7.8 GB of heap", 1_000, low, high)],
     )  # fmt: skip
-    return drawn("What delayed messages weigh, by subscriptions", [panel])
+    return drawn("Memory of delayed messages, by subscriptions", [panel])
 
 
 def index_memory(written: Written) -> str:
@@ -65,7 +67,7 @@ def index_memory(written: Written) -> str:
         ),
     ]
     panel = Panel("One index, messages due within an hour", _HELD, _linear("bytes a message", 20, 80), lines, marks)
-    return drawn("What a delayed message weighs", [panel])
+    return drawn("Memory of a delayed message", [panel])
 
 
 def throughput(written: Written) -> str:
@@ -83,7 +85,7 @@ def throughput(written: Written) -> str:
     panels = []
     for title, names in (("Add", adds), ("Drain", drains)):
         lines = [_by_held(rows, name, lambda held, name=name: bench_throughput.row(held, name)) for name in names]
-        y = Axis("ns a message", ticks, is_log=True)
+        y = PanelAxis("ns a message", ticks, is_log=True)
         figure = pulsar[title].figure
         panels.append(Panel(title, _HELD, y, lines, [Mark(f"Pulsar: {number(figure)}", 1_000_000, figure, figure)]))
     return drawn("How long it takes to add a delayed message and to get it back", panels)
@@ -98,16 +100,16 @@ def isolation(written: Written) -> str:
         spreads = [rows[bench_isolation.lag_row(quantile, name)] for quantile in quantiles]
         points = [(at, each["median"]) for at, each in enumerate(spreads)]
         said = ", ".join(number(y) for _, y in points)
-        lines.append(Line(f"{name}: {said} ms", points, [(each["low"], each["high"]) for each in spreads]))
-    x = Axis("the median of the runs, and from the lowest to the highest", list(enumerate(quantiles)))
+        lines.append(PanelLine(f"{name}: {said} ms", points, [(each["low"], each["high"]) for each in spreads]))
+    x = PanelAxis("the median of the runs, and from the lowest to the highest", list(enumerate(quantiles)))
     highest = max(high for line in lines for _, high in line.spreads)
     lag = Panel("Lag of the other 996 subscriptions", x, _linear("ms", *_steps(highest)), lines)
     curves = {name: [(tick, size / 1e3) for tick, size in curve] for name, curve in written["curves"].items()}
     last_tick = max(tick for curve in curves.values() for tick, _ in curve)
-    y = Axis("", [(10, "10 kB"), (100, "100 kB"), (1_000, "1 MB"), (10_000, "10 MB")], is_log=True)
-    x = Axis("seconds; in the last 60 nothing is published", [(0, "0"), (last_tick, f"{last_tick:.0f}")])
+    y = PanelAxis("", [(10, "10 kB"), (100, "100 kB"), (1_000, "1 MB"), (10_000, "10 MB")], is_log=True)
+    x = PanelAxis("seconds; in the last 60 nothing is published", [(0, "0"), (last_tick, f"{last_tick:.0f}")])
     memory = Panel(
-        "Memory of delayed delivery, 10 subscriptions", x, y, [Line(name, curve) for name, curve in curves.items()]
+        "Memory of delayed delivery, 10 subscriptions", x, y, [PanelLine(name, curve) for name, curve in curves.items()]
     )
     return drawn("One subscription is stuck, one slow, one has a hole, one churns", [lag, memory])
 
@@ -116,7 +118,7 @@ def ack_state(written: Written) -> str:
     """Draw the bytes of ack states with and without shared holes."""
     rows = _rows(written)
     counts = [1, 10, 100, 1_000]
-    buckets = rows["the buckets, whoever refers to them"]["median"]
+    buckets = rows["the buckets, for any number of references"]["median"]
 
     def points(kind: str, beside: float = 0) -> list[tuple[float, float]]:
         row = "{:,} subscription{}: {}"
@@ -127,10 +129,10 @@ def ack_state(written: Written) -> str:
         "shared holes, with the buckets": points("at rest, shared holes", buckets),
         "shared holes, without the buckets": points("at rest, shared holes"),
     }
-    y = Axis("", [(100, "100 B"), (10_000, "10 kB"), (1_000_000, "1 MB"), (100_000_000, "100 MB")], is_log=True)
-    lines = [Line(f"{name}: {number(at[-1][1] / 1e6)} MB", at) for name, at in drawn_points.items()]
+    y = PanelAxis("", [(100, "100 B"), (10_000, "10 kB"), (1_000_000, "1 MB"), (100_000_000, "100 MB")], is_log=True)
+    lines = [PanelLine(f"{name}: {number(at[-1][1] / 1e6)} MB", at) for name, at in drawn_points.items()]
     panel = Panel("Ack states at rest, with 100 thousand messages not yet due", _SUBSCRIPTIONS, y, lines)
-    return drawn("What the same holes in every subscription's ack state weigh", [panel])
+    return drawn("Size of the same holes in every subscription's ack state", [panel])
 
 
 PICTURES: dict[str, Callable[[Written], str]] = {
@@ -146,15 +148,15 @@ def _rows(written: Written) -> dict[str, dict[str, float]]:
     return {figure["what"]: figure["spread"] for figure in written["figures"]}
 
 
-def _by_held(rows: dict[str, dict[str, float]], name: str, what: Callable[[int], str]) -> Line:
+def _by_held(rows: dict[str, dict[str, float]], name: str, what: Callable[[int], str]) -> PanelLine:
     """Return a line of the measurements, with its last figure."""
     points = [(held, rows[what(held)]["median"]) for held, _ in _HELD.ticks if what(held) in rows]
-    return Line(f"{name}: {number(points[-1][1])}", points)
+    return PanelLine(f"{name}: {number(points[-1][1])}", points)
 
 
-def _linear(name: str, step: float, high: float) -> Axis:
+def _linear(name: str, step: float, high: float) -> PanelAxis:
     values = [step * at for at in range(int(high / step) + 1)]
-    return Axis(name, [(value, number(value)) for value in values])
+    return PanelAxis(name, [(value, number(value)) for value in values])
 
 
 def _steps(highest: float) -> Sequence[float]:

@@ -3,7 +3,7 @@
 The proposal's are: the index (time, ledger, bitmap), times rounded down to the tick whether delivery is strict or not,
 reads that filter by a pushed mark-delete and consume nothing, the pruning up to the lowest mark-delete and how often,
 counts and memory of the whole topic for each subscription, ``clear`` without effect, the detection of a fixed delay,
-what the timer looks at, and the factory's cache.
+the messages that the timer examines, and the factory's cache.
 
 Ours are: the time comes in with each call, locks are left out, and messages are refused as `DelayedDeliveryTracker`
 has it. `bucket_probe_count` counts the buckets that were examined, by any call.
@@ -37,7 +37,7 @@ class TopicDelayManager:
 
     Args:
         tick_time_ms: Times are rounded down to a multiple of this, at least 1.
-        is_deliver_at_time_strict: Whether a message may not be delivered before its time; that it is, is fault (e).
+        is_deliver_at_time_strict: Whether a message must not be delivered before its time; that it is, is fault (e).
         fixed_delay_detection_lookahead: How many messages of one fixed delay must wait for deliveries to pause.
         prune_eligible_ratio: Which part of the subscriptions must have something due for the timer to prune.
         on_empty: Called when the last subscription has gone.

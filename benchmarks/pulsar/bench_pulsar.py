@@ -57,23 +57,23 @@ def measured(task: Task, sides: Sequence[Side], *, is_quick: bool = False) -> di
     options = {side.name: {**task.options, **(task.ours if side.name == OURS else {})} for side in sides}
     if task.prepare is not None:
         for side in sides:
-            check(task, side, side.ask("store", **task.prepare, **options[side.name]))
+            check(task, side, side.run("store", **task.prepare, **options[side.name]))
             options[side.name] = {}
     for side in sides:
         for _ in range(min(warm_ups, 1) if side.name == OURS else warm_ups):
-            side.ask(task.command, **options[side.name])
+            side.run(task.command, **options[side.name])
     answers: dict[str, list[Answer]] = {side.name: [] for side in sides}
     for _ in range(rounds):
         for side in sides:
-            answer = side.ask(task.command, **options[side.name])
+            answer = side.run(task.command, **options[side.name])
             check(task, side, answer)
             answers[side.name].append(answer)
     for side in sides:
-        side.ask("forget")
+        side.run("forget")
     return answers
 
 
-class Rows:
+class ComparisonRows:
     """The rows of all tasks, with a figure for each side."""
 
     def __init__(self, report: BenchmarkReport) -> None:
@@ -112,12 +112,12 @@ def checked_records(directory: Path, sides: Sequence[Side]) -> dict[str, dict[st
 def main(*, is_quick: bool) -> None:
     """Measure everything."""
     report = Screen(NAME, ABOUT) if is_quick else BenchmarkReport(NAME, ABOUT)
-    rows = Rows(report)
+    rows = ComparisonRows(report)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         releases = [stack.enter_context(running(version)) for version in VERSIONS]
         sides: list[Side] = [Ours(), *releases]
-        java = str(releases[0].ask("java")["version"])
+        java = str(releases[0].run("java")["version"])
         records = checked_records(directory, sides)
         for task in all_tasks(directory):
             print(f"{task.rows[0].what} ...", file=sys.stderr)

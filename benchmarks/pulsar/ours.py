@@ -41,8 +41,8 @@ class Ours:
     def __init__(self) -> None:
         self._stored: tuple[MemoryStore, LedgerMap] | None = None
 
-    def ask(self, command: str, **options: object) -> Answer:
-        """See `Side.ask`."""
+    def run(self, command: str, **options: object) -> Answer:
+        """See `Side.run`."""
         run: Callable[..., Answer] = getattr(self, f"_{command}")
         return run(**options)
 
@@ -287,7 +287,7 @@ def _drain(  # noqa: PLR0913 - the options of the command
     step: int,
     end: int,
 ) -> Answer:
-    """Let the clock run in steps, and take the due messages until a call returns none."""
+    """Advance the clock in steps, and take the due messages until a call returns none."""
     nanos = drained = checksum = 0
     for now_ms in range(step, end + 1, step):
         count = 1

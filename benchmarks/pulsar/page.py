@@ -46,7 +46,7 @@ def page(results: Results) -> str:
 
 
 def verdict(row: Comparison) -> str:
-    """Return who is ahead of the other, and by how much."""
+    """Return the side that is ahead, and by how much."""
     if 1 / _EQUAL < row.times < _EQUAL:
         return "equal"
     if row.times > 1:

@@ -34,8 +34,8 @@ class Release:
         self.name = f"Pulsar {version}"
         self._process = process
 
-    def ask(self, command: str, **options: object) -> Answer:
-        """See `Side.ask`."""
+    def run(self, command: str, **options: object) -> Answer:
+        """See `Side.run`."""
         line = " ".join([command, *(f"{key}={value}" for key, value in options.items())])
         stdin, stdout = _pipes(self._process)
         try:

@@ -26,7 +26,7 @@ class Comparison:
 
     Attributes:
         what: Its name.
-        unit: Of the figures.
+        unit: The unit of the figures.
         grows: Whether Pulsar's cost grows with the state.
         spreads: The median, low and high of each side, ours first.
     """

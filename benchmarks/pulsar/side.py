@@ -13,7 +13,7 @@ class Side(Protocol):
 
     name: str
 
-    def ask(self, command: str, **options: object) -> Answer:
+    def run(self, command: str, **options: object) -> Answer:
         """Run one round of a command.
 
         Raises:

@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     Attributes:
         what: Its name.
-        unit: Of the figure.
+        unit: The unit of the figure.
         source: The field of the answers.
         each: Divides it.
         grows: Whether Pulsar's cost grows with the state.

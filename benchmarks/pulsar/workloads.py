@@ -86,7 +86,7 @@ def _positions(entries: NDArray[np.int64]) -> Rows:
 
 
 def _is_apart(runs: Rows) -> NDArray[np.bool_]:
-    """Tell which runs neither touch nor overlap the one before."""
+    """Return which runs neither touch nor overlap the one before."""
     apart = np.ones(len(runs), bool)
     same_ledger = runs[1:, 0] == runs[:-1, 0]
     apart[1:] = ~same_ledger | (runs[1:, 1] > runs[:-1, 2])

@@ -60,7 +60,7 @@ ABOUT = (
     f"on two cores; time includes reading, CPU seconds include Java and the workers. DuckDB gives the same answer from "
     f"the same events as one row each, the rows written beforehand, by the fastest query known: one window over the "
     f"events and an ASOF join with the persists. The limit is pyarrow and numpy on one thread over the trace itself: "
-    f"what any engine has to do at least. Spark's fixed cost is the same job over {FIXED_EVENTS:,} events. `identity` "
+    f"the least work of any engine. Spark's fixed cost is the same job over {FIXED_EVENTS:,} events. `identity` "
     f"is Spark's `mapInArrow` that returns the rows as they came, written nowhere, in a session of its own as Spark "
     f"has it. Even and hot: {SPREAD:,} subscriptions; in hot one has {HOT_SHARE:.0%} of the events. Policies that need "
     f"the cursor: over fewer events, of which the fixed cost is a larger part. PySpark {version('pyspark')}, DuckDB "

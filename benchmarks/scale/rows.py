@@ -38,7 +38,7 @@ CREATE VIEW events AS
 CREATE TABLE span AS SELECT min(ts_ms) AS begin_ms, max(ts_ms) AS end_ms FROM rows
 """
 
-# The fastest query known: one window over the events, and an ASOF join with the few persists for what is durable.
+# The fastest query known: one window over the events, and an ASOF join with the few persists for the durable acks.
 # Every entry of these traces is acked once, which spares SQL the work of looking for those that are acked again.
 _SUMMARY = f"""
 WITH counted AS (

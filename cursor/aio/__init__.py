@@ -1,7 +1,7 @@
 """Topics and subscriptions for asyncio: the same objects, with calls to await.
 
-Whatever waits for the disk does so in a worker thread, so no topic delays another. The calls of one topic come one
-after the other, as the threading rules demand (docs/embedding.md).
+Calls that wait for the disk do so in a worker thread, so no topic delays another. The calls of one topic come one after
+the other, as the threading rules demand (docs/embedding.md).
 """
 
 from ackstate.cursor.aio.subscription import AsyncSubscription

@@ -115,7 +115,7 @@ class AsyncSubscription(CursorListener):
             return self.subscription.consumer_closed(consumer, now_ms=self._topic.clock())
 
     async def add_permits(self, consumer: str, count: int) -> None:
-        """Let a consumer receive more messages; see `Subscription.add_permits`."""
+        """Allow a consumer to receive more messages; see `Subscription.add_permits`."""
         async with self._topic.alone:
             self.subscription.add_permits(consumer, count)
 

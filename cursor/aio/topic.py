@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class _Request(NamedTuple):
-    """Messages that wait to be published, and the one who waits for their positions."""
+    """Messages that wait to be published, and the future of their positions."""
 
     messages: Sequence[Message]
     positions: asyncio.Future[list[Position]]

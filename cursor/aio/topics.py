@@ -37,7 +37,7 @@ class AsyncTopics:
 
     Args:
         store: Where they are stored; stays open. It must be safe for concurrent use, as all stores of this package are.
-        settings: Of every topic; None for the defaults.
+        settings: The settings of every topic; None for the defaults.
         clock: Returns the present, in milliseconds: for example `lambda: time.time_ns() // 1_000_000`.
         tick_ms: How often to look which subscriptions are due to be persisted, in milliseconds.
 

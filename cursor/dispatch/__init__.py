@@ -1,1 +1,1 @@
-"""The parts of a `Subscription`: messages in flight, queued and delayed, and the choice of what to send next."""
+"""The parts of a `Subscription`: messages in flight, queued and delayed, and the choice of the next message to send."""

@@ -63,7 +63,7 @@ class Admission:
         self.refusals: set[Rule] = set()
         """The rules that have refused a message in this round."""
         self.has_refused_again = False
-        """Whether in this round a message was refused that a closed rule lets pass."""
+        """Whether this round refused a message that a closed rule would admit."""
         self.round_waiter = RoundWaiter()
         """Called when the usage decreases."""
         self.store_error: AckStateError | None = None
@@ -151,13 +151,13 @@ class Admission:
             gate.count_unacked(granted if weights is None else sum(message_counts))
             return granted
 
-    def ask_for_new(self, consumer: str, *, now_ms: int) -> None:
+    def request_new(self, consumer: str, *, now_ms: int) -> None:
         """Show the gate that a message could be read now, so that it reports how long it keeps the message back."""
         if self.gate is not None:
             self.gate.request((self.usage.next_cost,), usage=self.usage.of(consumer), consumer=consumer, now_ms=now_ms)
 
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
-        """Note a message as sent that may be sent while new ones may not, unless its ack could exceed a limit."""
+        """Note a message as sent, also while new ones are held back, unless its ack could exceed a limit."""
         if self.gate is None:
             self._sent.add(position, sent)
             return True
@@ -166,14 +166,14 @@ class Admission:
             self._promote_for(cost, now_ms=now_ms)
         with self._cursor.lock:
             reserved = full = sent._replace(record_bytes=cost, range_count=1)
-            verdict = self._ask_again(reserved)
+            verdict = self._request_again(reserved)
             if verdict.rule is Rule.UNACKED_RANGES:
                 reserved = reserved._replace(range_count=max(0, self.usage.added_by(position)[1]))
-                verdict = self._ask_again(reserved)
+                verdict = self._request_again(reserved)
             if verdict.rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
                 added, _ = self.usage.added_by(position)
                 reserved = reserved._replace(record_bytes=max(0, min(reserved.record_bytes, added)))
-                verdict = self._ask_again(reserved)
+                verdict = self._request_again(reserved)
             self.has_refused_again |= not verdict.granted
             return self._concluded(verdict, position, reserved._replace(is_covered=reserved == full))
 
@@ -259,7 +259,7 @@ class Admission:
             self.usage_decreased(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
-        """Let the gate open, and wake its waiters, if the usage fell enough.
+        """Open the gate, and wake its waiters, if the usage fell enough.
 
         Args:
             of: The one consumer that has fewer messages now; empty if it may be any, None if none has.
@@ -274,7 +274,7 @@ class Admission:
         return self._promote_again_ms or None if is_missing else None
 
     def usage_decreased(self, *, now_ms: int, of: str | None = "") -> None:
-        """Let the gate open, as `refresh` does; wake its waiters also if a dispatch could open it now."""
+        """Open the gate as `refresh` does; also wake its waiters if a dispatch could open it now."""
         if self.gate is not None and self.gate.is_closed:
             self.refresh(of=of)
             if self.gate.is_closed and self._could_promote(now_ms=now_ms):
@@ -290,7 +290,7 @@ class Admission:
             self.gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
         self.usage_decreased(now_ms=now_ms, of=None)
 
-    def _ask_again(self, sent: Sent) -> Verdict:
+    def _request_again(self, sent: Sent) -> Verdict:
         assert self.gate is not None
         return self.gate.request_redelivery(
             (sent.record_bytes,),

@@ -1,4 +1,4 @@
-"""The reasons why a subscription receives no new messages, and what would release them."""
+"""The reasons why a subscription receives no new messages, and the usage at which each ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BlockReason(NamedTuple):
         return " ".join(parts)
 
 
-def explain_blocks(  # noqa: PLR0913 - what the reasons consist of
+def explain_blocks(  # noqa: PLR0913 - the parts of the reasons
     gate: DispatchGate,
     admission: Admission,
     where: HoleContext,
@@ -95,7 +95,7 @@ def explain_blocks(  # noqa: PLR0913 - what the reasons consist of
     return tuple(explain(verdict, consumer) for consumer, verdict in closed)
 
 
-def _explain_block(  # noqa: PLR0913 - what the reason consists of
+def _explain_block(  # noqa: PLR0913 - the parts of the reason
     verdict: Verdict,
     consumer: str,
     *,
@@ -105,7 +105,7 @@ def _explain_block(  # noqa: PLR0913 - what the reason consists of
     top: int,
     now_ms: int,
 ) -> BlockReason:
-    """Explain why a rule is closed, and what would open it; the consumer is empty if the rule holds for all."""
+    """Explain a closed rule: the cause, and the acks that would open it. An empty consumer stands for all consumers."""
     rule, cursor = verdict.rule, where.cursor
     assert rule is not None
     counted = ((name, where.deliveries.unacked_of(name)) for name in consumers)

@@ -81,7 +81,7 @@ class Consumers:
 
     @property
     def active(self) -> str | None:
-        """The consumer that receives everything, with Exclusive and Failover: of the lowest priority, then by name."""
+        """The only receiver, with Exclusive and Failover: the consumer of the lowest priority, then by name."""
         if not self.kind.is_single_active:
             return None
         return min(self._names, key=lambda name: (self._names[name], name), default=None)

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 @final
 class DelayedMessages:
-    """What a dispatcher asks its tracker, and the messages that the tracker has handed out too early.
+    """A dispatcher's access to its tracker, and the messages that the tracker has handed out too early.
 
     The log reports delayed messages to a shared index when they are published. So the reader skips them unread, and
     they are read once, to be sent.
@@ -32,7 +32,7 @@ class DelayedMessages:
         tracker: The delayed messages; None delivers every message at once.
         log: The topic's messages.
         cursor: The ack state.
-        subscription: Answers the tracker's questions.
+        subscription: Reports the acked and sent messages to the tracker.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DelayedMessages:
         return nullcontext() if self._tracker is None else self._tracker.reading(first)
 
     def to_read(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
-        """Return the messages that the reader must read, of those it comes to: the others are known to wait."""
+        """Return those of the next messages that must be read: the others are known to wait."""
         return positions if self._tracker is None else self._tracker.unknown(positions, now_ms=now_ms)
 
     def without_early(self, read: list[tuple[Position, Message]], *, now_ms: int) -> list[tuple[Position, Message]]:
@@ -75,7 +75,8 @@ class DelayedMessages:
         """
         if self._tracker is None or not read:
             return read
-        # Of those without a delay, one is offered: a tracker must know how far the reader is, and that there is one.
+        # One of those without a delay is offered, for a tracker must learn the reader's place, and that there is such a
+        # message.
         plain = None
         for each in reversed(read):
             if each[1].deliver_at_ms <= 0:
@@ -136,14 +137,14 @@ class DelayedMessages:
         return [time for time in times if time is not None]
 
     def mark_delete_persisted(self, position: Position) -> None:
-        """Report to the tracker what is durably acked."""
+        """Report the durable mark-delete position to the tracker."""
         if self._tracker is None:
             return
         try:
             self._tracker.advance_mark_delete(position)
         except ValueError as error:
             # It was closed from outside, which the next dispatch reports; the persist itself has succeeded.
-            _LOG.warning("the tracker of delayed messages cannot learn what is acked: %s", error)
+            _LOG.warning("the durable acks cannot be reported to the tracker of delayed messages: %s", error)
 
     def forget(self) -> None:
         """Forget all delayed messages: all are acked, or the reader comes to them again."""

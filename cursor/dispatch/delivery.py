@@ -95,10 +95,10 @@ class Batch:
 
     @property
     def turn_count(self) -> int:
-        """How many entries it received since the last `want`."""
+        """Number of entries that it has received since the last `begin_turn`."""
         return len(self.deliveries) - self._begin
 
-    def want(self, count: int) -> None:
+    def begin_turn(self, count: int) -> None:
         """Begin another turn, in which it takes this many more entries at most."""
         self._begin = len(self.deliveries)
         self._end = self._begin + count

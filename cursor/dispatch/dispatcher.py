@@ -68,10 +68,10 @@ class Dispatcher:
         self.binds = False
 
     def dispatch(self, batch: Batch) -> None:
-        """Send messages to a consumer, as many as it wants and the limits allow.
+        """Send messages to a consumer, up to its room and the limits.
 
         Raises:
-            StoreError: The log could not be read; the batch holds what was sent before.
+            StoreError: The log could not be read; the batch has the messages that were sent before.
         """
         self.begin(now_ms=batch.now_ms)
         self.queue_due(self.missing(batch.consumer, batch.room), now_ms=batch.now_ms)
@@ -86,8 +86,8 @@ class Dispatcher:
     def admits_new(self, consumer: str = "", *, now_ms: int) -> bool:
         """Return whether no limit of the ack state keeps new messages back, after a persist of young acks if one does.
 
-        If one does, the gate learns that it keeps a message back: it reports so, and wakes its waiters when that is
-        over.
+        If one does, the gate learns of the waiting message. It reports since when it waits, and wakes its waiters once
+        it has room.
         """
         has_unread = self._cursor.reader.has_unread
         if has_unread:
@@ -97,7 +97,7 @@ class Dispatcher:
             self._admission.refused_by = None
             return True
         if has_unread:
-            self._admission.ask_for_new(consumer, now_ms=now_ms)
+            self._admission.request_new(consumer, now_ms=now_ms)
         return False
 
     def next_wake_ms(self, *, now_ms: int) -> int | None:
@@ -186,7 +186,7 @@ class Dispatcher:
     def read_unread(self, count: int, *, now_ms: int, last: Position | None = None) -> list[tuple[Position, Message]]:
         """Move the reader by up to `count` entries, not past `last`, and return those of them that need not wait.
 
-        What fails leaves the reader where it was.
+        After an error the reader is where it was.
         """
         before = self._cursor.read_position
         with self._delayed.reading(before):
@@ -215,7 +215,7 @@ class Dispatcher:
         return at == len(read)
 
     def put_back(self, unsent: Sequence[tuple[Position, Message]]) -> None:
-        """Let the reader come again to messages that were just read, and to all above them."""
+        """Move the reader back, so that it reads these messages again, and all above them."""
         if unsent:
             self._cursor.reader.rewind(unsent[0][0])
             self._reader.keep(unsent)
@@ -271,7 +271,7 @@ class Dispatcher:
                     self._waiting.take(position)
                     continue
                 if not self._waiting.is_next_of_key(position):
-                    continue  # The messages of a key are sent in order, whatever they would free.
+                    continue  # The messages of a key are sent in order, even if a later one would free more.
                 self._send_into_hole(position, batch)
                 if not batch.room:
                     return

@@ -1,4 +1,4 @@
-"""What a subscription uses of its limits: the acks that are not durable, and the messages in flight."""
+"""The usage of a subscription's limits: the acks that are not durable, and the messages in flight."""
 
 from __future__ import annotations
 

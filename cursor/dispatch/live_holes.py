@@ -70,7 +70,7 @@ def explain_holes(where: HoleContext, *, top: int, now_ms: int) -> list[HoleRepo
 def releasing_holes(
     where: HoleContext, frees: Callable[[AckHole], int], *, top: int, now_ms: int
 ) -> list[tuple[HoleReport, int]]:
-    """Explain the holes whose filling frees most of what a rule counts, and return how much each of them frees.
+    """Explain the holes that free most of a rule's usage when filled, and return how much each of them frees.
 
     Args:
         where: As for `explain_holes`.
@@ -140,7 +140,7 @@ def _age_ms(hole: AckHole, log: MessageLog, *, now_ms: int) -> int | None:
 
 
 def _detail(why: HoleReason, looks: Sequence[_Look], hole: AckHole) -> str:
-    """Return who has the messages or what they wait for, and how many of them if not all."""
+    """Return the consumers of the messages, or the cause why they wait, and their number if it is not all."""
     alike = [look for look in looks if look.reason is why]
     names = ", ".join(sorted({repr(look.consumer) for look in alike if look.consumer}))
     until = max((look.until_ms for look in alike if look.until_ms is not None), default=None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _KEPT_BYTES_MAX = 4 << 20
-_MESSAGE_BYTES = 250  # what a message takes beside its payload and key, with its entry in a dict
+_MESSAGE_BYTES = 250  # of a message beside its payload and key, with its entry in a dict
 
 
 @final

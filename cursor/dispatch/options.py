@@ -21,7 +21,7 @@ class SubscriptionOptions:
     """The optional settings of a subscription.
 
     Attributes:
-        dead_letters: What to do with messages that are given back again and again; None sends them for ever.
+        dead_letters: Where messages go that are given back again and again; None redelivers them without end.
         promotes_young: Whether acks too young to be persisted are persisted all the same, the oldest first, before
             they would close the gate.
         hole_tries_max: How often, while a limit of the ack state binds, a message is sent to fill its hole before

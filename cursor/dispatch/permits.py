@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @final
 class Permits:
-    """The permits of the open consumers, in messages; those that have some stand in a line for each priority.
+    """The permits of the open consumers, in messages. The consumers with permits form one line for each priority.
 
     Attributes:
         total: The permits of all consumers that have some.
@@ -54,7 +54,7 @@ class Permits:
                 del self._lines[priority]
 
     def first(self, *, besides: Container[str] = ()) -> str | None:
-        """Return the consumer with permits whose turn it is: of the lowest priority number, the first in its line.
+        """Return the consumer with permits whose turn it is: the first in the line of the lowest priority number.
 
         Args:
             besides: Consumers that are passed over.

@@ -34,7 +34,7 @@ class SubscriptionReports:
         kind: How messages are distributed.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         log: MessageLog,
         cursor: ManagedCursor,
@@ -80,7 +80,7 @@ class SubscriptionReports:
 
     @property
     def has_consumers(self) -> bool:
-        """Whether a consumer is open; without the lock, so that many subscriptions can be asked."""
+        """Whether a consumer is open. Takes no lock, so that a caller can look at many subscriptions."""
         return self._consumers.has_any
 
     @property
@@ -118,7 +118,7 @@ class SubscriptionReports:
             return consumer_uses(self._admission, self._consumers.names)
 
     def why_blocked(self, *, top: int = 3, now_ms: int | None = None) -> tuple[BlockReason, ...]:
-        """Return the rules that keep new messages back, with what would release them; empty if none does.
+        """Return the rules that keep new messages back, each with the acks that would open it; empty if none does.
 
         Args:
             top: How many holes and consumers to name for each rule.
@@ -137,7 +137,7 @@ class SubscriptionReports:
             return explain_blocks(self._gate, self._admission, self._context, consumers=names, top=top, now_ms=now_ms)
 
     def explain_holes(self, top: int = 10, *, now_ms: int | None = None) -> list[HoleReport]:
-        """Explain the ack holes that cost most: what they are, why they are there, and what acking them frees.
+        """Explain the costliest ack holes: their entries, their causes, and the bytes and ranges they take.
 
         Args:
             top: How many at most: the one that holds back the mark-delete position, then the costliest first.

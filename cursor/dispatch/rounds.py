@@ -109,7 +109,7 @@ class Rounds:
             self._permits.add(name, self._permits_before[name] - self._permits.of(name))
 
     def arm(self, waiter: Callable[[], object] | None, *, now_ms: int) -> int | None:
-        """Arm a waiter for all that may let another round send more; return when a message's time comes.
+        """Arm a waiter for every event after which another round may send more; return when the next message is due.
 
         Args:
             waiter: Called once; at once if another round may send more now. None arms none.
@@ -132,9 +132,9 @@ class Rounds:
         return self._dispatcher.next_wake_ms(now_ms=now_ms)
 
     def _counts_room(self) -> bool:
-        """Return whether each decrease of a usage may let another round send more, not only a rule that opens.
+        """Return whether another round may send more after each decrease of a usage, not only after a rule opened.
 
-        That is so if a message was kept back that a closed rule lets pass.
+        It may if this round held back a message that a closed rule would admit.
         """
         return (
             self._dispatcher.binds or self._is_held_up or self._admission.has_refused_again
@@ -163,7 +163,7 @@ class Rounds:
         active = self._consumers.active
         if active is not None and self._permits.of(active) > 0:
             batch = self._batch(active, now_ms)
-            batch.want(self._left)
+            batch.begin_turn(self._left)
             self._dispatcher.dispatch(batch)
             # Until the time of the queued messages has come, or they are acked.
             self._is_held_up = self._dispatcher.holds_order()
@@ -175,7 +175,7 @@ class Rounds:
         did_bind = dispatcher.binds
         if self._needs_keys:
             for name in self._permits.in_turn():
-                self._batch(name, now_ms).want(self._left)
+                self._batch(name, now_ms).begin_turn(self._left)
         dispatcher.begin(now_ms=now_ms)
         due_count = dispatcher.queue_due(self._missing(), now_ms=now_ms)
         if not dispatcher.admits_new(now_ms=now_ms):
@@ -219,13 +219,13 @@ class Rounds:
         if self._needs_keys:
             for batch in self._batches.values():
                 if batch.consumer not in self._refused and batch.permits > 0 and self._left > 0:
-                    batch.want(self._left)
+                    batch.begin_turn(self._left)
                     yield batch
             return
         while self._left > 0 and (name := self._permits.first(besides=self._refused)) is not None:
             batch = self._batch(name, now_ms)
             share = -(-count // self._permits.peer_count(name))
-            batch.want(min(max(self._turn, share), self._left))
+            batch.begin_turn(min(max(self._turn, share), self._left))
             yield batch
 
     def _end_turn(self, batch: Batch) -> None:
@@ -288,7 +288,7 @@ class Rounds:
             try:
                 for name, share in shares.items():
                     batch = self._batches[name]
-                    batch.want(len(share))
+                    batch.begin_turn(len(share))
                     count = self._sender.send_new(share, batch)
                     self._end_turn(batch)
                     del share[:count]

@@ -99,13 +99,13 @@ class SubscriptionDispatch(SubscriptionReports):
             return DispatchRound([(batch.consumer, batch.deliveries) for batch in sent], next_wake_ms)
 
     def add_permits(self, consumer: str, count: int) -> None:
-        """Let `dispatch_all` send more messages to a consumer; opens it as `dispatch` does.
+        """Allow `dispatch_all` to send more messages to a consumer; opens the consumer as `dispatch` does.
 
         The permits add up until they are used, and are lost when the consumer closes. `dispatch` takes none.
 
         Args:
             consumer: The consumer.
-            count: How many messages more, 1 or more, those of a batch one by one.
+            count: Number of additional messages, 1 or more; the messages of a batch count one by one.
 
         Raises:
             ValueError: The count is below 1, or the name is empty or not UTF-8.
@@ -137,7 +137,7 @@ class SubscriptionDispatch(SubscriptionReports):
         Args:
             consumer: Receives the messages, until it acks them or gives them back. With Failover, only the active
                 consumer receives any.
-            max_messages: How many entries it wants at most; a batch is one entry.
+            max_messages: The most entries to send; a batch is one entry.
             now_ms: The present.
 
         Raises:
@@ -225,8 +225,8 @@ class SubscriptionDispatch(SubscriptionReports):
     def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
         """Call a waiter once, as soon as no rule keeps new messages from a consumer: at once if none does now.
 
-        The call that opens the gate calls the waiter, in its thread and while the subscription is busy. Let it signal
-        another thread or task to dispatch; it must not dispatch itself.
+        The call that opens the gate calls the waiter, in its thread and while the subscription is busy. It should
+        signal another thread or task to dispatch; it must not dispatch itself.
         """
         if self._gate is None:
             waiter()

@@ -27,7 +27,7 @@ class SubscriptionReading(NamedTuple):
     oldest_published_ms: int | None
 
 
-class _Number(NamedTuple):
+class _DispatchNumber(NamedTuple):
     """One exported number of each subscription."""
 
     name: str
@@ -36,26 +36,26 @@ class _Number(NamedTuple):
 
 
 _GAUGES = (
-    _Number("pulsar_subscription_back_log_no_delayed",
+    _DispatchNumber("pulsar_subscription_back_log_no_delayed",
             lambda stats: stats.backlog_not_delayed,
             "Entries of the log that are neither acked nor known to be delayed."),
-    _Number("pulsar_subscription_delayed", lambda stats: stats.delayed_entries,
+    _DispatchNumber("pulsar_subscription_delayed", lambda stats: stats.delayed_entries,
             "Entries that the subscription has read and that are not due yet, or not queued yet."),
-    _Number("pulsar_subscription_in_replay", lambda stats: stats.replay_entries,
+    _DispatchNumber("pulsar_subscription_in_replay", lambda stats: stats.replay_entries,
             "Entries that were read and wait to be sent, most of them again."),
-    _Number("pulsar_subscription_unacked_messages", lambda stats: stats.unacked_messages,
+    _DispatchNumber("pulsar_subscription_unacked_messages", lambda stats: stats.unacked_messages,
             "Messages in flight: sent, and neither acked nor given back."),
-    _Number("pulsar_subscription_blocked_on_unacked_messages",
+    _DispatchNumber("pulsar_subscription_blocked_on_unacked_messages",
             lambda stats: stats.is_blocked_on_unacked_messages,
             "Is 1 if the limit on unacked messages of the subscription or of the broker keeps new messages back."),
-    _Number("pulsar_subscription_consumers_count", lambda stats: stats.consumer_count, "Open consumers."),
+    _DispatchNumber("pulsar_subscription_consumers_count", lambda stats: stats.consumer_count, "Open consumers."),
 )  # fmt: skip
 _COUNTERS = (
-    _Number("pulsar_out_messages_total", lambda stats: stats.sent_messages,
+    _DispatchNumber("pulsar_out_messages_total", lambda stats: stats.sent_messages,
             "Messages sent since the subscription was opened, each time that they were."),
-    _Number("ackstate_subscription_redelivered_messages_total", lambda stats: stats.redelivered_messages,
+    _DispatchNumber("ackstate_subscription_redelivered_messages_total", lambda stats: stats.redelivered_messages,
             "Messages sent again since the subscription was opened, each time that they were."),
-    _Number("ackstate_subscription_dead_lettered_messages_total", lambda stats: stats.dead_lettered_messages,
+    _DispatchNumber("ackstate_subscription_dead_lettered_messages_total", lambda stats: stats.dead_lettered_messages,
             "Messages handed over as dead letters since the subscription was opened."),
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ def subscription_families(
         read: The values of the labels, and the numbers.
         labels: The names of the labels.
     """
-    numbers: list[tuple[_Number, GaugeMetricFamily | CounterMetricFamily]] = [
+    numbers: list[tuple[_DispatchNumber, GaugeMetricFamily | CounterMetricFamily]] = [
         *((number, GaugeMetricFamily(number.name, number.meaning, labels=labels)) for number in _GAUGES),
         *((number, CounterMetricFamily(number.name, number.meaning, labels=labels)) for number in _COUNTERS),
     ]

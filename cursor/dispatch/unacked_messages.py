@@ -36,7 +36,7 @@ class UnackedMessages:
         log: The topic's messages.
         cursor: The ack state.
         delays: Its delayed messages; None delivers every message at once.
-        admission: Knows the messages in flight.
+        admission: Holds the messages in flight.
         consumers: The open consumers.
         hole_tries_max: How often a message is sent to fill a hole before others that were sent less often.
 
@@ -48,7 +48,7 @@ class UnackedMessages:
         dead_lettered_messages: How many messages were ever handed over as dead letters, those of a batch one by one.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is composed of
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         log: MessageLog,
         cursor: ManagedCursor,
@@ -224,7 +224,7 @@ class UnackedMessages:
             self.waiting.take(position)
 
     def _postpone(self, position: Position, now_ms: int) -> None:
-        """Let a message that cannot be read wait for a while, so that it holds up no other."""
+        """Postpone a message that cannot be read, so that it delays no other."""
         lost = Waiting(HoleReason.DATA_LOST, key=self._consumers.sticky_key(position, None))
         waiting = self.waiting.take(position) if position in self.waiting else lost
         self.put(position, waiting._replace(until_ms=now_ms + _UNREADABLE_RETRY_MS))

@@ -1,1 +1,1 @@
-"""Reads a store without opening it: what it holds, what is wrong with it, what each hole costs."""
+"""Reads a store without opening it, and reports its cursors, their damage, and the cost of each hole."""

@@ -128,13 +128,13 @@ class StoredRecord:
 
     Attributes:
         format: In which bytes the cursor is written.
-        format_version: Of these bytes; None in Pulsar's format, which has no number for it.
+        format_version: Version of these bytes; None in Pulsar's format, which has no number for it.
         metadata_version: The version for the next `put`.
         size_bytes: How long it is.
         cursor_ledger_id: The ledger that holds the journal; None if the state is in the record.
-        epoch: Of the journal.
+        epoch: Epoch of the journal.
         term: How often the cursor was opened.
-        mark_delete: Where the cursor stood when this was written, if it says so.
+        mark_delete: The mark-delete position when this was written, if it has one.
         cursor_properties: The properties attached to the cursor.
     """
 

@@ -1,4 +1,4 @@
-"""Reports one ack hole: who has it, since when, and its cost."""
+"""Reports one ack hole: the consumers that have its messages, since when, and its cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ackstate.ack_hole import AckHole
 
 SAMPLE_COUNT_MAX = 64
-"""The most messages of a hole that are examined; of a larger hole, evenly spread ones."""
+"""At most this many messages of a hole are examined; in a larger hole they are evenly spread."""
 
 
 class HoleReason(StrEnum):
@@ -50,9 +50,9 @@ class HoleReport:
         last: Its last entry (included).
         entry_count: How many entries it has.
         age_ms: How long ago its first message was published; None if that is not known.
-        why: Why, as far as can be told; where its messages differ, `detail` has the numbers.
-        detail: A text for people: with whom, until when, how many of how many.
-        consumers: Who has messages of it, each once, sorted.
+        why: The cause, as far as it can be seen; if it differs among the messages, `detail` has the numbers.
+        detail: A text for people: the consumers, the times, and the numbers of messages.
+        consumers: The consumers that have messages of it, each once, sorted.
         deliver_at_ms: When the last of its messages that are delayed is due; None if none is known to be.
         delivery_count: How often the most delivered of its messages was sent; None if that is not known.
         cost_bytes: How many bytes of the ack record exist because of it.

@@ -93,7 +93,7 @@ def inspect_cursor(
     Raises:
         StoreError: The storage failed.
 
-    Complexity: O(size of the journal), and of what each repair would read.
+    Complexity: O(size of the journal and of the entries that each repair would read).
     """
     log, problems = None, []
     try:
@@ -134,7 +134,7 @@ class _CursorReader:
             self._record = _stored_record(store.metadata.get(name.path), self._recovery.ledgers)
 
     def inspection(self) -> CursorInspection:
-        """Return all that there is to say."""
+        """Return the whole report."""
         found, problems = self._found()
         named = None if self._record is None else self._record.cursor_ledger_id
         leftovers = tuple(ledger_id for ledger_id in self._owned if ledger_id != named)
@@ -194,7 +194,7 @@ class _CursorReader:
         )
 
     def _known(self, offers: Sequence[StoredCursor]) -> CursorState:
-        """Return all acks of any readable record: of a repair, or behind a damaged one."""
+        """Return the acks of all readable records: those of a repair, or those behind a damaged record."""
         contents = [found.recovered.content for found in offers if found.repair is not Repair.START_ANEW]
         record = self._record
         if record is not None and record.format is Format.NATIVE:
@@ -373,4 +373,4 @@ def _problem(error: CorruptStateError, repairs: tuple[RepairOutcome, ...] = ()) 
 
 
 def _unread(what: str, error: AckStateError) -> Problem:
-    return Problem(what, 0, "what this release can read", str(error))
+    return Problem(what, 0, "data of a version that this release reads", str(error))

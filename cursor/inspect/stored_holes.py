@@ -1,7 +1,7 @@
 """Reports the ack holes of a stored cursor, and their causes as far as a store has them without its broker.
 
-The cursor is read as an open would read it; nothing is written. `ackstate.cursor.inspect.store` says why a cursor does
-not open.
+The cursor is read as an open would read it; nothing is written. `ackstate.cursor.inspect.store` reports why a cursor
+does not open.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StoredHoles:
         range_count: Individually deleted ranges.
         record_bytes: Their size as Pulsar would write them.
         hole_count: How many holes there are.
-        holes: First the one that holds back the mark-delete position, then those that cost most, the costliest first
-            and of equal ones the lowest.
+        holes: First the one that holds back the mark-delete position, then the costliest; among equals, the lower one
+            first.
     """
 
     mark_delete: Position
@@ -57,8 +57,8 @@ class StoredHoles:
 def explain_holes(content: CursorState, log: ReadableLog | None, *, top: int, now_ms: int) -> StoredHoles:
     """Explain the holes of a stored cursor.
 
-    A ledger that has acks and that the log does not know counts as one that ends with its last acked entry; what is not
-    acked in it is lost. Without a log all ledgers count like that, and nothing is known to be lost.
+    A ledger that has acks but is not in the log counts as one that ends with its last acked entry; its unacked entries
+    are lost. Without a log all ledgers count like that, and nothing is known to be lost.
 
     Args:
         content: The state that a recovery begins with, as `CursorInspection.content` has it. Not changed.

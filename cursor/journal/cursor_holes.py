@@ -1,4 +1,4 @@
-"""Gives one cursor the delay buckets of its topic: what to refer to, what is pinned, and how ranges count."""
+"""Gives one cursor the delay buckets of its topic: those to refer to, the pinned ones, the count of ranges."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class CursorHoles:
     def fits(
         self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, range_count_max: int, acked_count: int
     ) -> bool:
-        """Tell whether at most `range_count_max` ranges are left with holes filled in; see `FilledCount.fits`."""
+        """Return whether at most `range_count_max` ranges are left with holes filled in; see `FilledCount.fits`."""
         return self._filled_count.fits(deleted, buckets, range_count_max=range_count_max, acked_count=acked_count)
 
     def ranges_in_lowest(self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, filled_count: int) -> int:

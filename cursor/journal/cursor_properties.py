@@ -1,4 +1,4 @@
-"""Writes what the application and the broker attach to a cursor: properties, name -> text, apart from its acks."""
+"""Writes the properties (name -> text) that the application and the broker attach to a cursor, apart from its acks."""
 
 from __future__ import annotations
 

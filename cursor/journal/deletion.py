@@ -1,8 +1,8 @@
 """Deletes a subscription: its record, its journals, and its references to delay buckets.
 
-A record that says that the subscription is being deleted takes the place of the cursor's by compare-and-set. From then
-on there is no cursor: an owner that has it open can write no record any more, and an open creates a new cursor in place
-of that record. Then the ledgers and the pins are deleted, which were listed before the record was put, and last the
+A record that marks the deletion of the subscription takes the place of the cursor's by compare-and-set. From then on
+there is no cursor: an owner that has it open can write no record any more, and an open creates a new cursor in place of
+that record. Then the ledgers and the pins are deleted, which were listed before the record was put, and last the
 record. So a crash between any two steps leaves the subscription as it was or no subscription, and leftovers that the
 next open of that name or the next deletion deletes.
 

@@ -42,7 +42,7 @@ def _filled(acked: BitMap, holes: BitMap | None) -> npt.NDArray[np.int64]:
 
 @final
 class FilledCount:
-    """Tells whether a state is within a limit on ranges with shared holes filled in; seldom counts the ranges."""
+    """Compares the ranges of a state, with shared holes filled in, with a limit; seldom has to count them."""
 
     __slots__ = ("_acked_count", "_count_max", "_references")
 
@@ -55,7 +55,7 @@ class FilledCount:
     def fits(
         self, deleted: DeletedRanges, buckets: Sequence[BucketHoles], *, range_count_max: int, acked_count: int
     ) -> bool:
-        """Tell whether at most `range_count_max` ranges are left.
+        """Return whether at most `range_count_max` ranges are left.
 
         Args:
             deleted: The state: the same one at each call, or one that was restarted.
@@ -67,7 +67,7 @@ class FilledCount:
         """
         if deleted.range_count <= range_count_max:
             return True
-        if not self._knows(buckets) or self._at_most(acked_count) > range_count_max:
+        if not self._is_counted(buckets) or self._at_most(acked_count) > range_count_max:
             self._count(deleted, buckets, acked_count)
         return self._at_most(acked_count) <= range_count_max
 
@@ -83,11 +83,11 @@ class FilledCount:
         """
         too_high_max = range_count_max // 64
         is_near = self._at_most(acked_count) >= range_count_max and acked_count - self._acked_count > too_high_max
-        if not self._knows(buckets) or is_near:
+        if not self._is_counted(buckets) or is_near:
             self._count(deleted, buckets, acked_count)
         return min(self._at_most(acked_count), deleted.range_count)
 
-    def _knows(self, buckets: Sequence[BucketHoles]) -> bool:
+    def _is_counted(self, buckets: Sequence[BucketHoles]) -> bool:
         return self._count_max >= 0 and self._references == tuple(bucket.reference for bucket in buckets)
 
     def _at_most(self, acked_count: int) -> int:

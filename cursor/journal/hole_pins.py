@@ -34,13 +34,13 @@ ROOT = "/delay-references"
 
 @final
 class BucketReferences:
-    """Tells whether a bucket may be deleted, for all cursors of a store."""
+    """Reports whether a bucket may be deleted, for all cursors of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def is_needed(self, bucket_id: int) -> bool:
-        """Close a bucket to new references, and tell whether a record may refer to it.
+        """Close a bucket to new references, and return whether a record may refer to it.
 
         To be called right before the bucket is deleted, and again later if it was needed. The marks of earlier calls
         for deleted buckets are removed.
@@ -67,14 +67,14 @@ class BucketReferences:
 
 @final
 class HolePins:
-    """The pins of one cursor, with those of earlier owners, none of whom can write a record any more.
+    """The pins of one cursor, with those of its earlier owners, which can no longer write a record.
 
     One owner, one call at a time.
 
     Args:
-        store: Where.
+        store: Where the pins are.
         path: The cursor's path in the metadata store.
-        term: The owner's: above that of any earlier one.
+        term: The owner's term, above that of any earlier owner.
         needed: The buckets that the cursor's record refers to.
     """
 

@@ -48,8 +48,8 @@ class Journal:
     """Writes a cursor's states; one owner, one write at a time. Made by `open`.
 
     It owns the bytes, the epoch, and the shared holes that a state may refer to. After a failed append the ledger is
-    not appended to again, because its end may or may not hold the record: the next write begins a new ledger, or goes
-    to the metadata store.
+    not appended to again, because it is unknown whether the record is at its end: the next write begins a new ledger,
+    or goes to the metadata store.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Journal:
         self.holes = CursorHoles(store, self.path, shared_holes if form.has_deltas else None)
 
     @classmethod
-    def open(  # noqa: PLR0913 - what identifies a cursor is named, not packed
+    def open(  # noqa: PLR0913 - the names of a cursor are not packed
         cls,
         store: Store,
         *,
@@ -96,7 +96,7 @@ class Journal:
         repair: Repair,
         shared_holes: SharedHoles | None = None,
     ) -> Steps[tuple[Journal, StoredCursor | None]]:
-        """Take the cursor over and read what is durable of it; None if there never was such a cursor.
+        """Take the cursor over and read its durable state; None if there never was such a cursor.
 
         After a repair, or in another format, it is to be written again.
 
@@ -172,7 +172,7 @@ class Journal:
 
         Raises:
             CursorFencedError: Another owner has the cursor.
-            StoreError: A step failed; the state before or the new one is what a recovery reads, and either is right.
+            StoreError: A step failed. A recovery reads the state before or the new one, and either is right.
         """
         self._check_not_deleted()
         self._open_ledger, self._chain, self._sequence = None, 0, 0
@@ -211,7 +211,7 @@ class Journal:
 
         Raises:
             CursorFencedError: Another owner has the cursor.
-            StoreError: The write failed; the state before or the new one is what a recovery reads.
+            StoreError: The write failed; a recovery reads the state before or the new one.
         """
         self._open_ledger = None
         shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
@@ -301,7 +301,7 @@ class Journal:
         return True
 
     def _appended_since(self, found: StoredCursor, recovery: Recovery) -> StoredCursor:
-        """Return what was found and what the owner before appended until it was fenced."""
+        """Return the state that was read, with the records that the owner before appended until it was fenced."""
         ledger_id = found.record.cursor_ledger_id
         if found.is_repaired or ledger_id is None or self.store.ledgers.last(ledger_id) + 1 == found.entry_count:
             return found

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
 
 Resolve = Callable[[SharedSnapshot], RecordFields]
-"""Reads the delay buckets that a snapshot refers to, and returns all that it says."""
+"""Reads the delay buckets that a snapshot refers to, and returns all of its acks."""
 
 _BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedCursorRecord(CursorRecord):
-    """A cursor's value in the metadata store that holds the state as it differs from what delay buckets hold.
+    """A cursor's value in the metadata store that holds the state as a difference from delay buckets.
 
     Attributes:
         shared: The whole state; `content` is None.
@@ -162,14 +162,14 @@ def fold(
 ) -> DecodedJournal:
     """Fold a journal's records into the state that they describe.
 
-    An ack in any of them counts, whatever the others say of its entry.
+    An ack in any of them counts, even if the others do not have it.
 
     Args:
         entries: Encoded records, a snapshot first.
         what: The journal's name for error messages.
         epoch: The epoch that the pointer names.
         discard_damaged: Stop at the first damaged record, wherever it is, unless it is the snapshot.
-        resolve: Reads the delay buckets that the snapshot may refer to; what it raises is raised.
+        resolve: Reads the delay buckets that the snapshot may refer to; its exceptions are raised.
 
     Raises:
         CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last

@@ -1,7 +1,7 @@
 """Reads and writes Apache Pulsar's format: every entry of a cursor ledger is the whole state, a `PositionInfo`.
 
-The last entry counts. The cursor's value in the metadata store is a `ManagedCursorInfo`. Pulsar reads what is written
-here. It skips and drops one field of ours, the owner's term.
+The last entry counts. The cursor's value in the metadata store is a `ManagedCursorInfo`. Pulsar can read everything
+that is written here. It skips and drops one field of ours, the owner's term.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reads what is durable of a cursor, without guessing, and changes nothing.
+"""Reads the durable state of a cursor, without guessing, and changes nothing.
 
 Absent and unreadable are different: a cursor without a record and without journals is new; any other is read or
-refused. A refusal says which repairs would help, and what each gives up; none is made unless it is requested.
+refused. A refusal names the repairs that would help, and the acks that each gives up; none is made unless it is
+requested.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class StoredCursor:
     """A cursor as a recovery finds it.
 
     Attributes:
-        record: The value in the metadata store, or what a repair makes of it.
-        version: Of that value.
+        record: The value in the metadata store, or a repair's value instead.
+        version: Version of that value.
         form: The format that it is written in.
         recovered: The state.
         entry_count: How many entries the journal has.
@@ -124,7 +125,7 @@ class Recovery:
         store: Where.
         path: The cursor's path in the metadata store.
         ledgers: The message log.
-        repair: What to do if the cursor cannot be read.
+        repair: The repair to make if the cursor cannot be read.
         shared_holes: A cache of the delay buckets that the cursor may refer to; None for none.
     """
 
@@ -135,13 +136,13 @@ class Recovery:
     shared_holes: SharedHoles | None = None
 
     def find(self, orphans: Collection[int]) -> StoredCursor | None:
-        """Read what is durable of the cursor; None if there never was one, or it is being deleted.
+        """Read the durable state of the cursor; None if there never was one, or it is being deleted.
 
         Args:
             orphans: The ledgers made in its name; those that its record does not name are leftovers of a crash.
 
         Raises:
-            UnreadableCursorError: It cannot be read, and the repair asked for is not one that would help.
+            UnreadableCursorError: It cannot be read, and the requested repair would not help.
             UnsupportedVersionError: A newer release wrote it.
             StoreError: The storage failed.
         """
@@ -155,7 +156,7 @@ class Recovery:
         return self._find_with_record(value, orphans)
 
     def vacant_version(self) -> int | None:
-        """Return the expected version for the record of a new cursor: of no value, or of the mark of a deletion.
+        """Return the expected version for the record of a new cursor: that of no value, or of the mark of a deletion.
 
         None if another owner has created the cursor meanwhile.
 
@@ -261,7 +262,7 @@ class Recovery:
         return self._chosen(offered, found, error)
 
     def _may_have_acks(self, ledger_id: int) -> bool:
-        """Tell whether a ledger is more than a crash leaves of the creation of a cursor."""
+        """Return whether a ledger has more than a crash during the creation of a cursor can leave."""
         ledgers = self.store.ledgers
         try:
             count = ledgers.last(ledger_id) + 1

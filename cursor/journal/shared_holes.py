@@ -1,8 +1,8 @@
 """Shares the ack holes that all subscriptions of a topic have in common: snapshots may refer to delay buckets.
 
 A message that is not yet due is a hole in every subscription, and a bucket of the delay index, a ledger of the same
-store that never changes, holds it durably. `SharedHoles`, one for all cursors of a topic, lets cursors write snapshots
-that refer to buckets. Reading such a snapshot takes nothing but the store.
+store that never changes, holds it durably. With `SharedHoles`, one for all cursors of a topic, the snapshots of cursors
+refer to buckets. Reading such a snapshot takes nothing but the store.
 
 `ackstate.cursor.journal.hole_pins` keeps a bucket from being deleted while a record refers to it.
 """
@@ -70,7 +70,7 @@ class SharedHoles:
         self._live = live
         self._lock = threading.Lock()
         self.live_ids: frozenset[int] = frozenset()
-        """The buckets that were live when they were last asked for."""
+        """The buckets that were live at the last look."""
         self._read: dict[int, _Bucket | None] = {}  # None for one that cannot be read
         self._holes: dict[int, BucketHoles] = {}
         self.known: tuple[BucketHoles, ...] = ()

@@ -54,7 +54,7 @@ def term_after_loss(metadata: MetadataStore, version: int) -> int:
 
 
 def _read(metadata: MetadataStore) -> tuple[int, int]:
-    """Return the floor and the version of the value; of a damaged value, a floor above any that it can have had."""
+    """Return the floor and the version of the value; for a damaged value, a floor above any that it can have had."""
     try:
         found = metadata.get(PATH)
     except DamagedValueError as error:

@@ -1,4 +1,4 @@
-"""Counts what a cursor has written since it was opened."""
+"""Counts a cursor's writes since it was opened."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class PersistCounters:
         self.snapshot_count += target is PersistTarget.SNAPSHOT
 
     def promoted(self, message_count: int) -> None:
-        """Count a promotion of so many messages; of none it is none."""
+        """Count a promotion of `message_count` messages; no-op for 0."""
         self.promotion_count += message_count > 0
         self.promoted_message_count += message_count

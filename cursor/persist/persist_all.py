@@ -129,7 +129,7 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
     """Write a round of each cursor: every write of a cursor but a reset goes through here.
 
     Args:
-        persisters: Of cursors that share a store, each once.
+        persisters: Those of cursors that share a store, each once.
         begin: Begins the round of one; None if nothing waits.
 
     Returns:
@@ -168,7 +168,7 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
         if appends:
             outcomes |= _append(appends, begin)
     finally:
-        # What was planned and not written must not count as written by the next persist.
+        # The next persist must not take planned but unwritten acks for written ones.
         for rounds in (wholes, appends):
             for each in rounds.values():
                 if each.is_open:
@@ -208,7 +208,7 @@ def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Roun
     except CorruptStateError as error:
         if is_one:
             return _fallen_back(rounds, _from(persister.journal.unwritable(error), error))
-        # It is not certain what was appended: each begins a ledger of its own.
+        # It is unknown which entries were appended: each begins a ledger of its own.
         for each in rounds.values():
             each.abandon()
         return _write({persister: _round(persister, begin) for persister in rounds})
@@ -227,7 +227,7 @@ def _round(persister: Persister, begin: Callable[[Persister], Round | None]) -> 
 
 
 def _fallen_back(rounds: Mapping[Persister, Round], error: AckStateError) -> dict[Persister, Outcome]:
-    """Write each round to the metadata store; those that fail have an error each, which says what became of them."""
+    """Write each round to the metadata store; each that fails has an error of its own, with its outcome."""
     is_one = len(rounds) == 1
     return _write({persister: each.fall_back(error if is_one else copy(error)) for persister, each in rounds.items()})
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @final
 class Persister:
-    """What the rounds of one cursor share: its state, its journal, and when and what to write.
+    """The parts that the rounds of one cursor share: its state, its journal, its trigger and its planner.
 
     Args:
         state: The acks.
@@ -65,7 +65,7 @@ class Persister:
             raise CursorClosedError(f"{self.journal.path}: the cursor is closed")
 
     def is_due(self, *, now_ms: int) -> bool:
-        """Tell whether the flush interval is over and something waits, or something is new and has a permit."""
+        """Return whether the flush interval is over and something waits, or something is new and has a permit."""
         with self.lock:
             if self.trigger.is_interval_over(now_ms=now_ms):
                 return self._has_work(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
@@ -77,7 +77,7 @@ class Persister:
 
         An ack that is accepted meanwhile counts at the next call.
         """
-        # Every tick of a broker asks each of its cursors, so this takes few look-ups and no call.
+        # Every tick of a broker reads this for each of its cursors, so it takes few look-ups and no call.
         state = self.state
         return (
             state.accepted_number <= state.durable_number
@@ -86,7 +86,7 @@ class Persister:
         ) or self.closed
 
     def tick(self, *, now_ms: int) -> bool:
-        """Tell whether to persist now, and take a permit for it."""
+        """Return whether to persist now, and take a permit for it."""
         with self.lock:
             is_due = self.is_due(now_ms=now_ms)
             self.trigger.ticked(is_due=is_due, now_ms=now_ms)
@@ -105,7 +105,7 @@ class Persister:
             return self.young_age.persistable_up_to(now_ms=now_ms)
 
     def has_young(self, *, now_ms: int) -> bool:
-        """Tell whether something acked is held back, or would be, because it is young."""
+        """Return whether an ack is held back, or would be, because it is young."""
         if not self.young_age.is_on:
             return False
         with self.lock:
@@ -113,7 +113,7 @@ class Persister:
             return self.state.unpersisted.count_between(up_to, EVERYTHING) > 0
 
     def begin(self, *, now_ms: int) -> Round | None:
-        """Begin a round of what is old enough; None if nothing waits.
+        """Begin a round of the acks that are old enough; None if nothing waits.
 
         To be called with `writing` held, as every method that begins a round.
 
@@ -124,7 +124,7 @@ class Persister:
         return self._begin(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
 
     def begin_promotion(self, record_bytes_max: int, *, now_ms: int) -> Round | None:
-        """Begin a round that leaves at most so many bytes of young acks: the oldest are written early.
+        """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early.
 
         Raises:
             As `begin`.

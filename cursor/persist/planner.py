@@ -1,4 +1,4 @@
-"""Decides what a cursor writes next, and where: a delta, a whole state in a new ledger, or the metadata store."""
+"""Plans a cursor's next record, and its place: a delta, a whole state in a new ledger, or the metadata store."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _RETRY_MS_MAX = 60_000
 
 
 class Plan(NamedTuple):
-    """What one record holds.
+    """The content and the place of one record.
 
     Attributes:
         target: Where it goes.
-        content: The whole state or, for a delta, what is new.
-        taken: What becomes durable with it.
+        content: The whole state or, for a delta, the new acks.
+        taken: The acks that become durable with it.
         buckets: Delay buckets that a whole state may refer to.
     """
 
@@ -56,8 +56,8 @@ class RecordPlanner:
     Args:
         state: The acks.
         journal: Where records go.
-        listeners: May limit what is left unpersisted.
-        config: When to write what, and the limits.
+        listeners: May limit the acks that a persist leaves unpersisted.
+        config: The intervals and the limits.
         now_ms: The present.
     """
 
@@ -75,7 +75,7 @@ class RecordPlanner:
         self.may_hold_back = config.become_old_ack_record_seconds != 0 or (
             config.metadata_limits.range_count_max is not None
         )
-        """Whether a persist may exclude an ack, so that a receipt must say which entries it is for."""
+        """Whether a persist may exclude an ack, so that a receipt must list its entries."""
 
     @property
     def counts_entries(self) -> bool:
@@ -86,20 +86,20 @@ class RecordPlanner:
         """Return at most how many ranges, or entries if `counts_entries`, a persist of everything would hold."""
         state = self._state
         if self.counts_entries:
-            # Not what the rule itself counts: an ack in a later ledger may add all of an earlier one to that.
+            # The rule itself counts more: an ack in a later ledger may add all entries of an earlier one to its count.
             return len(state.deleted)
         return self._journal.holes.range_count_at_most(
             state.deleted, range_count_max=range_count_max, acked_count=state.acked_count
         )
 
     def may_cover_more(self, *, now_ms: int) -> bool:
-        """Tell whether the metadata store has no room for all acks, and a ledger, to be tried again, may have."""
+        """Return whether the metadata store has no room for all acks, and a ledger, to be tried again, may have."""
         may_write_ledger = self._journal.needs_ledger and not self._backs_off(now_ms=now_ms)
         # Batches do not matter here: a ledger may hold as many of them as the metadata store.
         return may_write_ledger and bool(self._state.unpersisted.cut)
 
     def must_release_buckets(self, *, now_ms: int) -> bool:
-        """Tell whether an old journal keeps delay buckets from being deleted, though nothing is new."""
+        """Return whether an old journal keeps delay buckets from being deleted, though nothing is new."""
         return self._is_old(now_ms=now_ms) and self._journal.holes.refers_to_retired
 
     def buckets(self, *, now_ms: int) -> Sequence[BucketHoles]:
@@ -141,7 +141,7 @@ class RecordPlanner:
         """Plan as much of the whole state as the metadata store has room for.
 
         Raises:
-            PayloadTooLargeError: What is durable would not fit, or receipts could not say which acks were excluded.
+            PayloadTooLargeError: The durable acks would not fit, or receipts could not name the excluded ones.
         """
         limits, counted = self._config.metadata_limits, buckets
         while True:
@@ -199,7 +199,7 @@ class RecordPlanner:
         self._ledger_failures += 1
 
     def _begin(self, up_to: Position, limits: PersistLimits, buckets: Sequence[BucketHoles]) -> Unpersisted:
-        """Begin a persist of what the durable state has room for; holes in delay buckets do not part ranges.
+        """Begin a persist of the acks for which the durable state has room; holes in delay buckets do not part ranges.
 
         The state counts all ranges. So its limit is first set as if the ranges that go first made up whole filled
         ranges; if they do not, to the number that there is room for in any case.
@@ -242,5 +242,5 @@ class RecordPlanner:
         return 0 < self._config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
 
     def _backs_off(self, *, now_ms: int) -> bool:
-        """Tell whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
+        """Return whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
         return self._ledger_failures > 0 and 0 < self._retry_at_ms - now_ms <= _RETRY_MS_MAX

@@ -57,7 +57,7 @@ class MarkDeleteRateLimiter:
         self._paid_at = integer("now_ms", now_ms) * self._units_per_ms
 
     def can_acquire(self, now_ms: int) -> bool:
-        """Tell whether `try_acquire` would grant a permit now; it changes nothing.
+        """Return whether `try_acquire` would grant a permit now; it changes nothing.
 
         Raises:
             TypeError: The time is not an integer.
@@ -65,7 +65,7 @@ class MarkDeleteRateLimiter:
         return not self._refuses(integer("now_ms", now_ms) * self._units_per_ms)
 
     def try_acquire(self, now_ms: int) -> bool:
-        """Take a permit if there is one now, and tell whether there was; a refusal costs nothing.
+        """Take a permit if there is one now, and return whether there was one; a refusal costs nothing.
 
         Raises:
             TypeError: The time is not an integer.

@@ -26,8 +26,8 @@ class Round:
     """One write, made with the cursor's lock held; later calls need `Persister.writing` and take the lock themselves.
 
     Args:
-        persister: Of the cursor.
-        plan: What to write.
+        persister: The cursor's.
+        plan: The record to write.
         up_to: Acks above it are too young, also if the metadata store is used instead.
         promoted_count: How many young acks it persists early.
         closes: Whether the cursor is closed with it, unless something is accepted before it is committed.
@@ -170,7 +170,7 @@ class Round:
             listeners.changed(change, runs, now_ms=now_ms)
 
     def _note_truncation(self) -> None:
-        """Count and log where a limit begins to cut: a limit that goes on cutting is one event, not one a persist."""
+        """Count and log the begin of a period in which a limit cuts: one event, not one per persist."""
         persister, taken = self._persister, self._plan.taken
         is_cut = taken.cut_count > 0 or taken.batch_cut_count > 0
         if is_cut and not persister.is_truncated:

@@ -16,10 +16,10 @@ _PAUSE_MS = 10
 
 @final
 class PersistTrigger:
-    """The flush interval and the rate limit of one cursor. Asking has no side effect; `ticked` and `persisted` have.
+    """The flush interval and the rate limit of one cursor. Only `ticked` and `persisted` have side effects.
 
     Args:
-        state: Says what was accepted and what is durable, by number.
+        state: Has the numbers of the accepted and of the durable changes.
         config: The interval and the rate.
         now_ms: The present.
     """
@@ -35,16 +35,16 @@ class PersistTrigger:
         self._last_persist_ms = self._last_tick_ms = now_ms
 
     def is_interval_over(self, *, now_ms: int) -> bool:
-        """Tell whether the last persist is at least a flush interval ago."""
+        """Return whether the last persist is at least a flush interval ago."""
         # A clock that went back may have gone back by hours: then the interval counts as over.
         return not 0 <= now_ms - self._last_persist_ms < self._flush_interval_ms
 
     def has_permit(self, *, now_ms: int) -> bool:
-        """Tell whether something was accepted since the last tick, and the rate limit allows to persist it now."""
+        """Return whether something was accepted since the last tick, and the rate limit allows to persist it now."""
         return self._limiter is not None and self._is_new() and self._limiter.can_acquire(now_ms)
 
     def ticked(self, *, is_due: bool, now_ms: int) -> None:
-        """Take a permit, if there is one, for a persist that is due or for what was accepted since the last tick."""
+        """Take a permit, if there is one, for a persist that is due or for changes accepted since the last tick."""
         self._last_tick_ms = now_ms
         if self._limiter is not None and (is_due or self._is_new()):
             self._decided_number = self._state.accepted_number

@@ -1,4 +1,4 @@
-"""Holds one subscription's acks in memory: what is acked, what of it is durable, and which receipts that covers."""
+"""Holds one subscription's acks in memory, the durable ones among them, and the receipts that these cover."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ class CursorAckState:
         return self.accepted_number > self.durable_number
 
     def is_durable(self, receipt: Receipt) -> bool:
-        """Tell whether everything that a receipt is for is durable."""
+        """Return whether all acks of a receipt are durable."""
         if not self.void_number < receipt.number <= self.durable_number or self.is_unpersisted(receipt.entries):
             return False
         return receipt.batch is None or not self.unpersisted_batches.is_excluded(receipt.batch)
 
     def is_acked(self, position: Position) -> bool:
-        """Tell whether an entry is acked, by itself or by the mark-delete."""
+        """Return whether an entry is acked, by itself or by the mark-delete."""
         return position <= self.mark_delete or position in self.deleted
 
     def is_unpersisted(self, candidates: Mapping[int, BitMap]) -> bool:
-        """Tell whether one of the acked entries waits for a persist, such as one that an earlier persist excluded."""
+        """Return whether one of the acked entries waits for a persist, such as one that an earlier persist excluded."""
         return any(
             not bitmap.isdisjoint(ranges.entries(ledger_id))
             for ranges in (*self.unpersisted.sets(), self.unpersisted.covered)
@@ -278,7 +278,7 @@ class CursorAckState:
         limits: PersistLimits = UNLIMITED,
         record_bytes_max: int | None = None,
     ) -> Unpersisted:
-        """Take everything that is not durable, as of now, but for what must be held back or is over a limit.
+        """Take all acks that are not durable, as of now, except those that must be held back or exceed a limit.
 
         Args:
             up_to: Acks above it are young and are held back; the mark-delete position never is.
@@ -287,7 +287,7 @@ class CursorAckState:
                 moves up to the end of the range that it would split, if the rest of the range took more bytes than the
                 whole; and nothing durable is displaced.
 
-        Complexity: bitmap operations over what is not durable; beyond a range limit also over what is.
+        Complexity: bitmap operations over the acks that are not durable; beyond a range limit over all.
         """
         unpersisted = self.unpersisted
         unpersisted.begin_write(self.deleted, up_to=up_to, limit=limits, record_bytes_max=record_bytes_max)
@@ -310,7 +310,7 @@ class CursorAckState:
         return content, self.unpersisted_batches.whole()
 
     def end_persist(self, written: Unpersisted) -> int:
-        """Count as durable what `begin_persist` returned, and return how many more messages are durable.
+        """Count the acks that `begin_persist` returned as durable; return the change in the number of durable messages.
 
         Negative if more messages were displaced than written.
         """
@@ -324,12 +324,12 @@ class CursorAckState:
         return covered
 
     def abandon_persist(self) -> None:
-        """Note that the write failed: the acks wait again, and what they were to displace may be gone."""
+        """Note that the write failed: the acks wait again, and those that they were to displace may be gone."""
         self.unpersisted.abandon_write(self.mark_delete)
         self.unpersisted_batches.abandon_write()
 
     def withdraw_persist(self) -> None:
-        """Undo `begin_persist`, right after it or `whole`: nothing will be written, so what is durable stays so."""
+        """Undo `begin_persist`, right after it or `whole`: nothing will be written, so durable acks stay durable."""
         self.unpersisted.abandon_write(self.mark_delete)
         self.unpersisted.withdraw_displacement()
         self.unpersisted_batches.withdraw_write()
@@ -355,7 +355,7 @@ class CursorAckState:
         return new
 
     def _ack_following(self, position: Position) -> None:
-        """Move the mark-delete by one entry, which no set holds, and over what was acked after it."""
+        """Move the mark-delete by one entry, which no set holds, and over the acked entries after it."""
         self.mark_delete = position
         if not self.deleted:
             return

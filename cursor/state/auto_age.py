@@ -26,7 +26,7 @@ class AutoAge:
     """Choose the age from observed acks: ``become_old_ack_record_seconds=AUTO``.
 
     Attributes:
-        late_share_max: Of the acks, at most this share may come when their message is old already; above 0, below 1.
+        late_share_max: At most this share of the acks may come when their message is old already; above 0, below 1.
         seconds_min: The least age, and the one chosen before enough acks have come; at least 1.
         seconds_max: The greatest age, for which the share may be passed; at least `seconds_min`.
 
@@ -62,8 +62,8 @@ class AgeChoice:
 
     Attributes:
         age_ms: A message is old when it was sent at least this long ago.
-        late_share: Of the observed acks, the share that came at this age or later, when their message was old.
-        sample_count: How many acks that is; those that have faded count for what is left of them.
+        late_share: Share of the observed acks that came at this age or later, when their message was old.
+        sample_count: Number of these acks; each counts with its remaining weight.
         policy: The settings of the choice.
     """
 
@@ -80,7 +80,7 @@ class AgeChoice:
             return "no ack seen yet: held at seconds_min"
         if self.sample_count < policy.sample_count_min:
             return f"only {self.sample_count:,} of {policy.sample_count_min:,} acks seen yet: held at seconds_min"
-        # 100 % is said only of all.
+        # 100 % means all of them.
         percent = min(round(100 * (1 - self.late_share), 2), 99.99 if self.late_share else 100)
         seconds = f"{self.age_ms / 1000:,.3f}".rstrip("0").rstrip(".")
         observed = f"{percent:g} % of {self.sample_count:,} acks came in under {seconds} s"
@@ -112,9 +112,9 @@ class AgeChooser:
     share of late acks is understated by those that they still hold, and the age is too low until those come: on the
     safe side, at the price of records that are written although a later ack would have made them smaller.
 
-    **Follows.** After every 8,192 acks everything weighs half. Of acks that came before the last n * 8,192 at most
-    2**(1 - n) of all weight is left: 0.8 % after 65,536 acks. Slower consumers raise the age much sooner: as soon as
-    their acks are `late_share_max` of the weight, which is never that of more than 16,384 acks. There is no clock in
+    **Follows.** After every 8,192 acks everything weighs half. Acks before the last n * 8,192 have at most 2**(1 - n)
+    of all weight: 0.8 % after 65,536 acks. Slower consumers raise the age much sooner: as soon as their acks are
+    `late_share_max` of the weight, which is never that of more than 16,384 acks. There is no clock in
     it: while no ack comes, the age stays.
 
     About 120 numbers for the default bounds, 14 more for each doubling between them. Not safe for concurrent mutation.
@@ -170,7 +170,7 @@ class AgeChooser:
 
     @property
     def choice(self) -> AgeChoice:
-        """The age by what was observed so far. Complexity: O(1), or O(bounds) after an observation."""
+        """The age by the acks observed so far. Complexity: O(1), or O(bounds) after an observation."""
         if self._choice is None:
             self._choice = self._choose()
         return self._choice

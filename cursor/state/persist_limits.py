@@ -19,7 +19,7 @@ class PersistLimits(NamedTuple):
         batch_count_max: How many partly acked batches, the lowest first; None for any number.
         displaces: Whether ranges that `keep` prefers may take the place of durable ones. Otherwise durable ranges stay,
             even beyond a limit that was lowered.
-        rule: What `range_count_max` counts: ranges, or what a Pulsar release counts in the words form.
+        rule: The unit of `range_count_max`: ranges, or the unit of a Pulsar release in the words form.
         keep: Which ranges are persisted first.
     """
 
@@ -35,7 +35,7 @@ class PersistLimits(NamedTuple):
         return self.rule is not LimitRule.EXACT
 
     def has_room_for(self, ranges: DeletedRanges) -> bool:
-        """Tell whether all of them are within the limit. Complexity: O(1), or O(ledgers) by a rule of Pulsar's."""
+        """Return whether all of them are within the limit. Complexity: O(1), or O(ledgers) by a rule of Pulsar's."""
         return self.range_count_max is None or self.usage(ranges) <= self.range_count_max
 
     def usage(self, ranges: DeletedRanges) -> int:

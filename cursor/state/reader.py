@@ -70,7 +70,7 @@ class EntryReader:
         with self._lock:
             self._check_open()
             positions: list[Position] = []
-            # The log may have rolled since: what would have been the next entry never came to be.
+            # The log may have rolled since: then the expected next entry was never written.
             ledger_id, entry_id = self.position
             position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
             last = self._ledgers.last_confirmed

@@ -47,8 +47,9 @@ class UnpersistedAcks:
         self._has_failed = False  # whether `fresh` holds acks of a write that failed
         # The union of the four sets, so that adjacent ranges count as one; stored while something is excluded.
         self._as_one: DeletedRanges | None = None
-        # While a persist is under way, the other sets that the union may turn out to be: without what is being written
-        # or, until it is written, without what it displaces. An ack that joins ranges in one may stand alone in others.
+        # While a persist is under way, the other sets that the union may become: the union without the acks that are
+        # being written or, until they are written, without those that they displace. An ack that joins ranges in one
+        # may stand alone in others.
         self._outcomes: tuple[DeletedRanges, ...] = ()
 
     @property
@@ -86,7 +87,7 @@ class UnpersistedAcks:
         return both
 
     def excludes(self, position: Position) -> bool:
-        """Tell whether the persist under way, or the last one, excludes an entry."""
+        """Return whether the persist under way, or the last one, excludes an entry."""
         return position in self.held or position in self.cut
 
     def added(self, ledger_id: int, entry_ids: BitMap) -> None:
@@ -113,7 +114,7 @@ class UnpersistedAcks:
                 ranges.remove_at_most(mark_delete)
 
     def can_promote(self, up_to: Position) -> bool:
-        """Tell whether an ack at or below a position is fresh, or was held back."""
+        """Return whether an ack at or below a position is fresh, or was held back."""
         lowest = (ranges.first_range() for ranges in (self.fresh, self.held) if ranges)
         return any(each is not None and each[0] < up_to for each in lowest)
 
@@ -165,7 +166,7 @@ class UnpersistedAcks:
         self.in_flight = DeletedRanges()
 
     def abandon_write(self, mark_delete: Position) -> None:
-        """Return the acks in flight to `fresh`; what they were to displace may be gone."""
+        """Return the acks in flight to `fresh`; those that they were to displace may be gone."""
         self.covered.update(self.in_flight.take_at_most(mark_delete))
         self.fresh.update(self.in_flight)
         self._has_failed, self.nothing_held_back = True, False
@@ -178,7 +179,7 @@ class UnpersistedAcks:
             self._as_one.difference_update(self.displaced)
 
     def promotable_up_to(self, record_bytes_max: int) -> Position | None:
-        """Return the lowest end of a range such that the ranges above it take at most so many bytes.
+        """Return the lowest end of a range such that the ranges above it take at most `record_bytes_max` bytes.
 
         Returns:
             None if all ranges take no more than that.

@@ -67,7 +67,7 @@ class UnpersistedBatches:
         return sum(position in self._partly for position in self._changed | self._in_flight | self._cut)
 
     def is_excluded(self, position: Position) -> bool:
-        """Tell whether a persist excluded a batch, and no later one has written it."""
+        """Return whether a persist excluded a batch, and no later one has written it."""
         if position in self._unwritten:
             return True
         if position in self._partly or position in self._completed:

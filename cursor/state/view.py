@@ -1,4 +1,4 @@
-"""Answers questions about a cursor's acks and changes nothing: gauges, holes, and what an ack would change."""
+"""A read-only view of a cursor's acks: gauges, holes, and the effect that an ack would have."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class AckView:
             return max(effect.record_bytes for effect in effects)
 
     def effect_of_all(self, entries: Mapping[int, BitMap]) -> AcksEffect:
-        """Return what acking many entries now would change at most; entries that the log does not have are ignored.
+        """Return the most that acking many entries now would change; entries that the log does not have are ignored.
 
         Args:
             entries: Ledger id -> entries, in any state.
@@ -179,7 +179,7 @@ class AckView:
             return ledgers.count_between(state.mark_delete, ledgers.last_confirmed) - acked_one_by_one
 
     def is_unacked(self, position: Position) -> bool:
-        """Tell whether the log has an entry that is not acked."""
+        """Return whether the log has an entry that is not acked."""
         with self._lock:
             return position in self._ledgers and not self._state.is_acked(position)
 
@@ -272,7 +272,7 @@ class AckView:
             return list(holes(self._state.deleted, self._ledgers, self._state.mark_delete))
 
     def ack_effect(self, position: Position) -> AckEffect:
-        """Return what acking an entry now would change; see `ackstate.ack_hole.ack_effect`."""
+        """Return the effect of acking an entry now; see `ackstate.ack_hole.ack_effect`."""
         with self._lock:
             return ack_effect(position, self._state.deleted, self._ledgers, self._state.mark_delete)
 

@@ -1,4 +1,4 @@
-"""Tells which acks are too young to be persisted: the setting, the ruler, and the age in force."""
+"""Separates young acks, which are not persisted yet, from old ones: the setting, the ruler, and the age in force."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING_DELIVERED = Position(0, -1)
 
 @final
 class YoungAge:
-    """Tells old acks from young ones, by how long ago their messages were certainly delivered.
+    """Separates young acks from old ones, by the time since their messages were certainly delivered.
 
     Args:
         setting: The age in seconds, 0 for none, or how it is chosen.
@@ -30,7 +30,7 @@ class YoungAge:
         """Chooses the age; None if it was set."""
         self._fixed_age_ms = 0 if isinstance(setting, AutoAge) else setting * 1000
         self.ruler = DeliveryRuler()
-        """Says when what was delivered."""
+        """The times of deliveries."""
         self.is_on = self.chooser is not None or self._fixed_age_ms > 0
         self.is_chosen = self.chooser is not None
 
@@ -64,16 +64,16 @@ class YoungAge:
         if not self.is_on:
             return EVERYTHING
         self._follow_clock(now_ms)
-        return self.ruler.frontier(self.age_ms, now_ms) or _NOTHING_DELIVERED
+        return self.ruler.old_up_to(self.age_ms, now_ms) or _NOTHING_DELIVERED
 
     def clear(self) -> None:
-        """Forget what was delivered, as after a reset of the cursor."""
+        """Forget all deliveries, as after a reset of the cursor."""
         self.ruler.clear()
 
     def _follow_clock(self, now_ms: int) -> None:
-        """Set the ruler back if the clock was, by more than the age: what was delivered is old after the age from now.
+        """Set the ruler back if the clock went back by more than the age.
 
-        Else it would be young until the clock is where it was.
+        Messages sent so far are then old after an age; else they would be young until the clock is where it was.
         """
         times, _ = self.ruler.marks()
         if times and times[-1] - now_ms > self.age_ms:

@@ -98,7 +98,7 @@ class BookKeeperStore:
         hosts: ZooKeeper's ``host:port`` pairs separated by commas; a path belongs into `root`.
         root: The path of the store's node. A missing one is created; an empty one becomes a store.
         bookkeeper: How BookKeeper is used.
-        session_timeout_s: How long ZooKeeper keeps the session without hearing from it. The servers may bound it.
+        session_timeout_s: How long ZooKeeper keeps the session without a message from it. The servers may bound it.
         call_timeout_s: How long a call waits for a connection, and again for an answer.
         request_bytes_max: The largest request to ZooKeeper.
         client_options: More arguments for `kazoo.client.KazooClient`: ``auth_data``, ``default_acl``, ``use_ssl``, ...

@@ -2,7 +2,7 @@
 
 Entries of one append to one ledger form a batch. Only its last entry ends it, so a recovery can cut off a batch whose
 end was never written. If an append has entries for several ledgers, the batches are one group: the last entry of each
-names the writer and the number of the group, and the group counts only if the writer's node says that it is committed.
+names the writer and the number of the group, and the group counts only if it is committed in the writer's node.
 """
 
 from __future__ import annotations

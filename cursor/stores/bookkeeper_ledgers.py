@@ -14,7 +14,8 @@ from ackstate.cursor.stores import zookeeper_nodes
 from ackstate.cursor.stores.bookkeeper_appends import append_all
 from ackstate.cursor.stores.bookkeeper_entries import ENTRY_ROOM_BYTES, encode_batch
 from ackstate.cursor.stores.bookkeeper_groups import GroupWriter, decide
-from ackstate.cursor.stores.bookkeeper_nodes import SegmentedLedger, SegmentStatus, decode_ledger, encode_ledger
+from ackstate.cursor.stores.bookkeeper_nodes import SegmentedLedger, decode_ledger, encode_ledger
+from ackstate.cursor.stores.bookkeeper_segments import SegmentWriter
 from ackstate.cursor.stores.busy_ledgers import BusyLedgers
 from ackstate.cursor.stores.zookeeper_index import LedgerIndex, garbage_path
 from ackstate.cursor.stores.zookeeper_nodes import LedgerStatus
@@ -37,32 +38,6 @@ _TAKEN_OVER = (LedgerFencedError, LedgerNotFoundError)
 
 
 @final
-class _Writer:
-    """The segment of a ledger that this process appends to.
-
-    Attributes:
-        head: The ledger's state when the segment began.
-        handle: The client's handle of the segment.
-        entry_count: How many entries of the segment count.
-    """
-
-    __slots__ = ("entry_count", "handle", "head")
-
-    def __init__(self, head: Head, handle: int) -> None:
-        self.head = head
-        self.handle = handle
-        self.entry_count = 0
-
-    @property
-    def bookkeeper_id(self) -> int:
-        return self.head.state.segments[-1].bookkeeper_id
-
-    @property
-    def next_entry_id(self) -> int:
-        return self.head.state.sealed_count + self.entry_count
-
-
-@final
 class BookKeeperLedgers:
     """The logs of one store."""
 
@@ -71,7 +46,7 @@ class BookKeeperLedgers:
         self._index = LedgerIndex(session)
         self._groups = GroupWriter(session)
         self._busy = BusyLedgers()
-        self._writers: dict[int, _Writer] = {}
+        self._writers: dict[int, SegmentWriter] = {}
         # Ledgers whose last append may have happened; nothing is read before their segment is sealed.
         self._unsettled: set[int] = set()
 
@@ -149,7 +124,7 @@ class BookKeeperLedgers:
                 return
             unsealed = state.unsealed
             if unsealed is not None and (own is None or own.bookkeeper_id != unsealed.bookkeeper_id):
-                # Otherwise another process could go on appending to it.
+                # Otherwise another process could continue to append to it.
                 self._segments.fence(unsealed)
             with suppress(StoreError):
                 self._clear(ledger_id)
@@ -179,7 +154,7 @@ class BookKeeperLedgers:
             writers = {ledger_id: self._writers.pop(ledger_id) for ledger_id in ledger_ids & self._writers.keys()}
             for reply in [self._client.close_ledger(writer.handle) for writer in writers.values()]:
                 reply.wait()
-            sealed = {ledger_id: _sealed(writer) for ledger_id, writer in writers.items()}
+            sealed = {ledger_id: writer.sealed() for ledger_id, writer in writers.items()}
             self._segments.put({ledger_id: writer.head.version for ledger_id, writer in writers.items()}, sealed)
             with self._groups.lock:
                 # Segments of appends that started meanwhile may end with a group.
@@ -216,7 +191,7 @@ class BookKeeperLedgers:
                 return firsts
         raise StoreError(f"other processes have taken over the ledgers {_TAKEOVERS_MAX} times; nothing was appended")
 
-    def _writers_of(self, ledger_ids: Sequence[int]) -> dict[int, _Writer]:
+    def _writers_of(self, ledger_ids: Sequence[int]) -> dict[int, SegmentWriter]:
         """Return the open segments of ledgers, new ones where this process has none.
 
         Raises:
@@ -237,9 +212,9 @@ class BookKeeperLedgers:
                 heads[ledger_id] = self._segments.seal(ledger_id)
             self._unsettled.discard(ledger_id)
         for ledger_id, new in self._segments.create(heads).items():
-            self._writers[ledger_id] = _Writer(new.head, new.opened.handle)
+            self._writers[ledger_id] = SegmentWriter(new.head, new.opened.handle)
 
-    def _append_alone(self, writers: Mapping[int, _Writer], payloads: Mapping[int, list[bytes]]) -> bool:
+    def _append_alone(self, writers: Mapping[int, SegmentWriter], payloads: Mapping[int, list[bytes]]) -> bool:
         """Append a batch to one ledger; False if another process has taken the ledger over before it happened."""
         ((ledger_id, writer),) = writers.items()
         entries = encode_batch(payloads[ledger_id], None)
@@ -261,7 +236,7 @@ class BookKeeperLedgers:
             return False
         raise error
 
-    def _append_group(self, writers: Mapping[int, _Writer], payloads: Mapping[int, list[bytes]]) -> bool:
+    def _append_group(self, writers: Mapping[int, SegmentWriter], payloads: Mapping[int, list[bytes]]) -> bool:
         """Append a batch to each ledger, all or nothing; False if another process has prevented it."""
         with self._groups.lock:
             group = self._groups.begin()
@@ -274,7 +249,7 @@ class BookKeeperLedgers:
             if error is None:
                 return True
             self._groups.abandon()
-            # From now on the group cannot count, whatever a recovery finds of it.
+            # From now on the group cannot count, even if a recovery reads some of its batches.
             if decide(self._session, group):
                 raise StoreError("a group was committed by another process") from error
         if isinstance(error, (*_TAKEN_OVER, _WriterClosedError)):
@@ -282,9 +257,9 @@ class BookKeeperLedgers:
         raise error
 
     def _send(
-        self, writers: Mapping[int, _Writer], batches: Mapping[int, list[bytes]], group: Group | None = None
+        self, writers: Mapping[int, SegmentWriter], batches: Mapping[int, list[bytes]], group: Group | None = None
     ) -> StoreError | None:
-        """Append batches and commit their group; return why they may not count, None if they do.
+        """Append batches and commit their group; return the error after which they may be lost, None if they count.
 
         Unless they do, their ledgers are unsettled.
         """
@@ -391,9 +366,3 @@ class BookKeeperLedgers:
 
 class _WriterClosedError(StoreError):
     """A recovery by another process has closed the writer, so the group does not count."""
-
-
-def _sealed(writer: _Writer) -> SegmentedLedger:
-    """Return the state of a ledger after the end of this process's segment."""
-    state = writer.head.state
-    return state.with_last(state.segments[-1]._replace(entry_count=writer.entry_count, status=SegmentStatus.SEALED))

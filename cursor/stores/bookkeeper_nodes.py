@@ -23,10 +23,10 @@ _WRITER = struct.Struct("<QB")  # the last committed group, 1 if it may commit n
 
 
 class SegmentStatus(IntEnum):
-    """The status of a segment; only the last of a ledger may not be sealed."""
+    """The status of a segment; all but the last of a ledger are sealed."""
 
     CREATING = 0
-    """It has no entries, and BookKeeper's ledger may not exist yet."""
+    """It has no entries, and BookKeeper's ledger need not exist yet."""
     OPEN = 1
     """Its writer may append; the number of entries is unknown to others."""
     SEALED = 2

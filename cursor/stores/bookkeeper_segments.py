@@ -1,7 +1,7 @@
 """The segments of a `BookKeeperStore`'s ledgers: creates, recovers and reads them.
 
 Recovery fences the segment's writer in BookKeeper and yields every entry that was ever confirmed to it, and perhaps
-some that were not. Of these, the entries of an append that did not end are cut off.
+some that were not. The entries of an append that did not end are cut off.
 """
 
 from __future__ import annotations
@@ -40,6 +40,39 @@ class Head(NamedTuple):
     version: int
 
 
+@final
+class SegmentWriter:
+    """The segment of a ledger that this process appends to.
+
+    Attributes:
+        head: The ledger's state when the segment began.
+        handle: The client's handle of the segment.
+        entry_count: How many entries of the segment count.
+    """
+
+    __slots__ = ("entry_count", "handle", "head")
+
+    def __init__(self, head: Head, handle: int) -> None:
+        self.head = head
+        self.handle = handle
+        self.entry_count = 0
+
+    @property
+    def bookkeeper_id(self) -> int:
+        """The id of the segment in BookKeeper."""
+        return self.head.state.segments[-1].bookkeeper_id
+
+    @property
+    def next_entry_id(self) -> int:
+        """The id of the next entry, in the ledger of the store."""
+        return self.head.state.sealed_count + self.entry_count
+
+    def sealed(self) -> SegmentedLedger:
+        """Return the state of the ledger after the end of the segment."""
+        state = self.head.state
+        return state.with_last(state.segments[-1]._replace(entry_count=self.entry_count, status=SegmentStatus.SEALED))
+
+
 class NewSegment(NamedTuple):
     """A segment that this process has just created and may append to."""
 
@@ -54,7 +87,7 @@ class Segments:
     Args:
         session: The session with ZooKeeper.
         client: The client of BookKeeper.
-        replication: Of new segments; the password and checksum of all.
+        replication: Replication of new segments, and the password and checksum of all.
         custom_metadata: Stored in BookKeeper with each new segment.
     """
 

@@ -1,4 +1,4 @@
-"""Lets one call at a time change a ledger, within this process."""
+"""Locks a ledger for one changing call at a time, within this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Locks a store's directory for one process, and syncs the directory's own names.
 
-``LOCK`` contains the id of the process that has the directory open. The file stays; the kernel releases the lock on
-it when the process ends, for whatever reason.
+``LOCK`` contains the id of the process that has the directory open. The file stays; the kernel releases the lock on it
+whenever the process ends.
 
 A forked child must not use a store that its parent has open (`leave_to_parent_at_fork`): it would overwrite the
 parent's writes or, with SQLite, remove the parent's log when it exits.
@@ -163,7 +163,7 @@ class DirectoryClaim:
         """Also take ``LOCK``; see `claim`."""
         self._lock = claim(self._directory)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Unlock both; no-op if already unlocked."""
         if self._lock is not None:
             unlock(self._lock)
@@ -197,7 +197,7 @@ def sync_path(path: Path) -> None:
 def sync_names_above(directory: Path) -> None:
     """Sync the names of all directories above one: the process that created them may have died before its sync."""
     for path in directory.resolve().parents:
-        # A directory that this process may not read was created and synced by another user.
+        # A directory that this process is not allowed to read was created and synced by another user.
         with suppress(PermissionError):
             sync_path(path)
         if path.is_mount():

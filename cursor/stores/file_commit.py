@@ -1,4 +1,4 @@
-"""Lets calls from many threads share one log and one sync.
+"""Groups calls from many threads into one log and one sync.
 
 Concurrent calls form a group (`ackstate.cursor.stores.group_commit`), whose records share one write and one sync.
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.stores.file_log import DiscardedTail
     from ackstate.cursor.stores.file_records import Index
-    from ackstate.cursor.stores.group_commit import Call, Group
+    from ackstate.cursor.stores.group_commit import Call, SyncGroup
     from ackstate.cursor.stores.store_directory import StoreDirectory, StoreFile
 
 _Result = TypeVar("_Result")
 
 _DEAD_MIN = 1 << 12  # Bytes; a file system allocates blocks of this size.
 _ROOM_MIN = 1 << 16  # Bytes reserved for the next group, in addition to the room for a new log.
-_ROOM_STEP = _ROOM_MIN // 4  # Bytes written until the free room is asked for again: that takes as long as a group.
+_ROOM_STEP = _ROOM_MIN // 4  # Bytes written until the free room is read again: that takes as long as a group.
 
 IDENTITY_SIZE = 8
 """The bytes of a store's identity."""
@@ -147,7 +147,7 @@ class FileLog:
         with suppress(OSError):
             self._generation.file.close()
 
-    def _lead(self, group: Group[Draft]) -> None:
+    def _lead(self, group: SyncGroup[Draft]) -> None:
         """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
             calls = self._groups.closed(group)
@@ -163,7 +163,7 @@ class FileLog:
                     group.is_over = True
                 self._compact_if_due()
 
-    def _commit(self, group: Group[Draft], calls: list[Call[Draft]]) -> StoreFullError | None:
+    def _commit(self, group: SyncGroup[Draft], calls: list[Call[Draft]]) -> StoreFullError | None:
         """Execute calls with one sync and give each its outcome. Return the error only if the disk is full."""
         generation = self._generation
         begin = generation.end
@@ -172,7 +172,7 @@ class FileLog:
         self._refusal = self._interrupted
         try:
             for call in calls:
-                _carry_out(call, draft)
+                _execute(call, draft)
             error = self._append(draft)
             if not isinstance(error, StoreFullError):
                 if error is not None:
@@ -248,7 +248,7 @@ class FileLog:
             if room >= live_size:
                 self._compact()
         elif (self._is_short and size > 2 * live_size) or room < _ROOM_MIN + live_size * 9 // 8:
-            # Compact while there is some room: later the remaining room may not be enough.
+            # Compact while there is some room: later the rest could be too small.
             self._make_room()
         else:
             self._ask_again_size = size + _ROOM_STEP
@@ -266,7 +266,7 @@ class FileLog:
             return inf
 
     def _make_room(self) -> bool:
-        """Compact the log because room is short, whatever its size, and return whether that was done.
+        """Compact the log of any size because room is short, and return whether that was done.
 
         Without room for it nothing is tried, because a failed attempt would postpone the next one.
         """
@@ -318,7 +318,7 @@ def _is_unwritten(file: StoreFile, begin: int) -> bool:
         return False
 
 
-def _carry_out(call: Call[Draft], draft: Draft) -> None:
+def _execute(call: Call[Draft], draft: Draft) -> None:
     """Execute one call, or record why it is refused."""
     count = len(draft)
     try:

@@ -15,7 +15,7 @@ within the body can be all zeros. One ambiguity remains: a sector with a single 
 flipped.
 
 A header also contains the identity of its store and its offset. So a copy of a group that a caller has put into an
-entry, from this log or another, is never accepted as a group, whatever a crash left around it.
+entry, from this log or another, is never accepted as a group, with any bytes that a crash left around it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets calls from many threads share one sync.
+"""Groups calls from many threads into one sync.
 
 A mutating call joins the open group. The first call of a group to get the group's lock is its leader: it waits for the
 store, closes the group, and executes all of its calls with one sync. Calls that arrive meanwhile form the next group.
@@ -47,7 +47,7 @@ class Call(Generic[_Medium]):
 
 
 @final
-class Group(Generic[_Medium]):
+class SyncGroup(Generic[_Medium]):
     """Calls that share a sync.
 
     Attributes:
@@ -68,9 +68,9 @@ class GroupCommit(Generic[_Medium]):
 
     def __init__(self) -> None:
         self._joining = threading.Lock()  # Held briefly, to join the open group or to close it.
-        self._open_group: Group[_Medium] = Group()
+        self._open_group: SyncGroup[_Medium] = SyncGroup()
 
-    def write(self, change: Callable[[_Medium], _Result], lead: Callable[[Group[_Medium]], None]) -> _Result:
+    def write(self, change: Callable[[_Medium], _Result], lead: Callable[[SyncGroup[_Medium]], None]) -> _Result:
         """Execute a change together with others, and return its result or raise its error.
 
         Args:
@@ -94,7 +94,7 @@ class GroupCommit(Generic[_Medium]):
         return result
 
     def write_all(
-        self, changes: Sequence[Callable[[_Medium], Any]], lead: Callable[[Group[_Medium]], None]
+        self, changes: Sequence[Callable[[_Medium], Any]], lead: Callable[[SyncGroup[_Medium]], None]
     ) -> list[Any]:
         """Execute changes in one group, and return the result of each, or its error.
 
@@ -116,11 +116,11 @@ class GroupCommit(Generic[_Medium]):
             raise
         return [call.result if call.error is None else call.error for call in calls]
 
-    def closed(self, group: Group[_Medium]) -> list[Call[_Medium]]:
+    def closed(self, group: SyncGroup[_Medium]) -> list[Call[_Medium]]:
         """Close a group to further calls, and return its calls that are to be executed."""
         with self._joining:
             if self._open_group is group:
-                self._open_group = Group()
+                self._open_group = SyncGroup()
         calls = [call for call in group.calls if not call.is_withdrawn]
         for call in calls:
             call.error = None  # The error under an interrupted leader.

@@ -84,7 +84,7 @@ class KernelDirectory:
 
     def close(self) -> None:
         """See `StoreDirectory.close`; no-op if closed."""
-        self._claim.let_go()
+        self._claim.release()
 
     def leave_to_parent(self) -> None:
         """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""
@@ -111,8 +111,8 @@ class KernelFile:
     @property
     def size(self) -> int:
         """See `StoreFile.size`."""
-        # The kernel is asked each time: an interrupted write needs to find out how much it has written. lseek moves the
-        # descriptor's position, which no call uses; fstat takes three times as long.
+        # Each call reads the kernel's offset: an interrupted write needs to find out how much it has written. lseek
+        # moves the descriptor's position, which no call uses; fstat takes three times as long.
         return os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def write(self, offset: int, data: bytes) -> None:

@@ -73,7 +73,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class _Ledger:
+class _MemoryLedger:
     owner: str
     fenced: bool = False
     entries: list[bytes] = field(default_factory=list)
@@ -94,7 +94,7 @@ class MemoryDisk:
     def __init__(self) -> None:
         # One lock for all stores on the disk: a second owner in a test is a second store.
         self.lock = threading.Lock()
-        self.ledgers: dict[int, _Ledger] = {}
+        self.ledgers: dict[int, _MemoryLedger] = {}
         self.values: dict[str, Versioned] = {}
         # Above every id ever returned, also of deleted ledgers.
         self.next_ledger_id = 1
@@ -103,17 +103,17 @@ class MemoryDisk:
 
     def make_ledger(self, owner: str) -> int:
         """Create an empty ledger and return its id."""
-        self.ledgers[self.next_ledger_id] = _Ledger(owner)
+        self.ledgers[self.next_ledger_id] = _MemoryLedger(owner)
         self.next_ledger_id += 1
         return self.next_ledger_id - 1
 
-    def ledger(self, ledger_id: int) -> _Ledger:
+    def ledger(self, ledger_id: int) -> _MemoryLedger:
         """Return a ledger; `LedgerNotFoundError` if there is none."""
         if ledger_id not in self.ledgers:
             raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
         return self.ledgers[ledger_id]
 
-    def open_ledger(self, ledger_id: int) -> _Ledger:
+    def open_ledger(self, ledger_id: int) -> _MemoryLedger:
         """Return a ledger that accepts appends; `LedgerFencedError` if it was fenced."""
         ledger = self.ledger(ledger_id)
         if ledger.fenced:

@@ -40,7 +40,7 @@ class PulsarLedgers:
     Args:
         client: A client of the cluster's BookKeeper.
         nodes: The cluster's metadata.
-        replication: Of the ledgers that are created.
+        replication: Replication of new ledgers.
         only_reads: Refuse every change.
     """
 

@@ -1,8 +1,8 @@
 """Which broker owns a topic, and a lock that keeps every broker from loading it.
 
 Brokers own bundles: ranges of the hashes of a namespace's topics. The owner of a bundle has an ephemeral node in
-ZooKeeper. `hold_topic` creates that node itself, marked as a bundle that is being unloaded: so it fails if a broker
-owns the topic, and until it is released brokers ask clients to try again later.
+ZooKeeper. `hold_topic` creates that node itself, marked as a bundle that is being unloaded. So it fails if a broker
+owns the topic, and until it is released, brokers make clients try again later.
 
 Source: ``OwnershipCache``, ``NamespaceBundleFactory``, ``NamespaceEphemeralData`` of Apache Pulsar.
 """

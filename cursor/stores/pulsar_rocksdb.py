@@ -172,7 +172,7 @@ class PulsarRocksDb:
         return sorted({key[len(prefix) :].split(b"/")[0].decode(errors="replace") for key in found})
 
     def create_ephemeral(self, path: str, data: bytes) -> bool:  # noqa: ARG002
-        """See `PulsarNodes.create_ephemeral`: the lock of the database stands for any."""
+        """See `PulsarNodes.create_ephemeral`: the lock of the database replaces ephemeral nodes."""
         return True
 
     def delete_ephemeral(self, path: str) -> None:
@@ -269,7 +269,7 @@ class SealedLedgers:
         last = closed_ledger_last(found.data, what=path)
         if last is None:
             raise UnknownSizeError(
-                f"{self._nodes.name}: ledger {ledger_id} was not closed, so only its bookie knows its last entry"
+                f"{self._nodes.name}: ledger {ledger_id} was not closed, so only its bookie has its last entry"
             )
         return last
 

@@ -59,7 +59,7 @@ class Database:
         self._database.delete(self._synced, self._bytes(key))
 
     def close(self) -> None:
-        """Close the database, which lets a broker open it."""
+        """Close the database, so that a broker can open it."""
         self._database.close()
 
 

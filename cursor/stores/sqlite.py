@@ -72,7 +72,7 @@ class SqliteStore:
         path: The directory. A missing one is created, an empty one becomes a store.
         check_pages: Whether to check all pages for damage now, which reads the whole database: 0.1 to 0.4 s for 100 MB,
             0.1 s more if none of it is in the kernel's cache. Without the check, a damaged page is reported when it is
-            read; data written next to the damage in the meantime, by any cursor, may not be readable.
+            read; data that any cursor wrote next to the damage in the meantime can be unreadable.
         metadata_value_bytes_max: The largest metadata value that can be written or read, in bytes; 64 MiB by default.
 
     Raises:

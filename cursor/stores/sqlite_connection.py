@@ -1,4 +1,4 @@
-"""Lets calls from many threads share one connection and one sync.
+"""Groups calls from many threads into one connection and one sync.
 
 Concurrent calls form a group (`ackstate.cursor.stores.group_commit`), which is one transaction with a savepoint for
 each call, so that a refused call undoes only its own changes.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ackstate.cursor.stores.group_commit import Call, Group
+    from ackstate.cursor.stores.group_commit import Call, SyncGroup
 
 _Result = TypeVar("_Result")
 
@@ -107,7 +107,7 @@ class SqliteConnection:
                 with suppress(sqlite3.Error):
                     self._connection.close()
             self._is_closed = True
-            self._claim.let_go()
+            self._claim.release()
 
     def leave_to_parent(self) -> None:
         """See `ackstate.cursor.stores.directory_lock.OpenedFile`."""
@@ -150,7 +150,7 @@ class SqliteConnection:
             row = connection.execute("SELECT salt FROM identity").fetchone()
             return self.blob(row and row[0])
 
-    def _lead(self, group: Group[sqlite3.Connection]) -> None:
+    def _lead(self, group: SyncGroup[sqlite3.Connection]) -> None:
         """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
             calls = self._groups.closed(group)
@@ -161,13 +161,13 @@ class SqliteConnection:
                 self._commit(group, calls)
             group.is_over = True
 
-    def _commit(self, group: Group[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
+    def _commit(self, group: SyncGroup[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
         """Execute calls in one transaction."""
         is_committing = False
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for call in calls:
-                self._carry_out(call, is_alone=len(calls) == 1)
+                self._execute(call, is_alone=len(calls) == 1)
             is_committing = True
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
@@ -179,7 +179,7 @@ class SqliteConnection:
             group.is_over = is_committing and not self._connection.in_transaction
             raise
 
-    def _carry_out(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
+    def _execute(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
         """Execute one call, or undo it and record why it is refused."""
         if is_alone:
             # A savepoint would copy each page that is changed: half of a ledger's size, to delete it.

@@ -2,7 +2,7 @@
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
 the other), ``MADE`` (`ackstate.cursor.stores.sqlite_mark`), and ``LOCK``, which contains the id of the process that has
-it open. ``LOCK`` stays; the kernel releases the lock on it when the process ends, for whatever reason.
+it open. ``LOCK`` stays; the kernel releases the lock on it whenever the process ends.
 
 ``LOCK`` can be removed. SQLite's own locks do not help then: they belong to the process, and are released when it
 closes any descriptor of the file. So the directory itself is locked too, before the database is first opened.
@@ -51,7 +51,7 @@ from ackstate.cursor.stores.plain_files import (
     read_start,
 )
 from ackstate.cursor.stores.sqlite_log import check_journal, check_log
-from ackstate.cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, bears_our_mark, is_marked, make_mark
+from ackstate.cursor.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark
 from ackstate.cursor.stores.sqlite_schema import IDENTITY_TABLE, NEW_IDENTITY, SCHEMA, UNSEALED_SCHEMA, check_schema
 from ackstate.cursor.stores.sqlite_seal import RowSeal
 from ackstate.cursor.stores.system_errors import system_errors_in_our_words
@@ -123,7 +123,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
             claim.take_lock()
             return claim, _open_claimed(directory, check_pages=check_pages)
         except BaseException:
-            claim.let_go()
+            claim.release()
             raise
 
 
@@ -200,7 +200,7 @@ def _prepare(directory: Path) -> None:
         # Its header is checked under the lock: closing the file here would release the locks that SQLite holds on it
         # elsewhere in this process.
         return
-    if MADE in names and (names <= STORE_FILES or bears_our_mark(directory)):
+    if MADE in names and (names <= STORE_FILES or has_our_mark(directory)):
         _check_not_lost(directory)
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)

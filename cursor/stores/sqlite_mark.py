@@ -59,7 +59,7 @@ def is_marked(directory: Path) -> bool:
     raise CorruptStateError(str(directory / MADE), offset=4, expected=_VERSION, found=version)
 
 
-def bears_our_mark(directory: Path) -> bool:
+def has_our_mark(directory: Path) -> bool:
     """Return whether a store in SQLite, of any version, made the mark in a directory; False if there is none.
 
     Raises:

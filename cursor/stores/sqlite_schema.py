@@ -28,9 +28,9 @@ UNSEALED_SCHEMA = (
     # One row, above every version of every deleted value: a value that is created again never matches an old version.
     "CREATE TABLE first_version (version INTEGER NOT NULL)",
 )
-"""Of a store of format version 1, whose rows have no checksums."""
+"""The schema of a store of format version 1, whose rows have no checksums."""
 SCHEMA = (*UNSEALED_SCHEMA, IDENTITY_TABLE)
-"""Of a store of the present version."""
+"""The schema of a store of the present version."""
 _ALL_OBJECTS = "SELECT type, name, tbl_name, sql FROM main.sqlite_master"
 _FOUND_CHARACTERS_MAX = 200
 

@@ -5,9 +5,9 @@ Each append is a transaction that names the version of the ledger's node, and a 
 refuse a former owner's append, however late it arrives.
 
 Durability. ZooKeeper syncs its log on a majority of the servers before it answers (``forceSync``, on by default). A
-call that loses its connection raises `StoreError`: it may or may not have happened. Once a later call of the same store
-has returned, it will not happen any more. The client reconnects automatically; calls wait for the connection, up to a
-limit. After the session is lost, or a call gets no answer, every call is refused until the store is opened again.
+call that loses its connection raises `StoreError`: it is unknown whether it has happened. Once a later call of the same
+store has returned, it will not happen any more. The client reconnects automatically; calls wait for the connection, up
+to a limit. After the session is lost, or a call gets no answer, every call is refused until the store is opened again.
 
 Entries of any size are stored in chunks. An `append_all` that fits into one request is one transaction. A larger one
 first writes its chunks beyond the end of the ledgers, where no caller reads, and one transaction then moves the ends:
@@ -44,7 +44,7 @@ class ZooKeeperStore:
     Args:
         hosts: ``host:port`` pairs separated by commas; a path belongs into `root`.
         root: The path of the store's node. A missing one is created; an empty one becomes a store.
-        session_timeout_s: How long the servers keep the session without hearing from it. The servers may bound it.
+        session_timeout_s: How long the servers keep the session without a message from it. The servers may bound it.
         call_timeout_s: How long a call waits for a connection, and again for an answer.
         request_bytes_max: The largest request that is sent. The servers drop the connection at a request larger than
             their ``jute.maxbuffer``, 1,048,575 bytes by default.

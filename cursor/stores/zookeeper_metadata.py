@@ -28,7 +28,7 @@ class ZooKeeperMetadata:
     """The values of one store. Their versions are transaction numbers, so they rise over the whole store.
 
     A node's own version restarts at 0 when the node is deleted and created again, and the servers compare only that
-    version. So every delete also changes one more node. Each transaction here reads that node first and names its
+    version. So every delete also changes another node. Each transaction here reads that node first and names its
     version, so no delete can happen in between unseen.
     """
 

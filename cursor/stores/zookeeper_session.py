@@ -1,8 +1,8 @@
 """A ZooKeeper session that never sends a write twice, nor after its call has returned.
 
 kazoo keeps the connection and reconnects to the session. It never repeats a request on its own: only its `retry` does,
-which is not used here. Writes are sent once, and only while there is a connection; a write without an answer may or may
-not have happened. Reads are sent again after a lost connection.
+which is not used here. Writes are sent once, and only while there is a connection; it is unknown whether a write
+without an answer has happened. Reads are sent again after a lost connection.
 
 An unanswered write cannot take effect after a later read of the same session: when a session reconnects, the server
 drops the remaining requests of its old connection.
@@ -141,7 +141,7 @@ class ZooKeeperSession:
     Args:
         hosts: ``host:port`` pairs separated by commas.
         root: The prefix of every path.
-        session_timeout_s: How long the servers keep the session without hearing from it. The servers may bound it.
+        session_timeout_s: How long the servers keep the session without a message from it. The servers may bound it.
         call_timeout_s: How long a call waits for a connection, and again for an answer.
         request_bytes_max: The largest request that the servers accept, their ``jute.maxbuffer``, less some reserve.
         client_options: More arguments for `KazooClient`.
@@ -380,7 +380,7 @@ class ZooKeeperSession:
     def _without_errors(self, results: list[Any]) -> list[Any]:
         """Return the results of an executed transaction; any error means that no operation was executed."""
         for result in results:
-            # These two errors stand for the operations before and after the one that failed.
+            # These two are the errors of the operations before and after the one that failed.
             if not isinstance(result, Exception) or isinstance(result, (RolledBackError, RuntimeInconsistency)):
                 continue
             if isinstance(result, (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)):

@@ -73,7 +73,7 @@ def _check_entries_come_back(store: Store) -> None:
 def _check_buffers_are_copied(store: Store) -> None:
     """Stored bytes do not change with the buffer that they were copied from."""
     buffer = bytearray(b"before")
-    # A caller may pass any buffer where the type says bytes.
+    # A caller may pass any buffer where the type is bytes.
     data = cast("bytes", buffer)
     ledger_id = store.ledgers.create("buffers")
     store.ledgers.append(ledger_id, data)
@@ -110,7 +110,7 @@ def _check_append_all(store: Store) -> None:
     one, other = ledgers.create("all"), ledgers.create("all")
     ledgers.append(one, b"first")
     ids = ledgers.append_all([(other, b"a"), (one, b"b"), (other, b"c"), (one, b"d"), (one, b"")])
-    expect("ids of append_all stand in the order of its entries", ids, [0, 1, 1, 2, 3])
+    expect("ids of append_all are in the order of its entries", ids, [0, 1, 1, 2, 3])
     expect("append_all appends in order", ledgers.read(one, 0, 4), [b"first", b"b", b"d", b""])
     expect("append_all appends in order", ledgers.read(other, 0, 2), [b"a", b"c"])
     expect("append_all of nothing", ledgers.append_all([]), [])

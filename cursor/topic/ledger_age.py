@@ -24,7 +24,7 @@ class LedgerAge:
         self._ledger_id, self._begun_ms = log.ledgers.current_ledger_id, now_ms
 
     def before_publish(self, *, now_ms: int) -> None:
-        """Let the publish begin a new ledger if the open one is old. A clock that went back by as much counts, too."""
+        """Make the publish begin a new ledger if the open one is old. A clock that went back by as much counts, too."""
         ledger_id = self._log.ledgers.current_ledger_id
         if ledger_id != self._ledger_id:
             self._ledger_id, self._begun_ms = ledger_id, now_ms

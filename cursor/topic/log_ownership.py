@@ -2,8 +2,7 @@
 
 Opening a log to write raises the term by compare-and-set and fences the ledger that the record names. An owner appends
 to no ledger before the record names it, and closes it, by a fence, before the record names the next one. So an earlier
-owner can neither append nor begin a ledger, at whatever step it lost the topic, and an open fences one ledger
-however many the log has.
+owner can neither append nor begin a ledger, at any step, and an open fences one ledger however many the log has.
 
 A trim names the first ledger that stays in the record, and deletes the ledgers below it after that. So an earlier
 owner cannot trim either, ledgers that a crash leaves over are no longer part of the log, and it does not matter when
@@ -229,7 +228,7 @@ class LogOwnership:
         self._is_fenced = True
 
     def fenced(self) -> LogFencedError:
-        """Give up the log for good, and return the error that says so."""
+        """Give up the log for good, and return the error for its callers."""
         self._is_fenced = True
         if self._created is not None:
             # No record names it, so it is empty. Where the storage refuses, an empty ledger stays in the log.

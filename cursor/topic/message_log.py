@@ -251,15 +251,16 @@ class MessageLog:
         return self._room >= count
 
     def end_ledger(self) -> None:
-        """Let the next batch begin a new ledger, unless the open one is empty. It costs nothing until then."""
+        """Make the next batch begin a new ledger, unless the open one is empty. It costs nothing until then."""
         if self.ledgers.entry_count(self.ledgers.current_ledger_id):
             self._room = 0
 
     def trim(self, before_ledger_id: int) -> int:
-        """Delete the closed ledgers below a ledger, whatever they hold, and return how many ledgers left the log.
+        """Delete the closed ledgers below a ledger, acked or not, and return how many ledgers left the log.
 
-        `ackstate.cursor.topic.retention.trim_log` knows which ledgers may go. A cursor that stands in such a ledger
-        continues at the first entry that is left. No call of a subscription or cursor of the topic may run meanwhile.
+        `ackstate.cursor.topic.retention.trim_log` decides which ledgers may go. A cursor whose mark-delete position is
+        in such a ledger continues at the first entry that is left. No call of a subscription or cursor of the topic may
+        run meanwhile.
 
         Once this returns, the log has none of them after any crash. If it raises, they are no longer in `ledgers`, and
         the next trim or open deletes those that are left; or the next open finds all of them again.
@@ -334,14 +335,14 @@ class MessageLog:
     def _count_up_to(self, last: int, *, published: int) -> int:
         """Count the entries of the open ledger up to its last one, and return how many are new.
 
-        The store says how many there are: an append that failed may have happened.
+        The store has their number: an append that failed may have happened.
         """
         ledger_id = self.ledgers.current_ledger_id
         new = last + 1 - self.ledgers.entry_count(ledger_id)
         self.ledgers.append(new)
         if new > published:
             self.sizes.forget(ledger_id)
-            for index in self._fed:  # It knows nothing of the messages of that append: their first reader offers them.
+            for index in self._fed:  # It lacks the messages of that append: their first reader offers them.
                 index.complete_from = Position(ledger_id, last + 1 - published)
         return new
 

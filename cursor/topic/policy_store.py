@@ -1,7 +1,7 @@
 """The policies of namespaces and topics, on delays and ack records, in the metadata store with versions.
 
 One value holds all policies of one namespace or topic, as a JSON document (`docs/wire-format.md`). It is changed by
-compare-and-set: of two writers that read the same version one is refused, and neither overwrites the other unseen.
+compare-and-set: if two writers read the same version, one is refused, so neither overwrites the other's change unseen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOPIC_BYTES_MAX = 1024
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 # Controls and halves of surrogate pairs; ends of lines and paragraphs would break a log in two.
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_REPLACEMENT = "\ufffd"  # what is left of bytes that were no UTF-8
+_REPLACEMENT = "\ufffd"  # the remainder of bytes that were not UTF-8
 # They would show a name as another one.
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _REFUSED = frozenset({"/", _REPLACEMENT}) | _BIDI_CONTROLS
@@ -93,10 +93,10 @@ class PolicyOwner:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What one namespace or topic says; what is None, or a field of the delays that is, says nothing.
+    """The policies of one namespace or topic; a value of None, also in a field of the delays, is not set.
 
     Attributes:
-        delayed_delivery: Of message delays.
+        delayed_delivery: Policies of message delays.
         become_old_ack_record_seconds: As in `CursorConfig`, and below 2**31.
         max_unpersisted_ack_record_bytes: As in `GateLimits`, and a signed number of 64 bits.
 
@@ -132,7 +132,7 @@ class PolicyStore:
         self._metadata = metadata
 
     def read(self, owner: PolicyOwner) -> VersionedPolicies:
-        """Return what an owner says, with its version.
+        """Return an owner's policies, with their version.
 
         Raises:
             StoreError: The storage failed.
@@ -149,11 +149,11 @@ class PolicyStore:
     ) -> VersionedPolicies:
         """Read, change and write the policies of an owner, unless another writer has written in between.
 
-        Nothing is tried again: what a conflicting writer has set may be a reason not to go on. A change that changes
-        nothing writes nothing. Policies that say nothing any more are deleted.
+        Nothing is tried again, because the value of a conflicting writer may be a reason to stop. A change without
+        effect writes nothing. Policies without a value are deleted.
 
         Args:
-            owner: Whose.
+            owner: The owner of the policies.
             change: Returns the new policies, or raises to leave all as it is.
             expected_version: Refuse at once unless the policies are at this version, `ABSENT` for none.
 
@@ -162,7 +162,7 @@ class PolicyStore:
 
         Raises:
             VersionMismatchError: They are at another version, or were changed meanwhile; nothing was written.
-            As `read`, and what `change` raises.
+            As `read`, and the exceptions of `change`.
         """
         old = self.read(owner)
         if expected_version not in {None, old.version}:
@@ -231,7 +231,7 @@ class PolicyStore:
 
 
 def encode_policies(policies: Policies) -> bytes:
-    """Return the one way to write policies down: ASCII, no blanks, what says nothing left out."""
+    """Return policies as ASCII without blanks and without unset values: there is one text for each value."""
     document: dict[str, Any] = {"version": VERSION}
     if delayed := policies.delayed_delivery.to_json():
         document[_DELAYED] = delayed

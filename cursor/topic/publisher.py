@@ -57,7 +57,7 @@ class PublishCounters:
         """Count a topic from 0; no-op if it is counted already.
 
         Args:
-            topic: As Pulsar names it, like ``persistent://public/default/orders``; of any other text, the namespace is
+            topic: As Pulsar names it, like ``persistent://public/default/orders``; for any other text, the namespace is
                 empty.
         """
         with self._lock:

@@ -124,7 +124,7 @@ def stored_mark_deletes(log: MessageLog) -> dict[str, Position | None]:
     """Return the durable mark-delete position of each stored subscription, by name; None for one that is unreadable.
 
     Raises:
-        As `stored_subscriptions`; the cost is the same.
+        As `stored_subscriptions`, with the same cost.
     """
     found = stored_subscriptions(log.store, log.topic, ledgers=log.ledgers)
     return {each.name: each.mark_delete for each in found}
@@ -241,7 +241,7 @@ def _needed_from(log: MessageLog, mark_deletes: MarkDeletes) -> int:
 
 
 def _lowest_unacked(log: MessageLog, mark_delete: Position | None) -> Position:
-    """Return the first entry that a subscription may not have acked durably, or the next one to be written.
+    """Return the first entry without a durable ack of a subscription, or the next one to be written.
 
     A mark-delete position beyond the end of the log cannot be opened: the subscription counts as unreadable.
     """

@@ -31,7 +31,7 @@ class TopicSettings:
         ledger_rollover_ms: A publish begins a new ledger if the open one was begun this long ago, so that trimming can
             delete it; Pulsar's ``managedLedgerMaxLedgerRolloverTimeMinutes``. 0 for never.
         delay_tick_ms: The tick of the delay index, as for `TopicDelayIndex`; None for no index: every message is
-            delivered at once, whatever its time.
+            delivered at once, and its time is ignored.
         cursor: How the subscriptions persist.
         limits: The limits of each Shared and Key_Shared subscription.
         options: The other settings of each subscription.

@@ -32,7 +32,7 @@ class Topics:
 
     Args:
         store: Where they are stored; stays open.
-        settings: Of every topic; None for the defaults.
+        settings: The settings of every topic; None for the defaults.
     """
 
     def __init__(self, store: Store, *, settings: TopicSettings | None = None) -> None:

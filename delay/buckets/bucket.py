@@ -90,7 +90,7 @@ class Boundary(NamedTuple):
         return at + sum(position < (self.ledger_id, self.entry_id) for position in positions)
 
 
-class Segment(NamedTuple):
+class BucketSegment(NamedTuple):
     """The part of a segment that stays in memory.
 
     Attributes:
@@ -106,7 +106,7 @@ class Segment(NamedTuple):
     encoded: bytes
 
     @classmethod
-    def of(cls, metadata: SegmentMetadata, encoded: bytes | None = None) -> Segment:
+    def of(cls, metadata: SegmentMetadata, encoded: bytes | None = None) -> BucketSegment:
         """Return the in-memory part of a segment, given its metadata and, optionally, the encoded metadata."""
         message_count = sum(map(len, metadata.bitmaps.values()))
         encoded = encode_metadata((metadata,)) if encoded is None else encoded
@@ -133,7 +133,7 @@ class Bucket:
     __slots__ = ("boundary", "bucket_id", "current", "is_live", "is_registered", "key", "message_count", "segments")
 
     def __init__(
-        self, key: BucketKey, bucket_id: int, segments: Sequence[Segment], *, current: int, boundary: Boundary
+        self, key: BucketKey, bucket_id: int, segments: Sequence[BucketSegment], *, current: int, boundary: Boundary
     ) -> None:
         self.key = key
         self.bucket_id = bucket_id

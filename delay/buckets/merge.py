@@ -74,7 +74,7 @@ def buckets_to_merge(buckets: Sequence[Bucket]) -> Sequence[Bucket]:
 
 
 def _smallest(windows: Sequence[Sequence[Bucket]]) -> Sequence[Bucket]:
-    """Of the windows no larger than any before them, return the one whose next segment is due first, as Pulsar does."""
+    """Return the window whose next segment is due first, among those no larger than any before them, as Pulsar does."""
     chosen = windows[0]
     count_min = first_due_min = None
     for window in windows:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.delay.buckets.bucket import Boundary, Bucket, BucketKey, Segment, parse_ledger_id
+from ackstate.delay.buckets.bucket import Boundary, Bucket, BucketKey, BucketSegment, parse_ledger_id
 from ackstate.entry_bitmap import union_by_ledger
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, split_metadata
@@ -181,7 +181,7 @@ def _read(
     except CorruptStateError as error:
         raise _Unusable(DropReason.DAMAGED, error) from None
     split = split_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
-    segments = [Segment.of(*pair) for pair in zip(metadata, split, strict=True)]
+    segments = [BucketSegment.of(*pair) for pair in zip(metadata, split, strict=True)]
     return FoundBucket(
         Bucket(key, bucket_id, segments, current=due_count + 1, boundary=Boundary.of(loaded)), loaded, metadata
     )

@@ -19,7 +19,7 @@ from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ackstate.delay.buckets.bucket import Segment
+    from ackstate.delay.buckets.bucket import BucketSegment
     from ackstate.delay.buckets.snapshots import BucketSnapshots
     from ackstate.delay.config import DelayConfig
 
@@ -180,8 +180,8 @@ class SealedBuckets:
     def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
         """Load a bucket's next segment, whose messages must then be in memory; remove the bucket after the last one.
 
-        A damaged or missing segment is rebuilt from its metadata: its messages are due when the log says, or all at the
-        last due time of the segment.
+        A damaged or missing segment is rebuilt from its metadata: its messages are due at their times in the log, or
+        all at the last due time of the segment.
 
         Returns:
             The messages, none if the bucket was removed; None if the load failed and nothing has changed.
@@ -203,7 +203,7 @@ class SealedBuckets:
         self._note_durable()
         return indexes
 
-    def _rebuilt(self, segment: Segment) -> DelayedIndexes:
+    def _rebuilt(self, segment: BucketSegment) -> DelayedIndexes:
         bitmaps = sorted(segment.metadata.bitmaps.items())
         positions = [Position(ledger_id, entry_id) for ledger_id, bitmap in bitmaps for entry_id in bitmap]
         times = self._stored.read_deliver_at_ms(positions)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
-from ackstate.delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, Segment, parse_ledger_id
+from ackstate.delay.buckets.bucket import BUCKET_KEY_PREFIX, BucketKey, BucketSegment, parse_ledger_id
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.wire.pulsar.delay_snapshot import decode_segment, encode_metadata, encode_segment, segment_metadata
 
@@ -122,7 +122,7 @@ class BucketSnapshots:
         """The retired snapshots that could not be deleted yet."""
         return frozenset(self._retired)
 
-    def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[Segment]]:
+    def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[BucketSegment]]:
         """Store a bucket in a new ledger, and return its id and the in-memory parts of the segments.
 
         The bucket counts only once it is registered, so a large one may be written by several calls.
@@ -134,7 +134,7 @@ class BucketSnapshots:
         metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
         entries = [encode_metadata(metadata), *encoded]
         bucket_id = self._counted("create", lambda: self._write_once(entries))
-        return bucket_id, [Segment.of(each) for each in metadata]
+        return bucket_id, [BucketSegment.of(each) for each in metadata]
 
     def _write_once(self, entries: Sequence[bytes]) -> int:
         # A new ledger for each attempt: a failed attempt may have written entries.

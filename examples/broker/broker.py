@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.topic_name import parse_topic
 from examples.broker.connection import Connection
-from examples.broker.dispatcher import Dispatcher
-from examples.broker.errors import RefusedError
+from examples.broker.dispatcher import SubscriptionDispatcher
+from examples.broker.errors import RefusedRequestError
 from examples.broker.pulsar_api_pb2 import ServerError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Broker:
     def __init__(self, topics: AsyncTopics, *, follow: Callable[[Subscription, str, str], None] | None = None) -> None:
         self._topics = topics
         self._follow = follow
-        self._dispatchers: dict[AsyncSubscription, Dispatcher] = {}
+        self._dispatchers: dict[AsyncSubscription, SubscriptionDispatcher] = {}
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         self._failure: AckStateError | None = None
@@ -71,17 +71,17 @@ class Broker:
         """Return a topic, which is created if necessary.
 
         Raises:
-            RefusedError: The broker does not have such topics, or is about to end.
+            RefusedRequestError: The broker does not have such topics, or is about to end.
         """
         if self._stopping.is_set():
-            raise RefusedError("the broker ends", ServerError.ServiceNotReady)
+            raise RefusedRequestError("the broker ends", ServerError.ServiceNotReady)
         if not name.startswith("persistent://") or parse_topic(name) is None:
-            raise RefusedError(f"a topic must be named persistent://tenant/namespace/name, got {name}")
+            raise RefusedRequestError(f"a topic must be named persistent://tenant/namespace/name, got {name}")
         return await self._topics.open(name)
 
     async def subscribe(
         self, topic: AsyncTopic, name: str, *, start: Start, kind: SubscriptionType | None = None
-    ) -> Dispatcher:
+    ) -> SubscriptionDispatcher:
         """Return a subscription, which is created if necessary; without a type, it is Shared.
 
         Raises:
@@ -91,10 +91,10 @@ class Broker:
         if subscription not in self._dispatchers:
             if self._follow is not None:
                 self._follow(subscription.subscription, topic.name, name)
-            self._dispatchers[subscription] = Dispatcher(topic, name, subscription, fail=self.fail)
+            self._dispatchers[subscription] = SubscriptionDispatcher(topic, name, subscription, fail=self.fail)
         return self._dispatchers[subscription]
 
-    async def unsubscribe(self, dispatcher: Dispatcher) -> None:
+    async def unsubscribe(self, dispatcher: SubscriptionDispatcher) -> None:
         """Delete a subscription with its acks."""
         await dispatcher.topic.unsubscribe(dispatcher.name)
         del self._dispatchers[dispatcher.subscription]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from ackstate import CursorClosedError
 from ackstate.cursor import Start, StartTime, SubscriptionType
 from examples.broker.consumer import Consumer, position_of
-from examples.broker.errors import ProtocolError, RefusedError, refuse_if
+from examples.broker.errors import ProtocolError, RefusedRequestError, refuse_if
 from examples.broker.framing import decode_metadata, message_of
 from examples.broker.pulsar_api_pb2 import ServerError
 
@@ -129,7 +129,7 @@ class Commands:
         await consumer.dispatcher.subscription.add_permits(consumer.name, command.permits)
 
     async def ack(self, command: Any) -> None:
-        """Ack messages; the answer, if one is requested, does not say that the acks are durable, as in Pulsar."""
+        """Ack messages; the answer, if one is requested, does not mean that the acks are durable, as in Pulsar."""
         refuse_if(command.txnid_most_bits != 0, "transactions")
         consumer = self._consumer(command)
         if not command.message_id:
@@ -158,7 +158,7 @@ class Commands:
         """Delete the subscription of a consumer, unless it has others."""
         consumer = self._consumer(command)
         if len(consumer.dispatcher.consumers) > 1:
-            raise RefusedError("the subscription has other consumers", ServerError.ConsumerBusy)
+            raise RefusedRequestError("the subscription has other consumers", ServerError.ConsumerBusy)
         await consumer.dispatcher.remove(consumer)
         await self._broker.unsubscribe(consumer.dispatcher)
         self._answer("success", request_id=command.request_id)
@@ -180,5 +180,5 @@ class Commands:
         """Return the consumer of a command, unless it is closed, or was disconnected by a seek."""
         consumer = self._consumers.get(command.consumer_id)
         if consumer is None or consumer.name not in consumer.dispatcher.consumers:
-            raise RefusedError(f"there is no consumer {command.consumer_id}", ServerError.ConsumerNotFound)
+            raise RefusedRequestError(f"there is no consumer {command.consumer_id}", ServerError.ConsumerNotFound)
         return consumer

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 from ackstate import AckStateError
 from ackstate.cursor import StoreError
 from examples.broker.commands import Commands
-from examples.broker.errors import ProtocolError, RefusedError, fields_of
-from examples.broker.framing import MESSAGE_BYTES_MAX, Frame, encode_frame, read_frame
+from examples.broker.errors import ProtocolError, RefusedRequestError, fields_of
+from examples.broker.framing import MESSAGE_BYTES_MAX, CommandFrame, encode_frame, read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -80,7 +80,7 @@ class Connection:
         """End the connection; the client opens another one."""
         self._writer.close()
 
-    def _connect(self, frame: Frame) -> None:
+    def _connect(self, frame: CommandFrame) -> None:
         if frame.name != "connect":
             raise ProtocolError(f"the first command must be connect, got {frame.name or 'an unknown one'}")
         if frame.command.auth_method_name not in {"", "none"}:
@@ -88,7 +88,7 @@ class Connection:
         version = min(frame.command.protocol_version, _PROTOCOL_VERSION)
         self.send("connected", server_version="ackstate", protocol_version=version, max_message_size=MESSAGE_BYTES_MAX)
 
-    async def _execute(self, frame: Frame) -> None:
+    async def _execute(self, frame: CommandFrame) -> None:
         name, command, entry = frame
         self._is_silent = False
         try:
@@ -97,7 +97,7 @@ class Connection:
             elif (execute := getattr(self._commands, name, None)) is not None:
                 await execute(command)
             else:
-                raise RefusedError(f"this broker does not support {name or 'this command'}")
+                raise RefusedRequestError(f"this broker does not support {name or 'this command'}")
         except ProtocolError:
             raise
         except (AckStateError, ValueError) as error:

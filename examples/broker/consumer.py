@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ackstate import AckStateError, Position
-from examples.broker.errors import RefusedError
+from examples.broker.errors import RefusedRequestError
 from examples.broker.framing import decode_metadata
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor import Delivery
     from examples.broker.connection import Connection
-    from examples.broker.dispatcher import Dispatcher
+    from examples.broker.dispatcher import SubscriptionDispatcher
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Consumer:
     consumer_id: int
     name: str
     priority: int
-    dispatcher: Dispatcher
+    dispatcher: SubscriptionDispatcher
 
     def send(self, deliveries: Iterable[Delivery]) -> None:
         """Send messages to the client, each entry as it was published."""
@@ -72,12 +72,12 @@ class Consumer:
         """Ack everything up to a message, which may be in a batch.
 
         Raises:
-            RefusedError: Several consumers share the messages.
+            RefusedRequestError: Several consumers share the messages.
             AckStateError: The ack was refused.
         """
         subscription, position = self.dispatcher.subscription, position_of(message_id)
         if not self.dispatcher.kind.is_single_active:
-            raise RefusedError(f"a {self.dispatcher.kind.value} subscription has no cumulative acks")
+            raise RefusedRequestError(f"a {self.dispatcher.kind.value} subscription has no cumulative acks")
         cursor = subscription.subscription.cursor
         last = cursor.ledgers.previous(position) if message_id.ack_set else position
         if last > cursor.mark_delete_position:

@@ -20,7 +20,7 @@ _OF_THE_BROKER = 2**64 - 1  # the request id of a command that no client has req
 
 
 @final
-class Dispatcher:
+class SubscriptionDispatcher:
     """One subscription with its connected consumers.
 
     Args:

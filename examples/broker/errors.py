@@ -15,7 +15,7 @@ class ChecksumError(AckStateError):
     """An entry was damaged on its way."""
 
 
-class RefusedError(AckStateError):
+class RefusedRequestError(AckStateError):
     """A request that the broker does not execute.
 
     Args:
@@ -42,16 +42,16 @@ def refuse_if(is_requested: bool, feature: str, number: int = ServerError.NotAll
     """Refuse a feature that the broker does not have.
 
     Raises:
-        RefusedError: It is requested.
+        RefusedRequestError: It is requested.
     """
     if is_requested:
-        raise RefusedError(f"this broker has no {feature}", number)
+        raise RefusedRequestError(f"this broker has no {feature}", number)
 
 
 def fields_of(error: Exception) -> dict[str, object]:
     """Return the fields with which an error is reported to a client."""
     number = ServerError.MetadataError
-    if isinstance(error, RefusedError):
+    if isinstance(error, RefusedRequestError):
         number = error.number
     for kind, known in _NUMBERS.items():
         if isinstance(error, kind):

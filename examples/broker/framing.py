@@ -34,7 +34,7 @@ _CHECKSUMMED_FROM = len(_CHECKSUM_MAGIC) + _SIZE_BYTES
 _Decoded = TypeVar("_Decoded", bound="ProtobufMessage")
 
 
-class Frame(NamedTuple):
+class CommandFrame(NamedTuple):
     """A command and its entry.
 
     Attributes:
@@ -48,7 +48,7 @@ class Frame(NamedTuple):
     entry: bytes
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Frame:
+async def read_frame(reader: asyncio.StreamReader) -> CommandFrame:
     """Read the next frame.
 
     Raises:
@@ -61,7 +61,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
     return decode_frame(await reader.readexactly(size))
 
 
-def decode_frame(data: bytes) -> Frame:
+def decode_frame(data: bytes) -> CommandFrame:
     """Decode a frame, given without its total size.
 
     Raises:
@@ -70,7 +70,7 @@ def decode_frame(data: bytes) -> Frame:
     data, entry = _split(data)
     command = _decode(BaseCommand, data)
     name = command.WhichOneof("body") or ""
-    return Frame(name, getattr(command, name) if name else command, entry)
+    return CommandFrame(name, getattr(command, name) if name else command, entry)
 
 
 def encode_frame(name: str, entry: bytes = b"", **fields: object) -> bytes:

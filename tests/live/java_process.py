@@ -32,7 +32,7 @@ def free_port():
 
 
 def listens(port):
-    """Tell whether a process accepts connections on a port of the loopback address."""
+    """Return whether a process accepts connections on a port of the loopback address."""
     with socket.socket() as client:
         client.settimeout(1)
         return client.connect_ex(("127.0.0.1", port)) == 0

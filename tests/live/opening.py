@@ -211,7 +211,7 @@ def _ledger_ends(stats):
 
 
 def _is_unacked(words, index):
-    """Tell whether a message of an entry is unacked, by the words of a partly acked batch if it is one."""
+    """Return whether a message of an entry is unacked, by the words of a partly acked batch if it is one."""
     if words is None or index < 0:
         return True
     return index // 64 < len(words) and words[index // 64] >> index % 64 & 1 == 1

@@ -31,8 +31,8 @@ _DIRECTORY = re.compile(r"/(?:tmp|dev/shm)/[^\s:']*/")  # One that was made for 
 _GRACE_SECONDS = 60.0  # A run that has begun is always finished, and its story is told.
 
 
-class Fate(Enum):
-    """What became of a cell."""
+class Outcome(Enum):
+    """The result of a cell."""
 
     KILLED = "killed"
     """The layer saw a promise broken."""
@@ -52,7 +52,7 @@ class Budget:
 
     Attributes:
         seconds: After this time; a run that has begun is finished.
-        cycles_max: After so many crashes.
+        cycles_max: At most this many crashes.
         first_seed: Where it begins.
     """
 
@@ -63,19 +63,19 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a layer made of a bug.
+    """The result of a layer for a bug.
 
     Attributes:
-        fate: See `Fate`.
+        fate: See `Outcome`.
         cycles: Crashes that were judged, those of the last run included.
         runs: Seeds that were run.
         seconds: How long it took.
         promise: The first that was seen broken, or why the layer did not run to the end.
-        found: What was found instead.
+        found: The outcome that was found instead.
         story: The steps that lead there.
     """
 
-    fate: Fate
+    fate: Outcome
     cycles: int = 0
     runs: int = 0
     seconds: float = 0.0
@@ -84,7 +84,7 @@ class Cell:
     story: tuple[str, ...] = ()
 
     def plain(self):
-        """Return it as JSON has it; the story is for whoever watches."""
+        """Return it as JSON has it; the story is for a person who watches."""
         return {
             "fate": self.fate.value,
             "cycles": self.cycles,
@@ -97,7 +97,7 @@ class Cell:
     @classmethod
     def of(cls, plain):
         """Return a cell from JSON."""
-        return cls(**{**plain, "fate": Fate(plain["fate"]), "story": tuple(plain.get("story", ()))})
+        return cls(**{**plain, "fate": Outcome(plain["fate"]), "story": tuple(plain.get("story", ()))})
 
 
 def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
@@ -119,7 +119,9 @@ def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
     last = json.loads(said[-1]) if said else {"fate": _UNDER_WAY}
     if last["fate"] == _UNDER_WAY:
         is_late = time.monotonic() >= deadline
-        last |= {"fate": Fate.HUNG.value} if is_late else {"fate": Fate.DIED.value, "promise": "it ended by itself"}
+        last |= (
+            {"fate": Outcome.HUNG.value} if is_late else {"fate": Outcome.DIED.value, "promise": "it ended by itself"}
+        )
     return Cell.of({**last, "seconds": seconds})
 
 
@@ -134,7 +136,7 @@ def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) 
                 for progress in _runs(layer, budget):
                     print(json.dumps(progress), file=pipe)
         except BaseException as error:
-            fate = Fate.SKIPPED if isinstance(error, LayerSkippedError) else Fate.DIED
+            fate = Outcome.SKIPPED if isinstance(error, LayerSkippedError) else Outcome.DIED
             lines = traceback.format_exception(error)[-4:]
             print(json.dumps({"fate": fate.value, "promise": str(error) or repr(error), "story": lines}), file=pipe)
     sys.stderr.flush()
@@ -142,7 +144,7 @@ def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) 
 
 
 def _runs(layer: Layer, budget: Budget):
-    """Yield what a cell is after each run; the last one is what it is."""
+    """Yield the cell after each run; the last one is the result."""
     begun, cycles, runs = time.monotonic(), 0, 0
     with closing(layer(budget.first_seed)) as outcomes:
         for outcome in outcomes:
@@ -154,14 +156,14 @@ def _runs(layer: Layer, budget: Budget):
                 found, story = (broken.found, broken.story) if broken else ("", ())
                 yield {
                     **progress,
-                    "fate": Fate.KILLED.value,
+                    "fate": Outcome.KILLED.value,
                     "promise": promise,
                     "found": found,
                     "story": [f"seed {outcome.seed}", *story],
                 }
                 return
             if time.monotonic() - begun >= budget.seconds or cycles >= budget.cycles_max:
-                yield {**progress, "fate": Fate.SURVIVED.value}
+                yield {**progress, "fate": Outcome.SURVIVED.value}
                 return
             yield progress
 
@@ -178,7 +180,7 @@ def _listen(readable: int, deadline: float) -> list[bytes]:
             break
         chunk = os.read(readable, 1 << 16)
         said += chunk
-        # What a layer has started may hold the other end open for longer.
+        # Processes that a layer has started may hold the other end open for longer.
         if not chunk or (said.endswith(b"\n") and under_way not in said.splitlines()[-1]):
             break
     return said.rpartition(b"\n")[0].splitlines()

@@ -1,4 +1,4 @@
-"""What an exhibit of the museum is: a bug that somebody once shipped, ready to be made again in our code."""
+"""Defines an exhibit of the museum: a bug that was once shipped, ready to be planted in our code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Replacement(NamedTuple):
-    """One attribute of our code and what stands in for it while a bug is planted; its owner must have it itself."""
+    """One attribute of our code and its replacement while a bug is planted; its owner must have it itself."""
 
     owner: object
     name: str
@@ -30,7 +30,7 @@ class Exhibit:
         title: The mistake.
         happened: Where it was really made, with the public issue.
         planted: How our code makes it while `plant` is entered, and how far that differs from the real one.
-        replacements: Returns what is to be replaced; asked anew each time, so that no exhibit knows of another.
+        replacements: Returns the replacements; called again each time, so that no exhibit depends on another.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Exhibit:
 def _replaced(replacements: tuple[Replacement, ...]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as planted:
         for owner, name, by in replacements:
-            # An inherited or renamed attribute would be planted where nobody looks.
+            # An inherited or renamed attribute would be planted without effect.
             assert name in vars(owner), f"{owner!r} has no {name!r} of its own: the exhibit has to follow the product"
             planted.setattr(owner, name, by)
         yield

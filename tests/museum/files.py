@@ -1,4 +1,5 @@
-"""Mistakes between a store and its disk: what is synced, in which order, and what is made of what a crash left."""
+"""Mistakes between a store and its disk: missing syncs, syncs in another order, and wrong readings of a crash's
+remains."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def _do_not_sync(_):
 
 
 def _bent(function, *, sync_file=_sync, sync_names=_sync):
-    """Return a function of `file_generation` that syncs in another way what it makes; later syncs are as ever."""
+    """Return a function of `file_generation` that syncs its new file in another way; later syncs are as ever."""
 
     @wraps(function)
     def call(directory, *args):
@@ -100,7 +101,7 @@ class _Believed(tuple):
 
 
 class _UncheckedTrailer:
-    """The trailer of a group, written as ever; of what is read, nobody compares the checksum."""
+    """The trailer of a group, written as ever; no reader compares the checksum."""
 
     def __init__(self, trailer):
         self.size, self.pack, self._trailer = trailer.size, trailer.pack, trailer
@@ -176,8 +177,8 @@ FILES = (
         "NATS JetStream, nats-io/nats-server#8036: after a power failure the ack floors of durable consumers were back "
         "at 1. A consumer's state is a file that is written beside and renamed, and synced only with `sync_always`; "
         "that this is the cause is likely, not proved.",
-        "`write_generation` and `_make_mark` of `FileStore` skip the sync of the new file; what is appended to it "
-        "later is synced.",
+        "`write_generation` and `_make_mark` of `FileStore` skip the sync of the new file; later appends to it "
+        "are synced.",
         _rename_before_the_bytes_are_synced,
     ),
     Exhibit(
@@ -193,9 +194,9 @@ FILES = (
         "the end of a log is accepted without a checksum",
         "NATS JetStream: `decodeConsumerState` looks at a magic number and a version, and there is no checksum. Single "
         "flipped bits lost 49.7 % of the messages in Jepsen's report on 2.12.1 (nats-io/nats-server#7564).",
-        "`LogReader` takes any group whose header is sound and whose bytes are all there. What comes before the end is "
-        "still chained to what follows. Our entries, and the journal's records in them, have checksums of their own, "
-        "which would see it: nobody compares these either.",
+        "`LogReader` takes any group whose header is sound and whose bytes are all there. Everything before the end is "
+        "still chained to its successor. Our entries, and the journal's records in them, have checksums of their own, "
+        "which would detect it: no reader compares these either.",
         _believe_the_tail,
     ),
     Exhibit(

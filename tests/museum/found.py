@@ -10,8 +10,8 @@ class OwnBug(NamedTuple):
 
     Attributes:
         layer: Which layer found it: ``L0`` to ``L5``, ``ZK``.
-        what: What went wrong, in one sentence.
-        mended: What was changed.
+        what: The failure, in one sentence.
+        mended: The correction.
         test: The test that tells the story.
     """
 
@@ -70,7 +70,7 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "L2",
         "A failed sync of `FileStore`, which could not be recorded either: the next opening trusted the kernel's "
         "cache and appended, and a power cut left a valid group after a lost one.",
-        "Opening syncs, drops the kernel's cache of the log, and reads what the disk has.",
+        "Opening syncs, drops the kernel's cache of the log, and reads the disk.",
         "`tests/system/analysis/crash/test_system_calls.py`",
     ),
     OwnBug(
@@ -90,7 +90,7 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "L5",
         "With a page of another store in its table of entries, SQLite deleted a ledger's rows by its index, one row of "
         "the new ledger among them.",
-        "Rows are deleted by what they say themselves.",
+        "Rows are deleted by their own content.",
         "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
@@ -151,15 +151,15 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "L0",
         "After a seek whose write failed but had reached the disk, receipts still counted as durable and the gauge did "
         "not change: after a crash the cursor was reset, and their acks were lost.",
-        "From before a reset is written until it, or a persist, has ended well, no receipt counts, and the gauge tells "
-        "what the worse of the two outcomes would lose.",
+        "From before a reset is written until it, or a persist, has succeeded, no receipt counts, and the gauge "
+        "reports the worse of the two outcomes.",
         "`tests/unit/cursor/test_failed_seek.py`",
     ),
     OwnBug(
         "L0",
         "An ack through the cursor that divided a hole: while the gate was closed by the number of ranges, only the "
         "lower part was filled.",
-        "A dispatch notices that something was acked elsewhere, and looks at the holes anew.",
+        "A dispatch notices that something was acked elsewhere, and examines the holes again.",
         "`tests/unit/cursor/test_subscription.py`",
     ),
     OwnBug(

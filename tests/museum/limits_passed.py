@@ -25,7 +25,7 @@ def _look_at_what_the_last_persist_left():
         DispatchGate.request_redelivery,
         DispatchGate.mark_persisted,
     )
-    marked = WeakKeyDictionary()  # of each gate, what it saw first after the last persist
+    marked = WeakKeyDictionary()  # for each gate, the usage that it saw first after the last persist
 
     def stale(gate, usage):
         seen = marked.setdefault(gate, usage)
@@ -85,8 +85,8 @@ LIMITS = (
         "a restart above a limit stays blocked for ever",
         "Apache Kafka share groups, KAFKA-17210 (apache/kafka#16711): state persisted at the limit with no available "
         "record in it: no share fetch could complete any more.",
-        "`RuleState.fitting` lets nothing out while the use is above the limit, not even what fills a hole and costs "
-        "nothing. Ours may also come to be above a limit when it is lowered at work.",
+        "`RuleState.fitting` admits nothing while the use is above the limit, not even a message that fills a hole and "
+        "costs nothing. Ours may also come to be above a limit when it is lowered at work.",
         _let_nothing_out_above_a_limit,
     ),
 )

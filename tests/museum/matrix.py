@@ -20,7 +20,7 @@ from ackstate.analysis.crash.layers.power_cuts import power_cuts
 from ackstate.analysis.crash.layers.schedules import schedules
 from ackstate.analysis.crash.layers.system_calls import system_calls
 from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment, loaded
-from museum.cell import Budget, Cell, Fate, run_cell
+from museum.cell import Budget, Cell, Outcome, run_cell
 from museum.exhibits import EXHIBITS
 from museum.page import LAYERS, PRODUCT, is_good, render
 
@@ -35,14 +35,14 @@ RUNS = {
 SECONDS = {"L0": 60.0, "L1": 15.0, "L2": 15.0, "L3": 20.0, "L4": 30.0, "L5": 40.0}
 """How long a layer may look for a bug."""
 MEASURED = Path(__file__).with_name("matrix.json")
-"""What was measured; the page shows it."""
+"""The measurements; the page shows them."""
 PAGE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
 TOTALS = Path(__file__).parents[2] / "benchmarks" / "crash.json"
 """What `make soak` adds up."""
 
 
 def read_cells():
-    """Return what was measured before, by row and layer."""
+    """Return the earlier measurements, by row and layer."""
     if not MEASURED.exists():
         return {}
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))
@@ -70,8 +70,8 @@ def main(arguments=None):
             patience = 3 if name == PRODUCT else 1
             budget = Budget(SECONDS[layer] * options.scale * patience, first_seed=options.seed)
             cell = run_cell(RUNS[layer], exhibits.get(name), budget)
-            _tell(name, layer, cell)
-            # Read anew: two of these may be at work on different layers.
+            _print_cell(name, layer, cell)
+            # Read again: two of these may be at work on different layers.
             cells = read_cells()
             cells.setdefault(name, {})[layer] = cell
             write_cells(cells)
@@ -89,15 +89,15 @@ def _options(arguments):
     names = [*(exhibit.name for exhibit in EXHIBITS), PRODUCT]
     parser.add_argument("--layers", nargs="*", choices=list(RUNS), default=list(RUNS), metavar="L0..L5")
     parser.add_argument("--exhibits", nargs="+", choices=names, default=names, metavar="M1..M16|none")
-    parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual budget of a cell")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiple of the usual budget of a cell")
     parser.add_argument("--seed", type=int, default=0, help="where each layer begins")
     return parser.parse_args(arguments)
 
 
-def _tell(name, layer, cell):
+def _print_cell(name, layer, cell):
     what = f"{cell.fate.value} after {cell.cycles:,} crashes, {cell.runs} runs, {cell.seconds:.1f} s"
     print(f"{name} {layer} {what}: {cell.promise} {cell.found[:160]}", file=sys.stderr)
-    if cell.fate in {Fate.DIED, Fate.HUNG} or os.environ.get("STORIES"):
+    if cell.fate in {Outcome.DIED, Outcome.HUNG} or os.environ.get("STORIES"):
         print("    " + "\n    ".join(map(str.rstrip, cell.story)), file=sys.stderr)
 
 

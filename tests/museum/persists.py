@@ -1,4 +1,4 @@
-"""Mistakes between an ack and its receipt: what is staged, written and called durable."""
+"""Mistakes between an ack and its receipt: in staging, in writing, and in calling acks durable."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ PERSISTS = (
         "M5",
         "an ack that arrives during the promotion of older ones is lost",
         "RocketMQ 5, apache/rocketmq#10736: an ack that arrives while `PopConsumerCache.cleanupRecords` writes the "
-        "records it has staged finds its record in neither map; the write then restores what was acked.",
-        "`UnpersistedAcks.end_write` ends a write by forgetting what is fresh with what was in flight: an ack that "
+        "records it has staged finds its record in neither map; the write then restores the acked record.",
+        "`UnpersistedAcks.end_write` ends a write by forgetting fresh acks with those in flight: an ack that "
         "came between the two is in memory, in no record, and the next persist calls it durable.",
         _forget_acks_that_came_meanwhile,
     ),

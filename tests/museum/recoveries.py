@@ -1,4 +1,4 @@
-"""Mistakes of who comes after: what a reader of the state, or of the delayed messages, makes of what was left."""
+"""Mistakes of a successor: wrong readings of the stored state, or of the stored delayed messages."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ RECOVERIES = (
         "M16",
         "a delayed message is looked up before its time is checked",
         "Apache Pulsar, apache/pulsar#26230: `BucketDelayedDeliveryTracker.addMessage` asked the bitmap that a "
-        "snapshot had restored before the time. What was due had not been loaded: skipped, and never handed out.",
-        "A recovered `BucketedDelayIndex` also knows the messages of segments that it skipped as due, and answers that "
-        "what it knows has to wait, due or not. Both mistakes are needed here: of segments that it skips ours "
+        "snapshot had restored before the time. Due messages had not been loaded: skipped, and never handed out.",
+        "A recovered `BucketedDelayIndex` also has the messages of segments that it skipped as due, and answers that "
+        "all its messages must wait, due or not. Both mistakes are needed here: of segments that it skips ours "
         "recovers no bitmap.",
         _ask_what_is_known_before_what_is_due,
     ),

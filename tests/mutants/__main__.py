@@ -20,7 +20,7 @@ LAYER_BUDGET = "60s"
 
 
 def copy_tree(directory):
-    """Copy what git knows, with the links in `ackstate/`."""
+    """Copy the files in git, with the links in `ackstate/`."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
         target = directory / name
@@ -29,7 +29,7 @@ def copy_tree(directory):
 
 
 def killer_of(mutant, tree):
-    """Return what notices a mutant, and None if nothing does."""
+    """Return the check that notices a mutant, and None if none does."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tree), str(tree / "tests")))}
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests]
     done = subprocess.run(pytest, cwd=tree, env=environment, capture_output=True, text=True, check=False)

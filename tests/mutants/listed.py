@@ -9,11 +9,11 @@ class Mutant(NamedTuple):
     """One change to one file.
 
     Attributes:
-        name: What the report calls it.
+        name: Its name in the report.
         file: The file, from the root of the repository.
         old: A text that occurs once in the file.
-        new: What stands there instead.
-        harm: What the change does.
+        new: The text instead.
+        harm: The effect of the change.
         tests: Paths of the tests that kill it.
         layer: The crash layer that kills it if the tests do not; empty if they have to.
     """

@@ -20,7 +20,7 @@ SYNC = "        os.fsync(self.log.fileno())\n"
 
 
 def commands(console):
-    """The commands of a console, each with what it shows and how it ends."""
+    """The commands of a console, each with its output and its exit status."""
     found = []
     for line in console.splitlines():
         if line.startswith("$ echo $?"):
@@ -38,7 +38,7 @@ NEEDS_NOBODY = [command for command in COMMANDS if command not in NEEDS_ROOT]
 
 
 def masked(line):
-    """A line without what another run may have otherwise."""
+    """A line without the parts that differ between runs."""
     line = re.sub(r"(another program syncs .*then )?(the power is cut) .*", r"\2", line)
     return re.sub(r"\d+", "N", re.sub(r"\b(ack|mark_delete)\b", "ack", line)).strip()
 

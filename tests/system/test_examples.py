@@ -113,7 +113,7 @@ def test_a_connection_that_ends_gives_back_what_it_did_not_ack(tmp_path):
 
 
 def test_killed_and_started_again_the_broker_has_lost_nothing(tmp_path):
-    """Two subscriptions, three lives: what was published comes, and of what was acked at most the last."""
+    """Two subscriptions, three lives: every published message comes, and of the acked ones at most the last."""
     store, published, acked = tmp_path / "store", {}, {"billing": set(), "shipping": set()}
     for life in range(3):
         with broker(store) as (process, address):
@@ -198,7 +198,7 @@ def test_a_limit_that_a_persist_opens_wakes_the_consumer(tmp_path, capsys):
 
 
 def rows(text):
-    """The rows of a table: how it saves, how it is mounted, whether another syncs; then what was wrong."""
+    """The rows of a table: how it saves, how it is mounted, whether another syncs; then the errors."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
 
 

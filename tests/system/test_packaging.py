@@ -1,4 +1,4 @@
-"""What a user gets: one package, one command, and a core that needs neither Spark nor Java."""
+"""A user's installation: one package, one command, and a core that needs neither Spark nor Java."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_wheel_and_flask_limiter_live_side_by_side(wheel, tmp_path, ours_fir
     """Flask-Limiter and slowapi stand on a distribution whose package is called `limits`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     python = tmp_path / "bin" / "python"
-    # What ours needs is there already, and need not be fetched.
+    # Our requirements are there already, and need not be fetched.
     (place,) = tmp_path.glob("lib/python*/site-packages")
     (place / "needed.pth").write_text(sysconfig.get_path("purelib"))
     ours, theirs = ["--no-deps", "--ignore-installed", wheel], ["Flask-Limiter"]

@@ -17,23 +17,41 @@ import pytest
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 ALLOWED = ROOT / "tests" / "plain_english.txt"
 FOLDERS = (
-    ".github", "ackstate", "analysis", "benchmarks", "cursor", "delay", "docs", "examples", "limits", "tests",
+    ".ci", ".github", "ackstate", "analysis", "benchmarks", "cursor", "delay", "docs", "examples", "limits", "tests",
     "website",
 )  # fmt: skip
+SUFFIXES = (".py", ".md", ".toml", ".yml", ".yaml", ".proto", ".c", ".h", ".java", ".js", ".css", ".pl", ".properties")
+PROGRAMS = ("Makefile", "run", "setup", "store_jars")
+RECORDED = ("tests/vectors", "tests/golden")
 NOT_WRITTEN_BY_HAND = ("_pb2.py",)
 REWRITE = f".venv/bin/python {Path(__file__).resolve().relative_to(ROOT)}"
 
 PATTERNS = {
     # A clause where a noun belongs. A question is no such clause, nor is a name such as `what` or what=1.
     "what": re.compile(r"\bwhat\s+\w(?!(?:[^.!?]|[.!?](?=\S))*\?(?:\s|$))", re.IGNORECASE),
+    "what-ever": re.compile(r"\bwhatever\b", re.IGNORECASE),
+    "who": re.compile(r"(?:^|[.:;]\s+)Who\s+\w(?!(?:[^.!?]|[.!?](?=\S))*\?(?:\s|$))", re.MULTILINE),
     "whoever": re.compile(r"\bwho(?:m?ever)\b", re.IGNORECASE),
+    "nobody": re.compile(r"\b(?:no|some|every|any)body\b", re.IGNORECASE),
     "anew": re.compile(r"\banew\b", re.IGNORECASE),
-    "nobody": re.compile(r"\b(?:nobody|somebody)\b", re.IGNORECASE),
-    "so-many": re.compile(r"\bso\s+many\b", re.IGNORECASE),
+    "so-many": re.compile(r"\bso\s+(?:many|long(?!\s+as))\b", re.IGNORECASE),
+    "may-not": re.compile(r"\bmay\s+not\b", re.IGNORECASE),
+    # The noun belongs first: "At most 64 messages of a large hole".
+    "of": re.compile(r"(?:^|[.:;]\s+)Of\s(?!course\b)", re.MULTILINE),
+    # Things that act like people.
+    "tell": re.compile(r"\b(?:tells?|told|telling)\b", re.IGNORECASE),
+    "hear": re.compile(r"\b(?:hears?|heard|hearing)\b", re.IGNORECASE),
+    "say": re.compile(r"\b(?:says?|said|saying)\b", re.IGNORECASE),
+    "know": re.compile(r"\bknows\b", re.IGNORECASE),
+    "ask": re.compile(r"\bask(?:s|ed|ing)?\b", re.IGNORECASE),
+    "want": re.compile(r"\bwants\b", re.IGNORECASE),
+    "let": re.compile(r"\blets?\b", re.IGNORECASE),
+    "go-on": re.compile(r"\b(?:go|goes|going|went)\s+on\b", re.IGNORECASE),
+    "come-back": re.compile(r"\b(?:comes?|came|coming)\s+back\b", re.IGNORECASE),
 }
 QUESTION = "question"
 FOUND = "found"
-GOT_SOMETHING = re.compile(r"\bfound \{\}")
+GOT_SOMETHING = re.compile(r"\bfound (?:\{|%)")
 
 
 def prose_of_markdown(text):
@@ -55,9 +73,16 @@ def strings(tree):
         yield from strings(child)
 
 
+def first_lines(tree):
+    """Yield the summary of each docstring of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield (ast.get_docstring(node, clean=False) or "").strip().partition("\n\n")[0]
+
+
 def comments(source):
     """Return all comments of a module as one text. Faster than `tokenize`, by which this test would take 20 s."""
-    return "\n".join(re.findall(r"(?:^|\s)#\s(.*)$", source, re.MULTILINE))
+    return "\n".join(re.findall(r"(?:^|\s)#:?\s(.*)$", source, re.MULTILINE))
 
 
 def matches(name, text):
@@ -65,13 +90,14 @@ def matches(name, text):
     found = {}
     if name.endswith(".md"):
         proses = [prose_of_markdown(text)]
+    elif not name.endswith(".py"):
+        proses = [text]
     else:
         tree = ast.parse(text)
         messages = [*strings(tree)]
         proses = [*messages, comments(text)]
         found[FOUND] = [prose for prose in messages for _ in GOT_SOMETHING.findall(prose)]
-        first_line = (ast.get_docstring(tree) or "").partition("\n\n")[0]
-        found[QUESTION] = [first_line] if first_line.endswith("?") else []
+        found[QUESTION] = [first for first in first_lines(tree) if first.endswith("?")]
     for pattern, expression in PATTERNS.items():
         found[pattern] = [
             " ".join(prose[max(0, match.start() - 40) : match.end() + 40].split())
@@ -92,14 +118,19 @@ def counts(root):
 
 def names(root):
     """Yield the names of the files to read, relative to a checkout. This test is not one of them."""
-    yield from (path.name for path in root.glob("*.md"))
+    yield from (path.name for path in root.iterdir() if path.is_file() and is_prose(path.name))
     for folder in FOLDERS:
         for directory, _, files in os.walk(root / folder):
             for file in files:
                 path = Path(directory, file)
-                is_prose = file.endswith((".py", ".md")) and not file.endswith(NOT_WRITTEN_BY_HAND)
-                if is_prose and file != Path(__file__).name:
-                    yield path.relative_to(root).as_posix()
+                name = path.relative_to(root).as_posix()
+                if is_prose(name):
+                    yield name
+
+
+def is_prose(name):
+    is_own = name.endswith(NOT_WRITTEN_BY_HAND) or Path(name).name == Path(__file__).name or name.startswith(RECORDED)
+    return not is_own and (name.endswith(SUFFIXES) or Path(name).name in PROGRAMS)
 
 
 def written(counted):
@@ -146,11 +177,24 @@ def test_counts_that_fell_are_written_down():
 
 PLANTED = {
     "what": ("a.md", "It reports what a persist leaves out."),
+    "what-ever": ("a.c", "/* It is stored, whatever its size. */"),
+    "who": ("a.md", "# Embed\n\nWho writes a broker embeds it."),
     "whoever": ("a.md", "Whoever persists calls it."),
     "anew": ("a.py", "x = 1  # begins anew\n"),
-    "nobody": ("a.py", 'def f():\n    """Let somebody know."""\n'),
+    "nobody": ("a.py", 'def f():\n    """Call somebody."""\n'),
     "so-many": ("a.md", "It waits until so\nmany messages are due."),
-    "question": ("a.py", '"""What does a broker.conf say?"""\n'),
+    "may-not": ("a.md", "It may not be closed."),
+    "of": ("a.py", "x = 1  #: Of a large hole 64 messages are looked at.\n"),
+    "tell": ("a.py", '"""Tells when to persist."""\n'),
+    "hear": ("a.md", "The listener hears of it."),
+    "say": ("a.md", "The record says that."),
+    "know": ("a.md", "The cursor knows it."),
+    "ask": ("Makefile", "# Asks the gate.\n"),
+    "want": ("a.md", "An ack wants a record."),
+    "let": ("a.toml", "# Let it pass.\n"),
+    "go-on": ("a.md", "It goes\non."),
+    "come-back": ("a.md", "The message comes back."),
+    "question": ("a.py", 'def f():\n    """Is the gate open?"""\n'),
     "found": ("a.py", 'raise ValueError(f"n is an integer, found {n!r}")\n'),
 }
 PLAIN = (

@@ -1,4 +1,4 @@
-"""`docs/wire-format.md` is true: bytes that were written, cut at the offsets it gives, are what they should be."""
+"""`docs/wire-format.md` is true: written bytes, cut at the offsets it gives, are as described."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table_after(words):
 
 
 def field_at(data, row, base=0):
-    """What stands in the bytes where a row of a field table says."""
+    """The bytes at a row of a field table."""
     offset, size, kind = int(row[0]) + base, int(row[1]), row[2]
     found = data[offset : offset + size]
     return struct.unpack(TYPES[kind], found)[0] if kind in TYPES else found

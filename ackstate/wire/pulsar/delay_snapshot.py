@@ -145,9 +145,8 @@ def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None =
 
     Raises:
         CorruptStateError: The bytes are not a segment, or do not match the metadata.
-        UnsupportedVersionError: A delayed message has an unknown field or operation: it may not be meant to be delayed
-            at all.
-        No other exception can escape.
+        UnsupportedVersionError: A delayed message has an unknown field or operation, which could mean that it is not
+        delayed at all. No other exception can escape.
 
     Complexity: O(messages log messages), about 150 ns for each if laid out as by Pulsar.
     """

@@ -73,7 +73,7 @@ class DelayedIndexes(NamedTuple):
 
 
 class _VarintSizes(NamedTuple):
-    """The sizes of numbers as varints: of each number, the least and the most."""
+    """The sizes of numbers as varints: the size of each number, the least and the most."""
 
     each: Int64s
     least: int

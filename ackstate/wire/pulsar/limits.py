@@ -72,8 +72,8 @@ def limit_ranges(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> 
 
     If the words form would keep nothing, the record falls back to the list form and its rule, as in Pulsar.
     """
-    (kept, left_out), _ = apply_limits(deleted, form=form, limits=limits)
-    return Selection(kept.copy() if kept is deleted else kept, left_out)
+    (kept, excluded_count), _ = apply_limits(deleted, form=form, limits=limits)
+    return Selection(kept.copy() if kept is deleted else kept, excluded_count)
 
 
 def apply_limits(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> tuple[Selection, RangeForm]:

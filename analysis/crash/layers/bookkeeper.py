@@ -135,11 +135,13 @@ def run(  # noqa: PLR0913 - the last two are named
         repeat: A new number for each run of a seed on the same cluster, for a separate cursor path.
     """
     root = f"/run-{seed}-{repeat}"
-    return run_story(seed, size, lambda stack: _Story(seed, cluster, client, open_store, stack, size=size, root=root))
+    return run_story(
+        seed, size, lambda stack: _BookKeeperStory(seed, cluster, client, open_store, stack, size=size, root=root)
+    )
 
 
 @final
-class _Story(TakeoverStory):
+class _BookKeeperStory(TakeoverStory):
     """One run: the owners of a cursor, and all of their requests, accepted acks and promises."""
 
     def __init__(  # noqa: PLR0913 - the last two are named
@@ -187,7 +189,7 @@ class _Story(TakeoverStory):
         return "bookkeeper", self._cluster.hosts
 
     def _bookie_killed(self) -> None:
-        """One bookie of three dies at work; the owner goes on without it."""
+        """One bookie of three dies at work; the owner continues without it."""
         self.steps.append("a bookie is killed at work, and started again")
         self.counts["killed_bookies"] += 1
         with self.owner.at_work():

@@ -1,10 +1,10 @@
-"""L4: the power is cut under a live subject, on a real file system; only the kernel decides what is left.
+"""L4: the power is cut under a live subject, on a real file system; only the kernel decides which writes survive.
 
 Each run has its own disk, with mount options drawn from the seed, and several processes on it. Recoveries are cut, too:
 some while they run, some after they have reported.
 
-One more loss is simulated: ext4 writes all names with the next sync of any file, with any mount options, so a directory
-that is never synced costs nothing there. For a subject in Python, if this process was started with the fault shim
+Another loss is simulated: ext4 writes all names with the next sync of any file, with any mount options, so a missing
+sync of a directory costs nothing there. For a subject in Python, if this process was started with the fault shim
 (`ackstate.analysis.crash.layers.system_calls.shim`), every name in an unsynced directory is removed.
 """
 

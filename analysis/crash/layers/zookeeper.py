@@ -75,11 +75,11 @@ def run(
         repeat: A new number for each run of a seed on the same server, for a separate cursor path.
     """
     root = f"/run-{seed}-{repeat}"
-    return run_story(seed, size, lambda stack: _Story(seed, server, open_store, stack, size=size, root=root))
+    return run_story(seed, size, lambda stack: _ZooKeeperStory(seed, server, open_store, stack, size=size, root=root))
 
 
 @final
-class _Story(TakeoverStory):
+class _ZooKeeperStory(TakeoverStory):
     """One run: the owners of a cursor, and all of their requests, accepted acks and promises."""
 
     def __init__(  # noqa: PLR0913 - the last two are named

@@ -70,7 +70,7 @@ def tick(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     is_due = is_over and side.cursor.view.is_dirty
     result = simulation.interleave([side], lambda: side.cursor.tick(now_ms=simulation.now_ms))
     has_written = result is not None and result.route is not PersistTarget.NOTHING
-    hold(Promise.I15, has_written or not is_due, "the flush interval is over, and what waits was not written")
+    hold(Promise.I15, has_written or not is_due, "the flush interval is over, and the waiting acks were not written")
 
 
 def persist_together(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
@@ -124,7 +124,7 @@ def go_on_before(simulation: BrokerSimulation, side: SimulatedSubscription) -> N
 
 
 def wait(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:  # noqa: ARG001 - as every event
-    """Let time pass."""
+    """Advance the clock."""
     passed_ms = simulation.random.choice((10, 100, 1_000, 3_000))
     simulation.note(f"wait {passed_ms} ms")
     simulation.now_ms += passed_ms
@@ -183,7 +183,7 @@ def crash(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
 def note_known(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     """Add the recovered acks of a subscription to the story."""
     known = sorted(side.model.acked)
-    simulation.note(f"{side.name} knows" if known else f"{side.name} knows nothing", known)
+    simulation.note(f"{side.name} knows" if known else f"{side.name} has nothing of it", known)
 
 
 def _crash_again(simulation: BrokerSimulation) -> None:
@@ -294,4 +294,4 @@ def open_damaged_copy(simulation: BrokerSimulation, side: SimulatedSubscription)
             config=side.config, now_ms=simulation.now_ms,
         )  # fmt: skip
         hold(Promise.I10, False, f"{damage} is read as a state")
-    hold(Promise.I10, copy.values == before, "what cannot be read was changed")
+    hold(Promise.I10, copy.values == before, "an unreadable value was changed")

@@ -302,7 +302,7 @@ def close_consumer(simulation: BrokerSimulation, side: SimulatedSubscription) ->
     held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
     unacked = side.model.unacked(consumer)
     returned = side.subscription.consumer_closed(consumer)
-    hold(Promise.I4, returned == unacked, f"{consumer} had {unacked} messages, {returned} came back")
+    hold(Promise.I4, returned == unacked, f"{consumer} had {unacked} messages, {returned} were returned")
     for number in held:
         side.model.give_back(number)
     simulation.note(f"{consumer} goes, and gives back", held)

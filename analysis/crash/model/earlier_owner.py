@@ -69,7 +69,7 @@ class EarlierOwner:
             return
         simulation, cursor = side.simulation, self.cursor
         before, receipts = side.written.raw(), self._ack(side)
-        simulation.note("the owner before goes on", receipts)
+        simulation.note("the owner before continues", receipts)
         acts: list[Callable[[], object]] = [
             lambda: cursor.persist(now_ms=simulation.now_ms) if cursor.view.is_dirty else self._refused(),
             lambda: cursor.set_cursor_properties({"owner": "before"}),
@@ -81,7 +81,7 @@ class EarlierOwner:
         simulation.random.shuffle(acts)
         for act in acts[:3]:
             self._must_fail(side, act)
-            hold(Promise.I14, side.written.raw() == before, "an earlier owner changed what is durable")
+            hold(Promise.I14, side.written.raw() == before, "an earlier owner changed the durable state")
         for number, receipt in receipts.items():
             found = f"{simulation.log.positions[number]} is durable, says an earlier owner"
             hold(Promise.I14, not cursor.durable(receipt), found)

@@ -35,7 +35,7 @@ class Receipts:
 
         Args:
             receipt: The receipt of an ack.
-            numbers: Numbers of the acked entries; of the batch if only some of its messages are acked.
+            numbers: Numbers of the acked entries, or that of a batch of which only some messages are acked.
             left: The unacked messages of that batch.
         """
         given = _Given(receipt, frozenset(numbers), None if left is None else frozenset(left))

@@ -213,7 +213,7 @@ class SimulatedSubscription(CursorListener):
         model, log = self.model, self.simulation.log
         back = model.acked - found
         is_kept = len(back) == gauge if self.is_certain else len(back) <= gauge
-        hold(Promise.I3, is_kept, f"{gauge} were to come back, {len(back)} do: {log.text(back)}")
+        hold(Promise.I3, is_kept, f"{gauge} were to be redelivered, {len(back)} are: {log.text(back)}")
 
     def _check_kept(self, recovered: set[int]) -> None:
         """Check that the next recovery would find the same; Pulsar's format drops acks beyond its limits."""
@@ -270,7 +270,7 @@ class SimulatedSubscription(CursorListener):
         elif outcome.route is not PersistTarget.NOTHING:
             self._persisted(outcome)
         else:
-            hold(Promise.I15, not self.cursor.view.is_dirty, "what waits was not written")
+            hold(Promise.I15, not self.cursor.view.is_dirty, "the waiting acks were not written")
         self.forget_attempts()
         self.model.changed()
         self.subscription.persisted(outcome)

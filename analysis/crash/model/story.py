@@ -92,7 +92,7 @@ def _shortest(seed: int, failure: ScheduleFailure, *, seconds_max: float) -> Sch
 
 
 class _Setting(NamedTuple):
-    """A non-default setting: of the limits, of the cursor's configuration, or of neither."""
+    """A non-default setting of the limits or of the cursor's configuration, or none."""
 
     part: str
     name: str

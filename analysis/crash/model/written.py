@@ -113,7 +113,7 @@ class Written:
         try:
             found = Recovery(MemoryStore(self._disk), self._path, ledgers).find(())
         except AckStateError as error:
-            hold(Promise.I10, False, f"what was written cannot be read: {error}")
+            hold(Promise.I10, False, f"the written record cannot be read: {error}")
         hold(Promise.I10, found is not None, "a cursor that was made is taken for absent")
         assert found is not None
         return found

@@ -29,7 +29,7 @@ class Collection(NamedTuple):
     Attributes:
         judgements: The subscriptions of the topics that were read.
         topic_count: The topics that were listed; 0 if they could not be listed.
-        unread: For each broker, how many of its topics were not read; "" stands for topics of an unknown owner.
+        unread: For each broker, how many of its topics were not read; "" has those of an unknown owner.
         failure: The reason why no topic was listed; empty if they were.
         ended_s: When it ended, in seconds since 1970.
         duration_s: How long it took.

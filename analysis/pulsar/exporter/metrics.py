@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LABELS = ("namespace", "topic", "subscription", "broker")
 
 
-class _Number(NamedTuple):
+class _Gauge(NamedTuple):
     """A number of each subscription; None is not exported."""
 
     name: str
@@ -30,18 +30,18 @@ class _Number(NamedTuple):
 
 
 _NUMBERS = (
-    _Number("ackstate_pulsar_redelivery_if_crashed_low", "Acked entries that are redelivered if the broker dies now: "
+    _Gauge("ackstate_pulsar_redelivery_if_crashed_low", "Acked entries that are redelivered if the broker dies now: "
             "at least.", lambda each: each.comes_back and each.comes_back.low.entries),
-    _Number("ackstate_pulsar_redelivery_if_crashed_high", "Acked entries that are redelivered if the broker dies now: "
-            "at most; if may_be_more is 1, acked messages of partly acked batches are added.",
+    _Gauge("ackstate_pulsar_redelivery_if_crashed_high", "Acked entries that are redelivered if the broker dies "
+            "now: at most; if may_be_more is 1, acked messages of partly acked batches are added.",
             lambda each: each.comes_back and each.comes_back.high.entries),
-    _Number("ackstate_pulsar_redelivery_may_be_more", "Whether acked messages of partly acked batches may be "
+    _Gauge("ackstate_pulsar_redelivery_may_be_more", "Whether acked messages of partly acked batches may be "
             "redelivered in addition.", lambda each: float(each.is_lower_bound)),
-    _Number("ackstate_pulsar_redelivery_if_unloaded", "Acked entries that are redelivered if the topic is unloaded "
+    _Gauge("ackstate_pulsar_redelivery_if_unloaded", "Acked entries that are redelivered if the topic is unloaded "
             "now, because a limit excludes them.", lambda each: None if each.comes_back is None else each.if_unloaded),
-    _Number("ackstate_pulsar_acked_entries", "Acked entries above the mark-delete position.",
+    _Gauge("ackstate_pulsar_acked_entries", "Acked entries above the mark-delete position.",
             lambda each: len(each.look.deleted)),
-    _Number("ackstate_pulsar_ack_ranges", "Ranges of acked entries above the mark-delete position.",
+    _Gauge("ackstate_pulsar_ack_ranges", "Ranges of acked entries above the mark-delete position.",
             lambda each: each.look.deleted.range_count),
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ def _unread(latest: Collection) -> GaugeMetricFamily:
     """Return the unread topics of each broker; brokers all of whose topics were read have 0."""
     family = GaugeMetricFamily(
         "ackstate_pulsar_topics_unread",
-        "Topics of a broker that the latest look could not read; an empty broker stands for an unknown owner.",
+        "Topics of a broker that the latest look could not read; the owner is unknown if the broker is empty.",
         labels=("broker",),
     )
     brokers = {each.owner for each in latest.judgements}

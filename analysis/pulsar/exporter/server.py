@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
+
+from ackstate.analysis.stop_signals import until_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.exporter.metrics import ExporterCollector
 
 _CONNECTION_TIMEOUT_S = 10.0
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
-class _Stopped(BaseException):
-    """A signal asked to stop."""
 
 
 class ExporterSettings(NamedTuple):
@@ -62,7 +58,7 @@ def run_exporter(
 
     Args:
         collector: Collects in this thread.
-        metrics: Exports what it has collected.
+        metrics: Exports the latest collection.
         settings: Where to listen, and how often to collect.
         announce: Called with a line when the server listens and has collected once.
         complain: Called with the reason of a failed collection, once until it changes.
@@ -72,7 +68,7 @@ def run_exporter(
     """
     registry = CollectorRegistry()
     registry.register(metrics)
-    with suppress(_Stopped), _stopped_by_signals(), _server(registry, settings) as port:
+    with until_stopped(), _server(registry, settings) as port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         shown, line = "", f"ackstate exporter on http://{host}:{port}/metrics"
         while True:
@@ -113,18 +109,3 @@ def _server_class(host: str) -> type[ThreadingWSGIServer]:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     return Server
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise `_Stopped` in the main thread, wherever the block is, when a signal asks to stop."""
-
-    def stop(_number: int, _frame: object) -> None:
-        raise _Stopped
-
-    before = {number: signal.signal(number, stop) for number in _STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -102,7 +102,7 @@ class ClusterRecorder:
         self._recorded: dict[str, dict[str, Recorded]] = {}
         for (topic, subscription), recorded in trace.resumed.recorded.items():
             self._recorded.setdefault(topic, {})[subscription] = recorded
-        # Steady, and after every time in an earlier recording, whatever happens to the clock of the system.
+        # Steady, and after every time in an earlier recording, even if the clock of the system changes.
         self._begun_s = time.monotonic()
         self._begun_ms = max(time.time_ns() // 1_000_000, trace.resumed.until_ms + 1)
         self._hour = self._begun_ms // HOUR_MS
@@ -142,7 +142,7 @@ class ClusterRecorder:
                 self._poll_due(pool, now_s)
                 self._turn_hour()
                 show(self.progress())
-                # The rest of a poll period, in steps that let topics with other times be polled in time.
+                # The rest of a poll period, in steps, so that topics with other times are polled in time.
                 time.sleep(max(min(self._every_s, 1.0, (end_s or now_s + 1) - time.monotonic()) / 4, 0.01))
         finally:
             pool.shutdown(cancel_futures=True)

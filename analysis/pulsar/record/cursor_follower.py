@@ -63,7 +63,7 @@ class CursorFollower:
         # new; and the poll since which nothing was acked, until that is known to be durable.
         self._history: deque[CursorPoll] = deque()
         self._changed: CursorPoll | None = None
-        # Whether there are acks that no event says may be durable.
+        # Whether there are acks that may be durable without an event for it.
         self._has_pending = False
         # The latest poll whose acks are certainly durable, and whether there are exceptions.
         self._certain_poll: CursorPoll | None = None
@@ -149,7 +149,7 @@ class CursorFollower:
             self._history.append(poll)
 
     def _covered(self, before: CursorPoll, poll: CursorPoll, *, is_same: bool) -> tuple[CursorPoll | None, Entries]:
-        """Return the latest poll whose acks are certainly durable, if it says more than before, and exceptions."""
+        """Return the latest poll whose acks are certainly durable, if it has more than before, and exceptions."""
         if not is_same and not poll.is_all_durable:
             return (None, {}) if before.is_unwritten and poll.is_unwritten else (before, self._lacking(before, poll))
         found = poll if poll.is_all_durable else self._latest_covered(poll)
@@ -230,7 +230,7 @@ def _is_reloaded(before: CursorPoll, poll: CursorPoll) -> bool:
     if before.cursor_ledger == poll.cursor_ledger:
         # A broker that does not report the load, as one that embeds this library, may keep the ledger.
         return poll.is_after_failure and (before.load is None or poll.load is None)
-    # A cursor without a ledger gets one; a new ledger instead of another one is a reload, unless the load is the same.
+    # A cursor without a ledger gets one. A new ledger instead of another one is a reload, unless the load is the same.
     return before.cursor_ledger >= 0 and (before.load is None or poll.load is None or poll.cursor_ledger < 0)
 
 

@@ -47,7 +47,7 @@ class Recorded(NamedTuple):
     """The end of a subscription, or of a topic, in a trace.
 
     Attributes:
-        acked: The entries acked at its end, by ledger; of a topic, the published ones.
+        acked: The entries acked at its end, by ledger; for a topic, the published ones.
         last_ms: The time of its last event.
     """
 

@@ -24,7 +24,7 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 _REDIRECTS_MAX = 5
 _REDIRECTIONS = frozenset({301, 302, 303, 307, 308})
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
-_NO_ROLE = "the role may not read it"
+_NO_ROLE = "the role is not allowed to read it"
 
 
 class RefusedError(AdminError):

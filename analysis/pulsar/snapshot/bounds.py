@@ -7,7 +7,7 @@ interface does not show. So the answer is an interval, and each end has its reas
 - the size of the record that the cursor laid out last: acks that take more bytes were not in it;
 - an earlier look: if the cursor ledger has grown by more writes than can have been in progress then, the acks of then
   are durable; if it has not grown at all, acks since then are not;
-- an earlier look so long ago that a flush lies between, without any ack since: everything was written.
+- an earlier look with the same acks, before the last flush: everything was written.
 
 A broker that embeds this library reports the number itself, and then the interval is that number.
 
@@ -144,7 +144,7 @@ def comes_back(
 
 def cut_now(look: CursorLook, settings: BrokerSettings) -> int:
     """Return the number of acked entries that a record written now would exclude."""
-    return limit_ranges(look.deleted, form=settings.form, limits=settings.limits).left_out
+    return limit_ranges(look.deleted, form=settings.form, limits=settings.limits).excluded_count
 
 
 def cut_on_close(look: CursorLook, settings: BrokerSettings) -> int:
@@ -155,7 +155,7 @@ def cut_on_close(look: CursorLook, settings: BrokerSettings) -> int:
     """
     is_in_record = look.deleted.range_count <= settings.metadata_range_count_max
     form = RangeForm.LIST if is_in_record else settings.form
-    return limit_ranges(look.deleted, form=form, limits=settings.limits).left_out
+    return limit_ranges(look.deleted, form=form, limits=settings.limits).excluded_count
 
 
 def _lows(now: CursorLook, settings: BrokerSettings, past: _Past | None) -> Iterator[Bound]:

@@ -105,7 +105,7 @@ class LiveBroker:
         return sorted({*of_namespaces, *(partition for each in topics for partition in self._partitions(each))})
 
     def settings(self, topic: str) -> BrokerSettings:
-        """Return the settings in effect for one of `topics`: of the broker, its namespace, and the topic itself.
+        """Return the settings in effect for one of `topics`: those of the broker, its namespace, and the topic itself.
 
         Raises:
             AdminError: It cannot be read.
@@ -186,7 +186,7 @@ class LiveBroker:
         )
 
     def _policy(self, path: str) -> Any:
-        """Return a policy, None if it is not set or may not be read by this role."""
+        """Return a policy, None if it is not set or this role is not allowed to read it."""
         try:
             return self._admin.get(path)
         except RefusedError as error:

@@ -26,7 +26,7 @@ def checked(
 ) -> ImportedCursor:
     """Return the outcome of an import with the broker's numbers, and the acks that did not reach it.
 
-    The broker handles acks after the client has sent them, so it is asked some times while acks are missing.
+    The broker handles acks after the client has sent them, so its state is read some times while acks are missing.
 
     Args:
         admin: The broker's admin interface.

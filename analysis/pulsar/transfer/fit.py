@@ -96,7 +96,7 @@ def _check_end(cursor: ExportedCursor, known: dict[int, int], ledger_id: int, en
 
 
 def _within(mark_delete: Position, log: LedgerMap) -> Position:
-    """Return a mark-delete position that the log knows and that acks the same messages of it."""
+    """Return a mark-delete position that is in the log and acks the same messages of it."""
     if mark_delete.ledger_id < log.first_ledger_id:
         return log.first_position
     if log.has_ledger(mark_delete.ledger_id):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _WAIT_MS = 20_000
 _FINGERPRINTS_MAX = 10
 _QUEUED_MESSAGES_MAX = 1_000
-# The client sends acks in groups, the last one after so long at most.
+# The client sends acks in groups, the last one after this time at most.
 _ACKS_SENT_WITHIN_S = 0.3
 
 

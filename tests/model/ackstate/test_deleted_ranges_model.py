@@ -1,7 +1,7 @@
 """`DeletedRanges` against a plain set of positions.
 
-Checked after every step: membership, runs, text, counters, and the record size against what the protobuf runtime
-itself writes.
+Checked after every step: membership, runs, text, counters, and the record size against the bytes of the protobuf
+runtime itself.
 """
 
 from __future__ import annotations

@@ -91,24 +91,24 @@ class DeliveryRulerMachine(RuleBasedStateMachine):
     @rule(age_ms=st.sampled_from(AGES_MS))
     def ask_with_an_earlier_clock(self, age_ms):
         now_ms = self.now_ms - 50
-        frontier = self.ruler.frontier(age_ms, now_ms)
-        assert frontier is None or (frontier in [p for time, p in self.records if time <= now_ms - age_ms])
+        old_up_to = self.ruler.old_up_to(age_ms, now_ms)
+        assert old_up_to is None or (old_up_to in [p for time, p in self.records if time <= now_ms - age_ms])
 
     @invariant()
     def answers_are_never_too_young_never_back_and_hardly_late(self):
         clock_is_behind = bool(self.records) and self.now_ms < self.records[-1][0]
         cells = self.marks_max // 64
         for age_ms in AGES_MS:
-            frontier = self.ruler.frontier(age_ms, self.now_ms)
+            old_up_to = self.ruler.old_up_to(age_ms, self.now_ms)
             exact = exact_frontier(self.records, age_ms, now_ms=self.now_ms)
-            assert at_or_above(exact, frontier), "too young"
-            assert at_or_above(frontier, self.answers.get(age_ms)), "went back"
-            self.answers[age_ms] = frontier
+            assert at_or_above(exact, old_up_to), "too young"
+            assert at_or_above(old_up_to, self.answers.get(age_ms)), "went back"
+            self.answers[age_ms] = old_up_to
             if len(self.times) <= self.marks_max:
-                assert frontier == exact, "not exact, although nothing was dropped"
+                assert old_up_to == exact, "not exact, although nothing was dropped"
             if not clock_is_behind:
                 late = exact_frontier(self.records, age_ms * cells // (cells - 1) + 1, now_ms=self.now_ms)
-                assert at_or_above(frontier, late), "late"
+                assert at_or_above(old_up_to, late), "late"
 
     @invariant()
     def is_bounded_and_in_order(self):
@@ -128,11 +128,11 @@ def test_ages_within_the_range_are_hardly_late_when_the_oldest_marks_are_dropped
     for entry, age in enumerate(sorted({int(1.05**power) for power in range(1_000)}, reverse=True)):
         records.append((newest - age, Position(3, entry)))
         ruler.record(records[-1][1], records[-1][0])
-    assert ruler.frontier(2**66, newest) is None  # There were such marks.
+    assert ruler.old_up_to(2**66, newest) is None  # There were such marks.
     for age_ms in (int(1.3**power) for power in range(200)):
         late_ms = age_ms * cells // (cells - 1) + 1
         if late_ms < ages_end:
-            assert at_or_above(ruler.frontier(age_ms, newest), exact_frontier(records, late_ms, now_ms=newest))
+            assert at_or_above(ruler.old_up_to(age_ms, newest), exact_frontier(records, late_ms, now_ms=newest))
 
 
 def cell(self, time):
@@ -168,7 +168,7 @@ def anchored_at_the_newest(self, time):
 
 
 def tell(*story, marks_max=128, start=0):
-    """Let a machine do what a story says, with every invariant after each step."""
+    """Execute a story on a machine, with every invariant after each step."""
     machine = DeliveryRulerMachine()
     machine.begin(marks_max, start)
     for act, *arguments in story:
@@ -294,9 +294,9 @@ def test_model_catches_answers_that_are_forgotten(monkeypatch):
 
 @pytest.mark.parametrize(("off_by_ms", "saying"), [(-1, "not exact"), (1, "too young")])
 def test_model_catches_an_age_that_is_off_by_one(monkeypatch, off_by_ms, saying):
-    frontier = DeliveryRuler.frontier
+    old_up_to = DeliveryRuler.old_up_to
     monkeypatch.setattr(
-        DeliveryRuler, "frontier", lambda self, age_ms, now_ms: frontier(self, age_ms, now_ms + off_by_ms)
+        DeliveryRuler, "old_up_to", lambda self, age_ms, now_ms: old_up_to(self, age_ms, now_ms + off_by_ms)
     )
     assert_caught_by((dispatch, 100, 3), saying=saying)
 

@@ -100,7 +100,7 @@ class AgeChooserMachine(RuleBasedStateMachine):
         self.some_acks(latency, 100 * percent)
 
     def faded(self):
-        """What is left of each ack: a half for each 8,192nd since, itself included."""
+        """The remaining weight of each ack: a half for each 8,192nd since, itself included."""
         weights = {}
         for first, end, latency in self.runs:
             for block in range(first // FADING, -(-end // FADING)):
@@ -113,7 +113,7 @@ class AgeChooserMachine(RuleBasedStateMachine):
     def the_choice_is_right(self):
         self.chooser._check()
         choice, acks = self.chooser.choice, self.faded()
-        assert choice is self.chooser.choice, "chosen anew"
+        assert choice is self.chooser.choice, "chosen again"
         weight = sum(weight for _, weight in acks)
         assert abs(choice.sample_count - weight) <= 1, "the count is wrong"
         if self.count < POLICIES[self.policy]:
@@ -355,5 +355,5 @@ def test_model_catches_a_choice_made_too_soon(monkeypatch):
 
 def test_model_catches_a_choice_that_is_made_at_every_reading(monkeypatch):
     monkeypatch.setattr(AgeChooser, "choice", property(AgeChooser._choose))
-    with caught("chosen anew"):
+    with caught("chosen again"):
         story()

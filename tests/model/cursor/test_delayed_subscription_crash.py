@@ -30,7 +30,8 @@ class CutMachine(MemoryMachine):
 
 
 class Workload:
-    """What one subscription does until the power is cut; `acked` and `gauge` are those of the last call that ended."""
+    """The actions of one subscription until the power is cut; `acked` and `gauge` are those of the last call that
+    ended."""
 
     def __init__(self, machine):
         self.machine, self.topic = machine, None
@@ -81,7 +82,7 @@ class Workload:
         self.gauge = self.topic.cursors["s"].redelivery_if_crashed
 
     def recover(self):
-        """Start again on what is stored, and return what comes."""
+        """Restart from the stored state, and return the deliveries."""
         topic = DelayedTopic(trackers(), self.machine, config=CONFIG, now_ms=self.now_ms)
         topic.positions = [
             Position(ledger_id, entry_id)
@@ -139,7 +140,7 @@ def test_a_crash_at_any_write_of_what_follows_a_crash_is_survived_too(kind):
 
 @pytest.mark.slow
 def test_no_snapshot_is_left_behind_for_good():
-    """After a crash at any write: what nobody names is deleted by the next start, or the one after."""
+    """After a crash at any write: data without a name is deleted by the next start, or the one after."""
     mutations = Workload(CutMachine()).machine.store.mutation_count
     for mutation in range(0, mutations, 5):
         work = Workload(CutMachine(mutation, FaultKind.CRASH_AFTER))
@@ -151,7 +152,7 @@ def test_no_snapshot_is_left_behind_for_good():
 
 
 def test_a_recovery_that_forgets_segments_is_found(monkeypatch):
-    """Planted: what waits is known after a restart, and nothing hands it out."""
+    """Planted: after a restart, waiting messages are known, and nothing hands them out."""
     topic = DelayedTopic(trackers())
     topic.publish(*range(300, 1_500, 100))
     assert topic.dispatch(now_ms=0) == []

@@ -1,4 +1,4 @@
-"""Key_Shared: a key has one consumer at a time and its messages their order, whoever comes, goes and gives back."""
+"""Key_Shared: a key has one consumer at a time and its messages their order, while consumers come, go and give back."""
 
 from __future__ import annotations
 
@@ -251,7 +251,8 @@ PICKS = st.integers(0, 1_000)
 
 
 class KeyOrderMachine(RuleBasedStateMachine):
-    """Consumers come and go; the model keeps of each key who has what, and what was sent for the first time."""
+    """Consumers come and go; for each key the model has the consumer of each message, and the messages sent for the
+    first time."""
 
     @initialize(look_ahead_max=st.sampled_from([3, 20_000]), limit=st.sampled_from([0, 3]), ranges=st.just(0))
     def open(self, look_ahead_max=20_000, limit=0, ranges=0):
@@ -367,7 +368,8 @@ TestKeyOrder = pytest.mark.slow(KeyOrderMachine.TestCase)
 
 
 class LimitedRangesMachine(KeyOrderMachine):
-    """The same while a limit of the ack state binds: then what fills holes goes first, but of a key in order."""
+    """The same while a limit of the ack state binds: then messages that fill holes go first, but those of a key in
+    order."""
 
     @initialize(ranges=st.sampled_from([2, 3]))
     def open(self, ranges=2):

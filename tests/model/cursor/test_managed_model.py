@@ -68,7 +68,7 @@ EVENTS = (
     *("persist", "tick", "wait", "promote", "set_cursor_properties", "break_ledgers"),
     *("mend_ledgers", "seek_in_vain", "crash", "go_on_before", "open_damaged_copy", "clear_backlog", "skip"),
 )
-"""Of L0's, those that concern a cursor and send nothing: what is on its way is acked with the subscription."""
+"""Those of L0 that concern a cursor and send nothing: messages on their way are acked with the subscription."""
 
 
 class CursorMachine(RuleBasedStateMachine):
@@ -262,7 +262,7 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule()
     def persist(self):
-        """Persist, and see that it held back exactly what is too young."""
+        """Persist, and see that it held back exactly the young acks."""
         self.forget_deliveries()
         model, positions, age_ms = self.side.model, self.schedule.log.positions, self.cursor.stats().young_age_ms
         old = [position for time, position in self.deliveries if time <= self.schedule.now_ms - age_ms]
@@ -303,7 +303,7 @@ class CursorMachine(RuleBasedStateMachine):
 
 
 class PassingByMachine(CursorMachine):
-    """The same where a persist leaves much out: what is planted there is found by a short search."""
+    """The same where a persist excludes much: a short search finds the bugs planted there."""
 
     configs = PASSING_BY
 
@@ -378,7 +378,7 @@ def appends_after_a_failed_append(patch):
     machine = machine_of(replace(PLAIN, metadata_range_count_max=0))
     machine.ack(7)
     machine.persist()
-    machine.persist_into_a_fault(3, 0, FaultKind.FAIL_AFTER)  # The metadata store may not have what is durable.
+    machine.persist_into_a_fault(3, 0, FaultKind.FAIL_AFTER)  # The metadata store need not have the durable acks.
     machine.persist()
 
 
@@ -565,7 +565,7 @@ PLANTED = {
     forgets_acks_in_the_metadata_store: Promise.I9,
     counts_writes_to_ledgers_only: Promise.I4,
 }
-"""What L0 tells in a story of its own is planted there."""
+"""A bug that L0 tells in a story of its own is planted there."""
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)

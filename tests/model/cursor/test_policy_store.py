@@ -1,4 +1,4 @@
-"""The stored policies: what may be said, how it is written down, and that no writer overwrites another unseen."""
+"""The stored policies: the valid values, their text, and that no writer overwrites another unseen."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ class TestBytes:
     )
     def test_anything_else_is_damage(self, damaged):
         with pytest.raises(CorruptStateError) as found:
-            decode_policies(damaged, what="policies of somebody")
-        assert found.value.what == "policies of somebody"
+            decode_policies(damaged, what="policies of another owner")
+        assert found.value.what == "policies of another owner"
         assert len(str(found.value)) < 500
 
     def test_damage_is_told_where_it_begins(self):

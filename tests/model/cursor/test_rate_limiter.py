@@ -121,7 +121,7 @@ def try_with_a_clock_that_goes_back(rate, times):
     limiter = MarkDeleteRateLimiter(rate, now_ms=0)
     recovery_ms, latest_ms, granted_at_ms = math.ceil(1000 / rate) + 1_000, 0, []
     for now_ms in times:
-        if now_ms < latest_ms - 1_000:  # That may forgive a debt: what follows is counted anew.
+        if now_ms < latest_ms - 1_000:  # That may forgive a debt: later permits are counted from there.
             assert_few_in_every_window(granted_at_ms, rate)
             latest_ms, granted_at_ms = now_ms, []
         if limiter.try_acquire(now_ms):
@@ -174,7 +174,7 @@ def test_below_one_a_second_only_a_part_of_a_permit_is_saved():
 
 @pytest.mark.slow
 def test_does_not_drift():
-    """Tried at every millisecond of five minutes, it grants exactly what it owes."""
+    """Tried at every millisecond of five minutes, it grants exactly as many as it owes."""
     millisecond_count = 300_000
     for rate in (0.1, 3, 7.5, 333.3):
         limiter = MarkDeleteRateLimiter(rate, now_ms=0)
@@ -222,7 +222,7 @@ def story(rate, *waits):
 
 
 def try_by(*, saved_ms=1000, credit=True, refusal_costs=False, whole_ms=False):
-    """Return a `try_acquire` that differs from the real one by what is not the default."""
+    """Return a `try_acquire` that differs from the real one by the arguments that are not the default."""
 
     def try_acquire(self, now_ms):
         now = now_ms * self._units_per_ms

@@ -1,4 +1,4 @@
-"""What is acked and not durable has a size, and no persist may make it pass a limit: not while it runs, nor after.
+"""Acks that are not durable have a size, and no persist may make it exceed a limit: not while it runs, nor after.
 
 The range of entries `first` to `last` of a ledger below 128 takes 12 bytes, one to three for each of `first - 1` and
 `last`, and ten for the former if `first` is 0. So a range that is cut in two where a number gets longer may leave more
@@ -150,7 +150,7 @@ def test_without_room_what_is_durable_stays(record_bytes_max):
     state._check()
 
 
-# What a promotion takes.
+# The acks of a promotion.
 
 
 def brute_frontier(ranges, record_bytes_max, mark_delete):
@@ -256,7 +256,7 @@ def copy_of(disk):
 
 
 class RecordBytesMachine(RuleBasedStateMachine, CursorListener):
-    """What the cursor says of its un-persisted bytes against what a crash right now would leave on the disk."""
+    """The cursor's number of un-persisted bytes against the bytes that a crash right now would leave on the disk."""
 
     @initialize(
         format_=st.sampled_from(Format),
@@ -290,7 +290,7 @@ class RecordBytesMachine(RuleBasedStateMachine, CursorListener):
             self.is_certain = True
 
     def recount(self):
-        """Return the size of what is acked and not on the disk, as another cursor finds it there."""
+        """Return the size of the acks that are not on the disk, as another cursor finds it there."""
         durable = self.open(MemoryStore(copy_of(self.disk)))
         left = self.cursor.deleted.copy()
         left.difference_update(durable.deleted)

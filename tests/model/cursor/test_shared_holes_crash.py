@@ -1,8 +1,8 @@
 """Cursors that refer to delay buckets, cut at every write or failing at one; and bugs that these cuts must find.
 
-What is checked after every cut: a record refers only to buckets that are there and pinned (I10); a cursor comes back as
-it was before or after the write that was cut (I1, I2, I3, I9); it comes back the same again (I5); and once nobody needs
-a bucket, all are deleted and no pin is left.
+Checked after every cut: a record refers only to buckets that are there and pinned (I10); a cursor recovers as it was
+before or after the write that was cut (I1, I2, I3, I9), and the same again (I5); and once no record needs a bucket, all
+are deleted and no pin is left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Broker:
     def __init__(self, store):
         self.store = store
         self.references = BucketReferences(store)
-        # What an index would recover: each bucket that is there, whole or not.
+        # The buckets that an index would recover: each one that is there, whole or not.
         self.live = dict.fromkeys(store.ledgers.owned_by(BUCKETS), 1)
         self.shared = SharedHoles(store, lambda: [LiveBucket(*item) for item in self.live.items()])
         self.cursors = {name: self.open(name) for name in SUBSCRIPTIONS}
@@ -193,7 +193,7 @@ def check_references(store):
 
 
 def check_recovered(run, *, exactly=False):
-    """Open what the disk has, twice; then acknowledge all, and see that nothing is left of the buckets."""
+    """Open the disk twice; then acknowledge all, and see that nothing is left of the buckets."""
     store = MemoryStore(run.store.disk)
     check_references(store)
     broker = Broker(store)
@@ -300,7 +300,7 @@ def shared_and_unpinned(holes, state, buckets, share=CursorHoles.share):
 
 
 def buckets_that_go_on(shared, buckets=SharedHoles.buckets):
-    """What is left in memory of each bucket, in place of what is stored: an entry has become another."""
+    """The part of each bucket in memory, in place of the stored one: an entry has become another."""
     return tuple(
         each._replace(
             bitmaps={
@@ -321,8 +321,8 @@ PLANTED = {
     "a bucket is deleted without asking": [(Broker, "drop", drop_without_asking)],
     "the pin comes after the record": [(HolePins, "pin", pin_later), (HolePins, "keep_only", keep_only_and_pin)],
     "the pin of the record before goes first": [(CursorHoles, "share", shared_and_unpinned)],
-    "the base is not what is stored": [(SharedHoles, "buckets", buckets_that_go_on)],
-    "an open lets go of what its record needs": [(CursorHoles, "find_pins", take_nothing_over)],
+    "the base is not the stored one": [(SharedHoles, "buckets", buckets_that_go_on)],
+    "an open lets a bucket go that its record needs": [(CursorHoles, "find_pins", take_nothing_over)],
     "pins are never let go of": [(HolePins, "keep_only", lambda pins, needed: iter(()))],
 }
 

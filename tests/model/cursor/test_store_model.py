@@ -24,7 +24,7 @@ SURPLUS = st.sampled_from([0, 0, 0, 1, -1])
 
 
 def outcome(call):
-    """What a call returns, or which refusal it raises."""
+    """The result of a call, or the refusal that it raises."""
     try:
         return call()
     except (StoreError, ValueError) as error:

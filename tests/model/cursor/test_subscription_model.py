@@ -1,4 +1,4 @@
-"""The limits of a subscription in random schedules, and what each kind of bug looks like there.
+"""The limits of a subscription in random schedules, and the effect of each kind of bug there.
 
 `SCHEDULES` says how many, `FIRST_SCHEDULE` from which seed on: a failure names its seed.
 """
@@ -25,7 +25,7 @@ from schedule_stories import Story
 
 
 def run(seed, **settings):
-    """Run the schedule of a seed, which seldom crashes: what fails is what `Schedule(seed, settings).run()` repeats."""
+    """Run the schedule of a seed, which seldom crashes: `Schedule(seed, settings).run()` repeats a failure."""
     settings = replace(BrokerSimulation(seed).settings, crash_weight=1, reconfigures=False, **settings)
     try:
         BrokerSimulation(seed, settings).run(range(70))
@@ -55,7 +55,7 @@ class GatedStory(Story):
         self("publish", count)
 
     def dispatch(self, count, consumer="a"):
-        """Send, and return the numbers of what went out."""
+        """Send, and return the numbers of the sent messages."""
         before = set(self.side.model.in_flight)
         self("dispatch", consumer, count)
         return sorted(set(self.side.model.in_flight) - before)
@@ -146,7 +146,7 @@ def puts_a_lower_range_in_the_place_of_a_longer_one():
 def acks_while_all_acks_are_young():
     story = GatedStory(config=CursorConfig(become_old_ack_record_seconds=60))
     story.send_and_ack_every_other()
-    # What is in flight keeps it shut, which no persist can change.
+    # The messages in flight keep it closed, which no persist can change.
     assert story.side.subscription.usage().reserved_bytes > 0.8 * 1_024
     story.finish()
 

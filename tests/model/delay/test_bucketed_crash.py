@@ -1,4 +1,4 @@
-"""The process dies at each mutation of the storage in turn, before or after it: what does a recovery deliver?
+"""The process dies at each mutation of the storage in turn, before or after it, and the deliveries are checked.
 
 Each message that is not acked, none before its time, none twice; and a `clear` leaves nothing behind.
 """
@@ -31,7 +31,7 @@ FAR = 1_000_000
 
 
 class Broker:
-    """A log, what is durably acked in it, and a clock: all that survives a crash beside the storage."""
+    """A log, its durable acks, and a clock: all that survives a crash beside the storage."""
 
     def __init__(self) -> None:
         self.log: list[Position] = []
@@ -41,7 +41,7 @@ class Broker:
 
 
 class Process:
-    """One life of a subscription: an index, and what was delivered."""
+    """One life of a subscription: an index, and its deliveries."""
 
     def __init__(self, broker, index) -> None:
         self.broker, self.index = broker, index
@@ -120,7 +120,7 @@ def workload(store, broker):
 
 
 def all_of_it() -> tuple[int, Counter[str]]:
-    """Return how often the whole workload changes what is stored, and what its indexes did."""
+    """Return how often the whole workload changes the storage, and the counts of its indexes."""
     store = MemoryStore()
     indexes = {id(process.index): process.index for process in workload(store, Broker())}
     done: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """The bucketed index against a dict, with storage that fails, crashes, seeks and a clock that jumps.
 
-One subscription reads a log of ledgers with three messages each, acks at random what it was given, and is restarted.
-What it was not given it is given again; nothing early, nothing twice while it lives, nothing lost.
+One subscription reads a log of ledgers with three messages each, acks some of its deliveries at random, and is
+restarted. Undelivered messages are delivered again; nothing early, nothing twice while it lives, nothing lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ settings = st.builds(
 
 
 class BucketedMachine(RuleBasedStateMachine):
-    """`held` is what must wait; `given` what the subscription has got since its reader began."""
+    """`held` are the messages that must wait; `given` those that the subscription got since its reader began."""
 
     @initialize(config=settings)
     def open(self, config):

@@ -22,15 +22,16 @@ delays = st.sampled_from([NO_DELAY, 0, 9, 64]) | st.integers(1, 200)
 
 
 class Reader:
-    """A subscription's dispatcher: reads the log in order, skips what it is told to, polls for it later."""
+    """A subscription's dispatcher: reads the log in order, skips as the tracker requests, polls for these messages
+    later."""
 
     def __init__(self, index: TopicDelayIndex, log: list[Position], *, is_attached: bool) -> None:
         self.acked: set[Position] = set()
         self.log = log
         self.is_attached = is_attached
-        self.begin_anew(index)
+        self.forget_reads(index)
 
-    def begin_anew(self, index: TopicDelayIndex) -> None:
+    def forget_reads(self, index: TopicDelayIndex) -> None:
         self.view = index.open_view(lambda position: position in self.acked)
         if self.is_attached:
             self.view.attach(self)
@@ -111,7 +112,7 @@ class DelayMachine(RuleBasedStateMachine):
 
     @rule(which=subscriptions, pick=st.integers(0, 99))
     def read_again(self, which, pick):
-        """After a failed read, or for the replay of what was delivered or handed out."""
+        """After a failed read, or for the replay of messages that were delivered or handed out."""
         reader = self.readers[which]
         again = [position for position in self.log[: reader.next_read] if position not in reader.acked]
         if again:
@@ -159,7 +160,7 @@ class DelayMachine(RuleBasedStateMachine):
     @rule(which=subscriptions)
     def reopen(self, which):
         self.readers[which].view.close()
-        self.readers[which].begin_anew(self.index)
+        self.readers[which].forget_reads(self.index)
 
     @invariant()
     def the_index_holds_each_message_once(self):

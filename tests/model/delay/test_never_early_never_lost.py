@@ -1,4 +1,4 @@
-"""What each tracker does at the edges of its promise: how early at most, how late at most, and that nothing is lost.
+"""Each tracker at the edges of its promise: how early at most, how late at most, and that nothing is lost.
 
 The times are those of the trackers' docstrings, written out.
 """

@@ -1,6 +1,6 @@
 """Whatever is sent, acked, taken back and persisted, in whatever order: no limit is passed, none sticks.
 
-The model counts everything anew each time, and says of each rule of three gates of one broker whether it is closed.
+The model recounts everything each time, and decides for each rule of three gates of one broker whether it is closed.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ class Sent(NamedTuple):
 
 
 class Waiter:
-    """Counts its calls; `is_due` is what the model says."""
+    """Counts its calls; `is_due` is the model's answer."""
 
     def __init__(self, consumer):
         self.consumer, self.calls, self.is_due = consumer, 0, False
@@ -56,7 +56,7 @@ class Waiter:
 
 
 class Dispatcher:
-    """A subscription that sends few messages, and what a plain recount makes of it."""
+    """A subscription that sends few messages, and its numbers by a plain recount."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -107,7 +107,7 @@ class GateMachine(RuleBasedStateMachine):
     make_gate = DispatchGate
     make_broker = BrokerLimit
 
-    # Two limits on bytes lie one byte around what 27 of the largest ranges take.
+    # Two limits on bytes lie one byte around the size of 27 of the largest ranges.
     @initialize(
         bytes_limit=st.sampled_from([0, 1024, 1025, 1026, 1200]),
         ranges=st.sampled_from([0, 5, 30]),
@@ -167,7 +167,7 @@ class GateMachine(RuleBasedStateMachine):
         self.broker_closed[it] = (max(0, by_total), max(0, by_share))
 
     def broker_prefix(self, it, weights) -> int:
-        """What the broker lets through of new messages; closes for one that it refuses."""
+        """The new messages that the broker admits; closes for one that it refuses."""
         limit = self.broker_max or UNLIMITED
         if not self.is_broker_blocked and (fitting := self.longest(self.total(), weights, limit)):
             return fitting
@@ -178,7 +178,7 @@ class GateMachine(RuleBasedStateMachine):
         return granted
 
     def ask(self, it, consumer, needed) -> None:
-        """Each rule that does not stay closed opens and closes by what is needed."""
+        """Each rule that does not stay closed opens and closes by the needed room."""
         for r, name in it.keys(consumer):
             used = it.used(r, consumer)
             if used > it.closed.get((r, name), UNLIMITED):

@@ -1,7 +1,6 @@
 """Random schedules over two gates of one broker, as many as `GATE_SCHEDULES` says: no limit is passed by one byte.
 
-Each is short, and what is counted beside the gate are plain sums. An ack adds all of what was reserved for it, or
-nothing.
+Each is short, and the counts beside the gate are plain sums. An ack adds all of its reservation, or nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ COSTS = [[_SOME.randrange(3, 63) for _ in range(count)] for count in (1, 1, 1, 2
 
 
 class Dispatcher:
-    """Sums of what was sent, and of what its acks have left."""
+    """Sums of the sent messages, and of the bytes that their acks have left."""
 
     def __init__(self, rng, limits, broker):
         self.rng, self.limits = rng, limits
@@ -103,7 +102,7 @@ class Dispatcher:
 
 
 def run(seed: int) -> None:
-    """Run one schedule and check after each step what it touched, and at the end that nothing sticks."""
+    """Run one schedule and check the changed numbers after each step, and at the end that nothing sticks."""
     rng = random.Random(seed)
     limits = GateLimits(
         rng.choice((0, 1024, 1100)),

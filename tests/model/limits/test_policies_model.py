@@ -66,7 +66,7 @@ PUBLISH_MS = st.sampled_from([0, 1, 1_000, LAST_MS - 5, LAST_MS])
 
 
 def decided(policies, publish_ms, asked_ms):
-    """What is stored and whether that overrides the client, or the text of the refusal: the obvious way."""
+    """The stored value and whether it overrides the client's, or the text of the refusal: the obvious way."""
     asks = asked_ms >= 0
     if not policies.active:
         return -1, False
@@ -106,7 +106,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.may_disable = topic_may_disable
         self.namespace = DelayedDeliveryPolicies()
         self.topics = {"a": DelayedDeliveryPolicies(), "b": DelayedDeliveryPolicies()}
-        # What was written, field by field, and never taken back.
+        # The writes, field by field, and never taken back.
         self.written = {"a": {}, "b": {}, "namespace": {}}
         # Whose fixed delays were not kept when a broker was started with other properties, and were not since.
         self.broken = set()
@@ -173,19 +173,21 @@ class PolicyMachine(RuleBasedStateMachine):
     def check_counts(self, name, update):
         for field in FIELDS:
             value = getattr(update, field)
-            assert value in {None, getattr(self.applied(name), field)}, "what a topic was allowed to set does not count"
+            assert value in {None, getattr(self.applied(name), field)}, (
+                "a value that a topic was allowed to set does not count"
+            )
 
     @invariant()
     def what_was_not_named_is_kept(self):
         stored = {**self.topics, "namespace": self.namespace}
         for where, written in self.written.items():
-            assert stored[where] == DelayedDeliveryPolicies(**written), "an update changed what it did not name"
+            assert stored[where] == DelayedDeliveryPolicies(**written), "an update changed a field that it did not name"
 
     @invariant()
     def a_fixed_delay_is_kept(self):
         not_kept = self.not_kept()
         assert not_kept <= self.broken, "a fixed delay is in force and not kept"
-        # What is kept again may not be broken again.
+        # A policy that is kept again must not be broken again.
         self.broken = not_kept
 
     @invariant()
@@ -223,10 +225,8 @@ def test_the_oracle_catches_a_topic_that_escapes(monkeypatch):
 
 
 def test_the_oracle_catches_a_0_that_is_taken_for_unset(monkeypatch):
-    first_said = ackstate.limits.policies._first_said
-    monkeypatch.setattr(
-        ackstate.limits.policies, "_first_said", lambda *words: first_said(words[0] or None, *words[1:])
-    )
+    first_set = ackstate.limits.policies._first_set
+    monkeypatch.setattr(ackstate.limits.policies, "_first_set", lambda *words: first_set(words[0] or None, *words[1:]))
     with pytest.raises(AssertionError):
         resolve_like_the_model(P(max_delivery_delay_ms=0), P())
 
@@ -253,7 +253,7 @@ def test_the_oracle_catches_a_wrong_decision(monkeypatch, fixed_ms, asked_after_
 
 
 def test_the_model_catches_a_whole_object_post(monkeypatch):
-    """Pulsar's: what an update does not name becomes 0."""
+    """Pulsar's: a field that an update does not name becomes 0."""
 
     def whole(self, update):
         return replace(update, max_delivery_delay_ms=update.max_delivery_delay_ms or 0)
@@ -261,7 +261,7 @@ def test_the_model_catches_a_whole_object_post(monkeypatch):
     monkeypatch.setattr(DelayedDeliveryPolicies, "updated", whole)
     machine = machine_of()
     machine.set_namespace(P(tick_time_ms=1))
-    with pytest.raises(AssertionError, match="an update changed what it did not name"):
+    with pytest.raises(AssertionError, match="an update changed a field that it did not name"):
         machine.what_was_not_named_is_kept()
 
 
@@ -292,12 +292,12 @@ def test_the_model_catches_a_topic_whose_words_are_taken_and_not_heard(monkeypat
     monkeypatch.setitem(globals(), "check_topic_settable", lambda *policies, **more: None)
     machine = machine_of()
     machine.set_namespace(P(fixed_delivery_delay_ms=5))
-    with pytest.raises(AssertionError, match="what a topic was allowed to set does not count"):
+    with pytest.raises(AssertionError, match="a value that a topic was allowed to set does not count"):
         machine.set_topic("a", P(fixed_delivery_delay_ms=0))
 
 
 def test_the_model_catches_an_excuse_that_outlives_what_it_excused(monkeypatch):
-    """What was not kept once may not be broken for good."""
+    """A policy that was not kept once must not be broken for good."""
     monkeypatch.setattr(ackstate.limits.settable, "_breaks", lambda before, after: False)
     machine = machine_of()
     machine.set_namespace(P(fixed_delivery_delay_ms=5))

@@ -51,7 +51,7 @@ class Topic:
         self.open(**config)
 
     def open(self, **config):
-        """A crash, if it is not the first time; the disk is what is left."""
+        """A crash, if it is not the first time; only the disk is left."""
         self.store = Busy(self.store.inner.disk)
         self.cursor = ManagedCursor.open(
             self.store,

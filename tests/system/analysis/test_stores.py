@@ -1,4 +1,4 @@
-"""Real stores behind URLs: the commands answer as they do here, and a line says what a store does not do."""
+"""Real stores behind URLs: the commands answer as for local files, and a missing ability is reported in a line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def outcomes(commands, *, cwd, environment):
 
 
 def answers(commands, **where):
-    """Return what each command says on standard output."""
+    """Return the standard output of each command."""
     found = outcomes(commands, **where)
     assert [(each.status, each.err) for each in found] == [(0, "")] * len(found)
     return [each.out for each in found]
@@ -78,7 +78,7 @@ def days(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def here(days, tmp_path_factory):
-    """Return a directory of this machine, what the commands answer there, and the logs that they convert."""
+    """Return a directory of this machine, the answers of the commands there, and the logs that they convert."""
     root = tmp_path_factory.mktemp("here")
     return root, answers(commands(root, days), cwd=root, environment={}), days
 

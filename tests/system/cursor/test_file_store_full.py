@@ -32,7 +32,7 @@ def disk(tmp_path):
 
 
 def fill(disk, *, free=0):
-    """Let another file take what is free but for some bytes."""
+    """Fill the free space with another file, but for some bytes."""
     found = os.statvfs(disk)
     with (disk / "other").open("ab", buffering=0) as file:
         file.write(bytes(found.f_bavail * found.f_bsize - free))
@@ -90,7 +90,7 @@ def test_a_store_of_dead_bytes_opens_and_recovers_while_the_disk_is_full(disk, c
             cursor.ack_entries(1, [entry_id], now_ms=0)
             cursor.persist(now_ms=0)
         assert cursor.redelivery_if_crashed == 0
-        if compaction_size_min < DISK_SIZE:  # Else the log uses up what is laid out before it has to be compacted.
+        if compaction_size_min < DISK_SIZE:  # Else the log uses up the space laid out before it has to be compacted.
             put_many(store, 100)
 
 

@@ -29,7 +29,7 @@ def refusal_of(call, *args, **named):
 
 
 def entries_after_a_child_dropped_the_connection(directory):
-    """What a power cut leaves of three appends, after the first of which a child was forked and ended."""
+    """The result of a power cut after three appends, after the first of which a child was forked and ended."""
     store = SqliteStore(directory)
     ledger_id = store.ledgers.create("orders")
     store.ledgers.append(ledger_id, b"before")

@@ -458,7 +458,7 @@ class CloseOnlyOnce(BrokenStore):
     ("broken", "promise"),
     [
         (AppendAllStopsHalfway, "last after a refused append_all"),
-        (AppendAllSorts, "ids of append_all stand in the order"),
+        (AppendAllSorts, "ids of append_all are in the order"),
         (FenceIsIgnored, "append_all with a fenced ledger"),
         (FenceIsForgottenAtReopen, "append to a fenced ledger"),
         (FenceReturnsTheCount, "fence returns the last id"),

@@ -1,4 +1,4 @@
-"""What only a store on a real ZooKeeper server can meet: kills, lost sessions, other processes, limits, damage."""
+"""Events that only a store on a real ZooKeeper server meets: kills, lost sessions, other processes, limits, damage."""
 
 import contextlib
 import itertools
@@ -63,7 +63,7 @@ def open_store(server, root):
 
 @pytest.fixture
 def client(server):
-    """Somebody else, who keeps to no rules."""
+    """Another client, which keeps to no rules."""
     client = KazooClient(server.hosts)
     client.start()
     yield client
@@ -208,7 +208,7 @@ def test_owners_have_names_of_their_own():
 def test_a_name_that_we_do_not_write_is_damage(name):
     with pytest.raises(CorruptStateError):
         nodes.name_in_metadata(name)
-    if name != "%":  # That is nobody's owner.
+    if name != "%":  # That is not an owner's.
         with pytest.raises(CorruptStateError, match=nodes.OWNERS):
             nodes.owner_in_owners(name)
 
@@ -219,7 +219,7 @@ def test_a_chunk_with_a_strange_name_is_damage(name):
         nodes.entry_id_of(name)
 
 
-# What may be opened
+# Roots that may be opened
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_store_opened_to_read_reads_all_and_changes_nothing(open_store, open_t
         with pytest.raises(StoreError, match="opened to read"):
             call()
     assert snapshot(client, root) == before
-    # What others write meanwhile is seen, and one that opens the store to write removes what was left.
+    # Writes of others meanwhile are seen, and one that opens the store to write removes the remains.
     assert store.ledgers.append(ledger_id, b"later") == 2
     assert reader.ledgers.read(ledger_id, 2, 3) == [b"later"]
     open_store()
@@ -433,7 +433,7 @@ def test_a_value_that_cannot_fit_is_refused_before_it_is_sent(open_store, monkey
     monkeypatch.setattr(store._session, "_exchange", lambda requests: sent.append(len(requests)) or exchange(requests))
     with pytest.raises(PayloadTooLargeError, match="nothing was sent"):
         store.metadata.put("/largest", data + b"x", expected_version=version)
-    # One exchange: the look at what is there.
+    # One exchange: the look at the nodes.
     assert len(sent) == 1
     assert store.metadata.get("/largest") == Versioned(data, version)
 
@@ -444,7 +444,7 @@ def test_our_limit_is_below_the_servers_and_a_dropped_connection_is_found_again(
     with pytest.raises(StoreError, match="connection was lost"):
         careless.metadata.put("/a", bytes(1_048_576), expected_version=ABSENT)
     assert careless.metadata.get("/a") is None
-    # What the server takes is at least what we send by default.
+    # The server accepts at least the size that we send by default.
     largest = bytes(1_048_575 - 1_000)
     version = careless.metadata.put("/a", largest, expected_version=ABSENT)
     assert careless.metadata.get("/a") == Versioned(largest, version)
@@ -653,7 +653,7 @@ def test_a_value_made_again_is_not_taken_for_the_old_one(open_store, monkeypatch
 
 @pytest.mark.slow
 def test_values_come_and_go_side_by_side(open_store):
-    """The directories above them are made and deleted all the time, and nobody trips over that."""
+    """The directories above them are made and deleted all the time, and no call trips over that."""
     stores = [open_store(), open_store()]
     failures = []
 
@@ -825,7 +825,7 @@ def test_what_was_appended_survives_kills_in_order_and_whole(server, open_store)
     for _ in range(6):
         before = len(writer.appended)
         wait_until(lambda before=before: len(writer.appended) >= before + 3)
-        writer.stopping.wait(chance.random() * 0.05)  # Nobody sets it yet: a random moment.
+        writer.stopping.wait(chance.random() * 0.05)  # Not set yet: a random moment.
         server.kill()
         server.start()
     writer.stopping.set()
@@ -1198,7 +1198,7 @@ class Acker:
 
 
 def acked_in(hosts, root):
-    """What a recovery would find, seen through one server and without touching it."""
+    """The result of a recovery, seen through one server and without touching it."""
     with closing(ZooKeeperStore.open_to_read(hosts, root=root)) as store:
         (found,) = inspect_store(store)
         assert found.problems == ()
@@ -1215,11 +1215,11 @@ def test_a_cursor_goes_on_by_itself_when_servers_of_three_die_and_loses_nothing_
 
         def outlives(member, *, hangs_first=False):
             if hangs_first:
-                # So that it dies with a write that it has told nobody of.
+                # So that it dies with a write that no other server has.
                 member.pause()
             with acker.at_work():
                 if hangs_first:
-                    acker.stopping.wait(0.1)  # Nobody sets it yet.
+                    acker.stopping.wait(0.1)  # Not set yet.
                 else:
                     acker.gets_on()
                 member.kill()
@@ -1245,7 +1245,7 @@ def test_a_cursor_goes_on_by_itself_when_servers_of_three_die_and_loses_nothing_
 
 @pytest.mark.slow
 def test_an_owner_on_the_far_side_of_a_split_is_fenced_and_its_last_write_undone(ensemble, root):
-    """Its server leads no more when it comes back, and takes nothing of what it was sent meanwhile."""
+    """Its server leads no more when it returns, and takes nothing of the writes sent to it meanwhile."""
     far = ensemble.leader()
     near = ",".join(member.hosts for member in ensemble.members if member is not far)
     with open_at(far.hosts, root) as far_store, contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Holes and what acking them frees: against the acks themselves, made on a copy of the state."""
+"""Holes and the effect of acking them: compared with the acks themselves, made on a copy of the state."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def stories(draw):
 
 
 def assert_true(counts, acks, trimmed_below):
-    """Hold every hole, and every single ack, to what acking it does to a copy."""
+    """Compare every hole, and every single ack, with the effect of acking it on a copy."""
     state, ledgers = acked(counts, *acks, trimmed_below=trimmed_below)
     arguments = state.deleted, ledgers, state.mark_delete
     unacked = [

@@ -1,4 +1,5 @@
-"""What real 4.2.4 brokers wrote before they were killed: read as the restarted broker read it, and written the same.
+"""Records that real 4.2.4 brokers wrote before they were killed: read as the restarted broker read them, and written
+the same.
 
 Without deviation: each words entry of the sample has its ledgers in order, as ours have.
 """

@@ -48,7 +48,7 @@ def position_info_seeds():
             pulsar.PositionInfo(Position(3, 0), DeletedRanges(), batch),
         ):
             yield pulsar.encode_position_info(info, form=form)
-    # A range across ledgers, as old releases wrote it, and a field that nobody knows.
+    # A range across ledgers, as old releases wrote it, and an unknown field.
     yield bytes.fromhex("080310011a0c0a0408031005120408091002") + b"\x7a\x03abc"
 
 
@@ -126,7 +126,7 @@ def never_sealed(_choose, data):
 
 
 def sealed_as_a_rule(choose, data):
-    """A checksum that fits lets damage through to what stands behind it."""
+    """With a checksum that fits, damage reaches the code behind it."""
     return resealed(data) if len(data) >= 4 and choose.random() < 0.9 else data
 
 

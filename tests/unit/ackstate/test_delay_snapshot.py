@@ -1,4 +1,4 @@
-"""Pulsar's delay snapshots: there and back, byte for byte what protobuf's own runtime writes, and the golden files."""
+"""Pulsar's delay snapshots: there and back, byte for byte those of protobuf's own runtime, and the golden files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOLDEN = ROOT / "tests" / "golden"
 TIME_MAX = 2**63 - 1
 FIRST = [(1_700_000_000_000, 3, 7), (1_700_000_000_250, 3, 8), (1_700_000_000_250, 5, 0)]
 SECOND = [(1_700_000_300_000, 0, 70_000), (TIME_MAX, TIME_MAX, 2**32 - 1)]
-# What the golden files hold besides positions and times.
+# The contents of the golden files besides positions and times.
 GOLDEN_CHECKSUMS = (0xC8FE8A53, 0x7888287C)
 
 UINT64, BYTES, MESSAGE, ENUM = 4, 12, 11, 14

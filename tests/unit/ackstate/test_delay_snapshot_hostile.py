@@ -130,7 +130,7 @@ class TestWithout:
                 unseen += 1
                 assert [row[1:] for row in read] == [row[1:] for row in rows]
                 assert (read[0], read[-1]) == (rows[0], rows[-1])
-        # So many bits change one of the two middle times so little that the order of times is still right.
+        # This many bits change one of the two middle times so little that the order of times is still right.
         assert unseen == 10
 
     @pytest.mark.slow
@@ -141,7 +141,7 @@ class TestWithout:
                 read.append(decode_metadata(flipped, what="snapshot"))
             except AckStateError:
                 continue
-        # Nobody looks at the 32 bits in which each of the four bitmaps says where its only container begins.
+        # The 32 bits in which each of the four bitmaps says where its only container begins are not read.
         assert read.count(tuple(PLAIN)) == 4 * 32
         assert len(read) < len(PLAIN_BYTES) * 4
 

@@ -14,8 +14,8 @@ SECOND_MS = 1000
 
 
 def is_old(ruler, position, *, age_ms, now_ms):
-    frontier = ruler.frontier(age_ms, now_ms)
-    return frontier is not None and position <= frontier
+    old_up_to = ruler.old_up_to(age_ms, now_ms)
+    return old_up_to is not None and position <= old_up_to
 
 
 def test_the_story_of_pulsar_issue_19966():
@@ -32,22 +32,22 @@ def test_a_position_is_old_at_its_age_exactly():
     ruler = DeliveryRuler()
     ruler.record(P(3, 1), 1000)
     ruler.record(P(3, 5), 3000)
-    assert ruler.frontier(2000, 2999) is None
-    assert ruler.frontier(2000, 3000) == P(3, 1)
-    assert ruler.frontier(2000, 4999) == P(3, 1)
-    assert ruler.frontier(2000, 5000) == P(3, 5)
-    assert ruler.frontier(0, 3000) == P(3, 5)
-    assert ruler.frontier(2000, 999) is None
+    assert ruler.old_up_to(2000, 2999) is None
+    assert ruler.old_up_to(2000, 3000) == P(3, 1)
+    assert ruler.old_up_to(2000, 4999) == P(3, 1)
+    assert ruler.old_up_to(2000, 5000) == P(3, 5)
+    assert ruler.old_up_to(0, 3000) == P(3, 5)
+    assert ruler.old_up_to(2000, 999) is None
 
 
 def test_a_ruler_without_marks_calls_nothing_old():
     ruler = DeliveryRuler()
-    assert ruler.frontier(0, 2**70) is None
+    assert ruler.old_up_to(0, 2**70) is None
     ruler.record(P(3, 1), 0)
     ruler.clear()
-    assert ruler.frontier(0, 2**70) is None
+    assert ruler.old_up_to(0, 2**70) is None
     ruler.record(P(2, 0), -5)  # After a seek back the same clock may deliver lower positions.
-    assert ruler.frontier(5, 0) == P(2, 0)
+    assert ruler.old_up_to(5, 0) == P(2, 0)
 
 
 def test_a_redelivery_is_no_mark():
@@ -56,7 +56,7 @@ def test_a_redelivery_is_no_mark():
     for position in (P(3, 5), P(3, 4), P(2, 9)):
         ruler.record(position, 20)
     assert ruler.mark_count == 1
-    assert ruler.frontier(0, 10) == P(3, 5)
+    assert ruler.old_up_to(0, 10) == P(3, 5)
 
 
 def test_one_time_has_one_mark():
@@ -64,16 +64,16 @@ def test_one_time_has_one_mark():
     ruler.record(P(3, 5), 10)
     ruler.record(P(3, 7), 10)
     assert ruler.mark_count == 1
-    assert ruler.frontier(0, 10) == P(3, 7)
+    assert ruler.old_up_to(0, 10) == P(3, 7)
 
 
 def test_a_clock_that_goes_back_makes_younger():
     ruler = DeliveryRuler()
     ruler.record(P(3, 5), 100)
     ruler.record(P(3, 7), 40)
-    assert ruler.frontier(10, 60) is None
-    assert ruler.frontier(10, 109) is None
-    assert ruler.frontier(10, 110) == P(3, 7)
+    assert ruler.old_up_to(10, 60) is None
+    assert ruler.old_up_to(10, 109) is None
+    assert ruler.old_up_to(10, 110) == P(3, 7)
 
 
 def test_a_ruler_with_room_for_all_marks_is_exact():
@@ -81,7 +81,7 @@ def test_a_ruler_with_room_for_all_marks_is_exact():
     for entry in range(128):
         ruler.record(P(3, entry), 100 * entry)
     for now_ms in range(12_700, 30_000, 37):
-        assert ruler.frontier(12_345, now_ms) == P(3, min((now_ms - 12_345) // 100, 127))
+        assert ruler.old_up_to(12_345, now_ms) == P(3, min((now_ms - 12_345) // 100, 127))
 
 
 def test_an_answer_is_not_taken_back_when_its_mark_is_dropped():
@@ -93,15 +93,15 @@ def test_an_answer_is_not_taken_back_when_its_mark_is_dropped():
     for entry in range(128):
         ruler.record(P(3, entry), entry)
     ages = range(60, 92)
-    answers = [ruler.frontier(age, 127) for age in ages]
+    answers = [ruler.old_up_to(age, 127) for age in ages]
     assert answers == [P(3, 127 - age) for age in ages]
     ruler.record(P(3, 128), 128)
     assert ruler.mark_count < 100
-    assert [ruler.frontier(age, 127) for age in ages] == answers
+    assert [ruler.old_up_to(age, 127) for age in ages] == answers
     fresh = DeliveryRuler(marks_max=128)
     for entry in range(129):
         fresh.record(P(3, entry), entry)
-    assert [fresh.frontier(age, 127) for age in ages] != answers
+    assert [fresh.old_up_to(age, 127) for age in ages] != answers
 
 
 @pytest.mark.parametrize("marks_max", [127, 0, -1])
@@ -119,18 +119,18 @@ def test_a_refused_call_changes_nothing():
         (lambda: ruler.record(P(3, 6.5), 20), TypeError, "6.5"),
         (lambda: ruler.record(P(3, 6), 20.5), TypeError, "20.5"),
         (lambda: ruler.record(P(3, 6), None), TypeError, "None"),
-        (lambda: ruler.frontier(-1, 20), ValueError, "-1"),
-        (lambda: ruler.frontier(1.5, 20), TypeError, "1.5"),
-        (lambda: ruler.frontier(1, "20"), TypeError, "'20'"),
+        (lambda: ruler.old_up_to(-1, 20), ValueError, "-1"),
+        (lambda: ruler.old_up_to(1.5, 20), TypeError, "1.5"),
+        (lambda: ruler.old_up_to(1, "20"), TypeError, "'20'"),
         (lambda: DeliveryRuler(marks_max=128.0), TypeError, "128.0"),
     ]:
         with pytest.raises(error, match=text):
             refused()
     assert ruler.mark_count == 1
-    assert ruler.frontier(0, 20) == P(3, 5)
+    assert ruler.old_up_to(0, 20) == P(3, 5)
 
 
-# Bursts of records, each so many ms after the one before.
+# Bursts of records, each some ms after the one before.
 bursts = st.lists(
     st.tuples(st.integers(1, 90), st.sampled_from([0, 1, 1, 2, 7, 64, 1_000, 10**6])), min_size=1, max_size=8
 )
@@ -160,12 +160,12 @@ def test_the_four_promises(bursts, start, marks_max, age_ms, later):
     for entry, time in enumerate(sent_at):
         ruler.record(P(3, entry), time)
         assert ruler.mark_count <= marks_max
-        frontiers.append((time, ruler.frontier(age_ms, time)))
-    frontiers.append((sent_at[-1] + later, ruler.frontier(age_ms, sent_at[-1] + later)))
+        frontiers.append((time, ruler.old_up_to(age_ms, time)))
+    frontiers.append((sent_at[-1] + later, ruler.old_up_to(age_ms, sent_at[-1] + later)))
     last_old = -1
-    for at, (now, frontier) in enumerate(frontiers):
+    for at, (now, old_up_to) in enumerate(frontiers):
         sent = sent_at[: at + 1]
-        old = -1 if frontier is None else frontier.entry_id
+        old = -1 if old_up_to is None else old_up_to.entry_id
         assert old < 0 or now - sent[old] >= age_ms, "too young"
         assert old >= last_old, "went back"
         last_old = old
@@ -181,7 +181,7 @@ def test_huge_jumps_of_time_keep_to_the_bound(marks_max):
     for entry, time in enumerate(times):
         ruler.record(P(3, entry), time)
         assert ruler.mark_count <= marks_max
-        assert ruler.frontier(0, time) == P(3, entry)
+        assert ruler.old_up_to(0, time) == P(3, entry)
         ruler._check()
 
 
@@ -198,9 +198,9 @@ def test_no_age_starves_under_continuous_traffic(count, step_ms):
         assert not thinned or ruler.mark_count <= 8 + 5 * math.ceil(math.log2((time + 1) / 8))
         if thinned or entry % 9_973 == 0:
             for age_ms in (0, 7, 100, 3_000, 60_000, 600_000, 3_600_000):
-                frontier = ruler.frontier(age_ms, time)
-                waited_ms = time if frontier is None else time - frontier.entry_id * step_ms
-                assert frontier is None or waited_ms >= age_ms
+                old_up_to = ruler.old_up_to(age_ms, time)
+                waited_ms = time if old_up_to is None else time - old_up_to.entry_id * step_ms
+                assert old_up_to is None or waited_ms >= age_ms
                 assert waited_ms < age_ms * 4 / 3 + 1 + step_ms
 
 
@@ -208,12 +208,12 @@ def test_what_was_old_after_the_clock_went_back_stays_old_when_its_mark_is_dropp
     ruler = DeliveryRuler(marks_max=128)
     for entry_id in range(40):
         ruler.record(Position(3, entry_id), 100 * (entry_id + 1))
-    assert ruler.frontier(1_000_000, now_ms=1_004_000) == Position(3, 39)
-    assert ruler.frontier(1_000_000, now_ms=1_003_000) == Position(3, 29)
+    assert ruler.old_up_to(1_000_000, now_ms=1_004_000) == Position(3, 39)
+    assert ruler.old_up_to(1_000_000, now_ms=1_003_000) == Position(3, 29)
     for entry_id in range(89):
         ruler.record(Position(3, 40 + entry_id), 1_003_001 + entry_id)
-    assert ruler.frontier(1_000_000, now_ms=1_003_089) == Position(3, 29)
-    assert ruler.frontier(1_000_000, now_ms=1_004_000) == Position(3, 39)
+    assert ruler.old_up_to(1_000_000, now_ms=1_003_089) == Position(3, 29)
+    assert ruler.old_up_to(1_000_000, now_ms=1_004_000) == Position(3, 39)
 
 
 STEPS = st.lists(

@@ -52,15 +52,15 @@ def test_sent_by_and_sent_counts_are_as_by_every_mark(records, ledger_id, positi
 
 @given(count=st.integers(129, 400), step_ms=st.sampled_from([1, 7]), now_ms=st.integers(0, 3_000))
 def test_never_before_it_was_sent_and_old_as_for_the_frontier(count, step_ms, now_ms):
-    """Thinned or not; the frontier of a ruler that never was asked is of its marks alone."""
+    """Thinned or not; the old_up_to of a ruler that never was asked is of its marks alone."""
     ruler = DeliveryRuler(marks_max=128)
     for entry in range(count):
         ruler.record(P(3, entry), entry * step_ms)
-    frontier = ruler.frontier(100, now_ms)
+    old_up_to = ruler.old_up_to(100, now_ms)
     for entry in range(count):
         time = ruler.sent_by(P(3, entry))
         assert time >= entry * step_ms
-        assert (now_ms - time >= 100) == (frontier is not None and P(3, entry) <= frontier)
+        assert (now_ms - time >= 100) == (old_up_to is not None and P(3, entry) <= old_up_to)
     assert_as_by_every_mark(ruler, 3, BitMap(range(count + 5)))
 
 

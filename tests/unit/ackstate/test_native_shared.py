@@ -317,7 +317,7 @@ def table_after(words):
 
 
 def fields(data, words, base=0):
-    """What the bytes have where the rows of a table say."""
+    """The bytes at the rows of a table."""
     kinds = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q"}
     return {
         name: struct.unpack_from(kinds[kind], data, int(offset) + base)[0]

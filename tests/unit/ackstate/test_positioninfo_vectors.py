@@ -1,4 +1,4 @@
-"""What a real cursor of Pulsar 5.0.0-M1 held and the bytes that it wrote for it: ours are the same.
+"""States of a real cursor of Pulsar 5.0.0-M1 and the bytes that it wrote for them: ours are the same.
 
 Two named deviations.
 
@@ -99,8 +99,8 @@ def test_every_cursor_ledger_entry_is_read_and_written_as_recorded():
         assert encode_position_info(before, limits=limits) == in_order_of_ledger(as_words), case["id"]
         counts["dropped late"] += late > 0
         counts["order"] += in_order_of_ledger(as_words) != as_words
-        counts["cut list"] += limit_ranges(info.deleted, form=RangeForm.LIST, limits=limits).left_out > 0
-        counts["cut words"] += limit_ranges(info.deleted, form=RangeForm.WORDS, limits=limits).left_out > 0
+        counts["cut list"] += limit_ranges(info.deleted, form=RangeForm.LIST, limits=limits).excluded_count > 0
+        counts["cut words"] += limit_ranges(info.deleted, form=RangeForm.WORDS, limits=limits).excluded_count > 0
         for form, data, decoded in (
             (RangeForm.LIST, as_list, case["messageRangeDecoded"]),
             (RangeForm.WORDS, as_words, case["longArrayDecoded"]),

@@ -1,4 +1,4 @@
-"""Which ranges does a limit keep?"""
+"""The ranges that a limit keeps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def width(run):
 
 def check(ranges, kept_runs, selection):
     assert list(selection.kept.runs()) == kept_runs
-    assert selection.left_out == len(ranges) - sum(map(width, kept_runs))
+    assert selection.excluded_count == len(ranges) - sum(map(width, kept_runs))
     selection.kept._check()
 
 
@@ -86,9 +86,9 @@ def test_what_is_to_be_kept_always_goes_before_the_limit(ledgers, always, limit,
 @pytest.mark.parametrize("keep", Keep)
 def test_a_whole_ledger_of_the_largest_size_is_one_range(keep):
     ranges = ranges_of([(1, 0, ENTRY_ID_MAX + 1), (2, 0, ENTRY_ID_MAX), (3, 1, ENTRY_ID_MAX + 1)])
-    kept, left_out = select(ranges, range_count_max=1, keep=keep)
+    kept, excluded_count = select(ranges, range_count_max=1, keep=keep)
     assert list(kept.runs()) == [Run(1, 0, ENTRY_ID_MAX + 1)]
-    assert left_out == 2 * ENTRY_ID_MAX
+    assert excluded_count == 2 * ENTRY_ID_MAX
 
 
 @pytest.mark.parametrize("keep", Keep)

@@ -57,12 +57,12 @@ RECORDS = {
 every_record = pytest.mark.parametrize("name", RECORDS)
 
 
-# What is said when the search for the place finds nothing wrong.
+# The message if the search for the place finds nothing wrong.
 NOWHERE = ("protobuf can read", "all required fields", "text in UTF-8")
 
 
 def is_refused(decode, data):
-    """Tell whether bytes are refused, by no error but ours, which says where; they may be another record."""
+    """Return whether bytes are refused, by no error but ours, which says where; they may be another record."""
     try:
         found = decode(data, LEDGERS)
     except AckStateError as error:
@@ -378,7 +378,7 @@ def test_a_hundred_bytes_take_less_than_a_megabyte():
         input=json.dumps([data.hex() for data in inputs.values()]),
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    # The second time round, so that what a first call imports and sets up does not count.
+    # The second time round, so that imports and the set-up of a first call do not count.
     found = dict(zip(inputs, json.loads(ran.stdout)[len(inputs) :], strict=True))
     assert {outcome for outcome, _, _ in found.values()} == {"read", "refused"}
     assert max(grown for _, grown, _ in found.values()) > 0

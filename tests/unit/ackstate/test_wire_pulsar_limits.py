@@ -1,4 +1,4 @@
-"""What a record of Pulsar keeps under a limit, by each version's rule, and when it is compressed."""
+"""The acks that a record of Pulsar keeps under a limit, by each version's rule, and when it is compressed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_each_rule_keeps_what_it_says(rule, form, limit, kept):
     limits = Limits(range_count_max=limit, rule=rule)
     selection = limit_ranges(ACKED, form=form, limits=limits)
     assert str(selection.kept) == kept
-    assert selection.left_out == len(ACKED) - len(selection.kept)
+    assert selection.excluded_count == len(ACKED) - len(selection.kept)
     encoded = encode_position_info(PositionInfo(Position(0, 0), ACKED), form=form, limits=limits)
     assert str(decode_position_info(encoded).deleted) == kept
     if form is RangeForm.LIST:
@@ -100,9 +100,9 @@ def test_words_that_would_be_none_become_a_list(limit, is_list):
 
 @given(some_ranges, st.none() | st.integers(0, 40), st.sampled_from(LimitRule), st.sampled_from(RangeForm))
 def test_what_is_kept_is_a_copy_of_lowest_ranges(deleted, limit, rule, form):
-    kept, left_out = limit_ranges(deleted, form=form, limits=Limits(range_count_max=limit, rule=rule))
+    kept, excluded_count = limit_ranges(deleted, form=form, limits=Limits(range_count_max=limit, rule=rule))
     assert list(kept.runs()) == list(deleted.runs())[: kept.range_count]
-    assert left_out == len(deleted) - len(kept)
+    assert excluded_count == len(deleted) - len(kept)
     if limit is not None and rule is LimitRule.EXACT:
         assert kept.range_count == min(limit, deleted.range_count)
     before = deleted.copy()

@@ -1,4 +1,4 @@
-"""Which texts are paths and which are URLs, and what Spark is told of each."""
+"""Which texts are paths and which are URLs, and the location that Spark gets for each."""
 
 from __future__ import annotations
 

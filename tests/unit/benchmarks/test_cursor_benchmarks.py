@@ -1,4 +1,4 @@
-"""What the benchmarks of the cursor count is what a cursor does, at a size where it can be said beforehand."""
+"""The counts of the cursor's benchmarks are those of a cursor, at a size where they are known beforehand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of delayed messages measure and draw, at a size where it can be said beforehand."""
+"""The measurements and pictures of the benchmarks of delayed messages, at a size where they are known beforehand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker
 from ackstate.delay.position_set import PositionSet
 from benchmarks.delay import bench_bucketed, bench_index_memory, bench_isolation, bench_subscriptions, bench_throughput
-from benchmarks.delay.chart import Axis, Line, Mark, Panel, drawn
+from benchmarks.delay.chart import Mark, Panel, PanelAxis, PanelLine, drawn
 from benchmarks.delay.footprint import Ruler, bitmap_bytes, bitmaps_of, growth, in_new_process, owned_bytes
-from benchmarks.delay.isolation import BURDENS, DelayedTraffic, SubscriberKind, Topic, now_ms
+from benchmarks.delay.isolation import BURDENS, DelayedTraffic, IsolatedTopic, SubscriberKind, now_ms
 from benchmarks.delay.isolation_peers import ProposedTopic, TrackersTopic
 from benchmarks.delay.nothing_acked import NothingAcked
 from benchmarks.delay.pictures import PICTURES
@@ -166,7 +166,7 @@ def by_kind(topic):
 
 
 def test_the_burdens_are_what_they_are_called():
-    topic = stepped(Topic(SMALL, healthy=5, burdens=BURDENS), SMALL.ticks)
+    topic = stepped(IsolatedTopic(SMALL, healthy=5, burdens=BURDENS), SMALL.ticks)
     every = 40 * 20
     kinds = by_kind(topic)
     assert [each.kind for each in topic.subscribers].count(SubscriberKind.HEALTHY) == 5
@@ -182,7 +182,7 @@ def test_the_burdens_are_what_they_are_called():
 
 
 def test_one_that_is_handed_less_than_is_due_is_noticed():
-    topic = stepped(Topic(SMALL, healthy=2, burdens=()), 5)
+    topic = stepped(IsolatedTopic(SMALL, healthy=2, burdens=()), 5)
     topic.publish(5)
     assert topic.subscribers[1].poll(5)
     with pytest.raises(AssertionError):
@@ -235,9 +235,9 @@ def test_memory_is_measured_of_all_designs():
 
 
 def test_a_line_is_drawn_to_scale():
-    log = Axis("n", [(1, "1"), (100, "100")], is_log=True)
+    log = PanelAxis("n", [(1, "1"), (100, "100")], is_log=True)
     panel = Panel(
-        "<t>", log, Axis("ms", [(0, "0"), (10, "10")]), [Line("one", [(1, 0), (10, 5), (100, 20)], [(0, 10)])]
+        "<t>", log, PanelAxis("ms", [(0, "0"), (10, "10")]), [PanelLine("one", [(1, 0), (10, 5), (100, 20)], [(0, 10)])]
     )
     root = ET.fromstring(drawn("title", [panel]))
     assert [line.get("points") for line in root.iter(f"{SVG}polyline")] == ["0.0,230.0 200.0,115.0 400.0,0.0"]
@@ -247,8 +247,8 @@ def test_a_line_is_drawn_to_scale():
 
 
 def test_a_mark_spans_its_figures_and_names_do_not_overlap():
-    x, y = Axis("n", [(0, "0"), (4, "4")]), Axis("", [(0, "0"), (100, "100")])
-    lines = [Line(name, [(0, 0), (4, at)]) for name, at in (("low", 10), ("same", 10), ("high", 90))]
+    x, y = PanelAxis("n", [(0, "0"), (4, "4")]), PanelAxis("", [(0, "0"), (100, "100")])
+    lines = [PanelLine(name, [(0, 0), (4, at)]) for name, at in (("low", 10), ("same", 10), ("high", 90))]
     root = ET.fromstring(drawn("", [Panel("", x, y, lines, [Mark("theirs", 2, 50, 100)])]))
     (mark,) = (line for line in root.iter(f"{SVG}line") if line.get("class") == "mark")
     assert (mark.get("x1"), mark.get("y1"), mark.get("y2")) == ("200.0", "0.0", "115.0")

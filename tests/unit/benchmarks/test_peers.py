@@ -1,4 +1,4 @@
-"""What the range store is measured against holds and counts the same, or the comparison would say nothing."""
+"""The peers of the range store hold and count the same; else the comparison would show nothing."""
 
 from __future__ import annotations
 

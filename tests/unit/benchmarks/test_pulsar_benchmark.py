@@ -15,7 +15,14 @@ from ackstate.analysis.workloads.delayed_messages import TICK_MS
 from ackstate.wire.pulsar import decode_position_info
 from benchmarks.measurement import RESULTS
 from benchmarks.pulsar import tasks, workloads
-from benchmarks.pulsar.bench_pulsar import CHECKED_ACKS, CHECKED_HOLES, FORMS, DisagreementError, Rows, measured
+from benchmarks.pulsar.bench_pulsar import (
+    CHECKED_ACKS,
+    CHECKED_HOLES,
+    FORMS,
+    ComparisonRows,
+    DisagreementError,
+    measured,
+)
 from benchmarks.pulsar.ours import Ours
 from benchmarks.pulsar.page import PAGE, PICTURE, page, verdict
 from benchmarks.pulsar.picture import drawn
@@ -36,8 +43,8 @@ class LosesAnAck:
     def __init__(self):
         self._ours = Ours()
 
-    def ask(self, command, **options):
-        answer = self._ours.ask(command, **options)
+    def run(self, command, **options):
+        answer = self._ours.run(command, **options)
         return answer | {name: answer[name] - 1 for name in ("acked", "drained", "found", "held") if name in answer}
 
 
@@ -92,7 +99,7 @@ def test_a_file_has_what_was_written(tmp_path):
 @pytest.mark.slow
 def test_our_results_are_the_expected_ones(tmp_path):
     report, sides = Report(), [Ours()]
-    rows = Rows(report)
+    rows = ComparisonRows(report)
     for task in tasks.all_tasks(tmp_path, SMALL):
         if task.command != "weigh_delays" and task.only != PULSAR:
             rows.put(task, measured(task, sides, is_quick=True))
@@ -115,7 +122,7 @@ def test_a_different_result_is_not_timed(tmp_path):
 @pytest.mark.parametrize("holes", FULL.holes)
 def test_our_persists_include_compactions(tmp_path, holes):
     file = workloads.written(workloads.every_other(holes + FULL.persisted), tmp_path / "acks")
-    answer = Ours().ask("ack", file=file, holes=holes, acks=FULL.persisted, list=1, persist=1)
+    answer = Ours().run("ack", file=file, holes=holes, acks=FULL.persisted, list=1, persist=1)
     # The first is of the holes, before the acks.
     assert answer["snapshots"] >= 2
     assert answer["bytes"] > 90 * FULL.persisted
@@ -128,7 +135,7 @@ def test_pulsars_record_has_the_state_of_our_cursor(tmp_path, side, form):
     log = LedgerMap.from_counts({workloads.FIRST_LEDGER: workloads.LEDGER_SIZE, workloads.FIRST_LEDGER + 1: 1})
     info = decode_position_info(b64decode(Results.read().records[side][form]), log)
     file = workloads.written(rows, tmp_path / "acks")
-    ours = Ours().ask("ack", file=file, holes=CHECKED_HOLES, acks=CHECKED_ACKS, list=1, persist=1)
+    ours = Ours().run("ack", file=file, holes=CHECKED_HOLES, acks=CHECKED_ACKS, list=1, persist=1)
     assert info.position == Position(ours["mark_delete_ledger"], ours["mark_delete_entry"])
     assert (info.deleted.range_count, len(info.deleted)) == (ours["ranges"], ours["acked"])
     assert [run.first for run in info.deleted.runs()] == sorted(rows[:, 1].tolist())
@@ -139,7 +146,7 @@ def test_pulsars_record_has_the_state_of_our_cursor(tmp_path, side, form):
 
 def test_a_side_that_is_not_measured_has_the_figure_of_the_row_beside():
     report = Report()
-    rows = Rows(report)
+    rows = ComparisonRows(report)
     first = Row("both", "us", each=1e3, grows=True)
     rows.put(Task((first,), "ack", {}, {}), {OURS: [{"nanos": 1_000}, {"nanos": 3_000}], PULSAR: [{"nanos": 8_000}]})
     second = Row("one", "us", each=1e3, beside="both")

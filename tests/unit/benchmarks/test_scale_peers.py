@@ -1,4 +1,4 @@
-"""What the estimate is held against finds the same, and its CPU seconds are those of all processes."""
+"""The peers of the estimate find the same, and its CPU seconds are those of all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of the subscription count and draw, at a size where it can be said beforehand."""
+"""The counts and pictures of the subscription's benchmarks, at a size where they are known beforehand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ack_many` and `nack_many` of a subscription: lists do what single calls do, all of it or nothing."""
+"""`ack_many` and `nack_many` of a subscription: a list has the effect of single calls, all of it or nothing."""
 
 from __future__ import annotations
 

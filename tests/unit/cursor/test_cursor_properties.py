@@ -1,4 +1,4 @@
-"""What an application attaches to a cursor, and to a mark-delete."""
+"""Properties that an application attaches to a cursor, and to a mark-delete."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The cursor does in Pulsar's format what the cursor of managed-ledger 5.0.0-M1 did, in every recorded case.
+"""In Pulsar's format the cursor behaves like that of managed-ledger 5.0.0-M1, in every recorded case.
 
-After each operation ours must equal `Model`, a plain account of what it promises, and what was recorded. Where the two
-differ a `Deviation` must have its reason there; then ours goes on from the recorded state, so that every operation is
-compared. K8 and the like are numbers of Pulsar's known defects, which are not copied; K5, a limit that keeps one range
-too many, is of 4.2.4 and not in this recording.
+After each operation ours must equal `Model`, a plain account of its promises, and the recording. Where the two differ a
+`Deviation` must have its reason there; then ours goes on from the recorded state, so that every operation is compared.
+K8 and the like are numbers of Pulsar's known defects, which are not copied; K5, a limit that keeps one range too many,
+is of 4.2.4 and not in this recording.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RANGE = re.compile(r"\((\d+):(-?\d+)\.\.\d+:(\d+)\]")
 
 
 class Deviation(Enum):
-    """Why what was recorded may differ from what ours must be."""
+    """Why a recording may differ from ours."""
 
     HALF_APPLIED = "K8: Pulsar refuses a call and keeps a part of it in memory; ours keeps nothing of it"
     NEVER_HAD = "K9: Pulsar takes positions that the log never had; ours refuses them and has none in its state"
-    BELOW = "Pulsar refuses what is beyond the last entry, though the mark-delete is past it; ours takes it as acked"
+    BELOW = "Pulsar refuses a position beyond the last entry, though the mark-delete is past it; ours takes it as acked"
     LATE = "Pulsar forgets batches at or below the mark-delete only at a later write; ours at once"
-    UNACKED = "a cumulative ack of a batch replaces the words in Pulsar; in ours what was acked stays so"
+    UNACKED = "a cumulative ack of a batch replaces the words in Pulsar; in ours acked messages stay acked"
     ENTRY_LIMIT = "K1: in words Pulsar's limit counts entries and keeps whole ledgers; ours keeps the lowest ranges"
     LONE_BATCH = "K2: Pulsar does not write a batch ack while no range is there; ours does"
     METADATA_BATCH = "K4: Pulsar does not read batches back from the metadata record; ours does"
@@ -89,7 +89,7 @@ def ranges_of(text):
 
 
 def observed(state):
-    """What is compared of a recorded state; words end with one that is not 0."""
+    """The compared part of a recorded state; words end with one that is not 0."""
     batch = state["batch"]
     if batch is not None:
         batch = {text: words_of(mask_of(words)) for text, words in batch.items()}
@@ -98,14 +98,15 @@ def observed(state):
 
 
 class Model:
-    """What ours must be: sets of entries, all rules by enumeration."""
+    """The expected state of ours: sets of entries, all rules by enumeration."""
 
     def __init__(self, log, state):
-        """Begin with a recorded state, but for what ours never holds: see NEVER_HAD, HALF_APPLIED and LATE."""
+        """Begin with a recorded state, without the parts that ours never holds: see NEVER_HAD, HALF_APPLIED and
+        LATE."""
         self.log, self.has_batches, self.props = log, state["batch"] is not None, state["props"]
         self.acked, batch = entries_of(state["ind"]), state["batch"] or {}
         self.acked &= set(self.written())
-        self.completed = {}  # batches as they were before their last ack, while that is left out of what is durable
+        self.completed = {}  # batches as they were before their last ack, while that is excluded from the durable state
         self.batch = {p: mask_of(words) for text, words in batch.items() if (p := Position.parse(text)) in log}
         ledger_id, entry_id = state["md"]
         self.md, self.rp = Position(ledger_id, min(entry_id, log.entry_count(ledger_id) - 1)), Position(*state["rp"])
@@ -115,7 +116,7 @@ class Model:
         return [Position(ledger_id, entry_id) for ledger_id, n in self.log.counts().items() for entry_id in range(n)]
 
     def settle(self):
-        """Move the mark-delete over what follows it, and forget what is acked with it."""
+        """Move the mark-delete over the acks that follow it, and forget those."""
         while (following := self.log.next_valid(self.md)) in self.acked:
             self.md = following
         self.acked = {position for position in self.acked if position > self.md}
@@ -211,7 +212,7 @@ class Model:
         self.completed = {position: mask for position, mask in self.completed.items() if position in cut}
 
     def reopen(self, log, config, *, is_closed):
-        """What the last persist made durable, on the log as it is then."""
+        """The acks that the last persist made durable, on the log as it is then."""
         self.log = log
         self.acked -= self.cut(config, is_closed=is_closed)
         self.batch = dict(sorted((self.batch | self.completed).items())[: config.batch_count_max])
@@ -240,7 +241,7 @@ class Replay:
             batch_count_max=limits["maxBatchDeletedIndexToPersist"],
         )
         self.case, self.counts = case, Counter()
-        self.unwritten = set()  # why Pulsar's durable state is not what it has in memory
+        self.unwritten = set()  # why Pulsar's durable state is not its state in memory
         self.before = observed(case["init"])
 
     def play(self):
@@ -364,7 +365,7 @@ class Replay:
         self.cursor.reset(Position(*position), now_ms=0)
 
     def taint(self, state):
-        """What a recorded state holds that ours never does."""
+        """The parts of a recorded state that ours never has."""
         md, acked, found = Position(*state["md"]), entries_of(state["ind"]), set()
         batches = set(map(Position.parse, state["batch"] or ()))
         named = acked | batches | ({md} if md.entry_id >= 0 else set())
@@ -377,7 +378,7 @@ class Replay:
         return found
 
     def called(self, name, args, is_refused, was_refused):
-        """Which deviations a call may show, each with what may differ then."""
+        """The deviations that a call may show, each with the differences that it allows."""
         everything = set(self.before)
         if is_refused:
             return {Deviation.HALF_APPLIED if was_refused else Deviation.NEVER_HAD: everything}
@@ -389,7 +390,7 @@ class Replay:
         return {}
 
     def reopened(self, name):
-        """The same of a crash or a close, and what is read back after it."""
+        """The same for a crash or a close, and the state that is read back after it."""
         if name == "addEntries":
             return {}
         reasons = set(self.unwritten)

@@ -64,7 +64,7 @@ class Topic:
         return self.log.publish(messages)
 
     def dispatch(self, *, now_ms, consumers=("a",), count=10):
-        """Let each subscription send what it may, and return the positions that came, of each."""
+        """Dispatch once with each subscription, and return the sent positions of each."""
         return [
             [sent.position for consumer in consumers for sent in each.dispatch(consumer, count, now_ms=now_ms)]
             for each in self.subscriptions

@@ -1,4 +1,4 @@
-"""A subscription with any tracker of delayed messages, on real stores: what a crash, a seek and a stale index do."""
+"""A subscription with any tracker of delayed messages, on real stores, through a crash, a seek and a stale index."""
 
 import pytest
 

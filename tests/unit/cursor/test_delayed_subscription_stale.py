@@ -33,7 +33,7 @@ def misled_feed(topic, times_ms):
 
 
 def misled_snapshot(topic, times_ms):
-    """A crash ago somebody stored other times."""
+    """A crash ago, another owner stored other times."""
     config = DelayConfig(is_deliver_at_time_strict=True, min_index_count_per_bucket=1)
     index = BucketedDelayIndex(config, storage=topic.trackers.storage(topic, "s"))
     for number, time_ms in sorted(times_ms.items()):

@@ -35,7 +35,7 @@ def test_a_key_stays_with_one_consumer_while_its_delayed_messages_fall_due(make_
 
 @every_tracker
 def test_what_falls_due_of_a_key_waits_for_the_consumer_that_has_it(make_trackers):
-    """Its own consumer wants no more for now; nobody else gets it, and nothing else is held up."""
+    """Its own consumer takes no more for now; no other gets it, and nothing else is held up."""
     topic = DelayedTopic(make_trackers(), kind=SubscriptionType.KEY_SHARED)
     for consumer in "ab":
         topic.subscriptions["s"].consumer_opened(consumer)
@@ -76,7 +76,7 @@ def test_types_that_keep_the_order_do_not_delay(make_trackers, kind):
 
 
 class Registry(Views):
-    """What a broker has: one registry for all topics."""
+    """The delay indexes of a broker: one registry for all topics."""
 
     def start(self, topic, now_ms):
         self.registry = DelayIndexRegistry(tick_time_ms=TICK_MS)
@@ -110,7 +110,7 @@ def test_a_topic_has_one_index_as_long_as_it_has_subscriptions():
 
 
 class Clock:
-    """Rises by one for whoever asks."""
+    """Rises by one at each reading."""
 
     def __init__(self):
         self.now_ms, self._lock = 0, threading.Lock()

@@ -1,4 +1,5 @@
-"""The parts of a subscription, one by one: its consumers, what waits, what is on its way, and the queue of holes."""
+"""The parts of a subscription, one by one: its consumers, waiting messages, messages in flight, and the queue of
+holes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def waiting_messages(owners=None):
     return ReplayQueue(lambda key: owners.get(key, ""), became_ready=lambda position: None)
 
 
-# What waits
+# Waiting messages
 
 
 def test_consumers_that_come_and_go_leave_nothing_behind():
@@ -101,7 +102,7 @@ def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
     waiting._check()
 
 
-# What is on its way
+# Messages in flight
 
 
 def test_a_position_that_is_not_on_its_way_settles_nothing():
@@ -179,7 +180,7 @@ def all_offered(queue, topic, ready):
 
 
 def sent(queue, ready, count):
-    """The first so many that are offered, each of which is sent."""
+    """The first `count` that are offered, each of which is sent."""
     found = []
     for position in queue.offered(ready):
         ready.discard(position)
@@ -216,7 +217,7 @@ def test_what_was_noted_late_counts_as_it_is_now():
 
 
 def noted_as_filled(seed, count=150):
-    """Ack, send and give back at random, tell a queue of it now and then: in the end it has what a new one has."""
+    """Ack, send and give back at random, update a queue now and then: in the end it equals a new one."""
     rng = random.Random(seed)
     topic = acked_topic(count, [])
     ready = PositionSet()
@@ -269,7 +270,7 @@ def test_a_hole_whose_first_message_was_acked_meanwhile_is_offered_further_on():
     queue.fill(ready)
     offered = queue.offered(ready)
     assert next(offered) == topic.positions[0]
-    ready.discard(topic.positions[0])  # It was given away, and acked at once: nobody has told the queue yet.
+    ready.discard(topic.positions[0])  # It was given away, and acked at once: the queue has not been updated yet.
     topic.ack(0)
     assert next(offered) == topic.positions[1]
     ready.discard(topic.positions[1])

@@ -108,7 +108,7 @@ def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
     found = by_first(topic)
     assert (found[0].why, found[0].age_ms) == (HoleReason.IN_FLIGHT, None)
     assert (found[50].why, found[50].detail, found[50].age_ms) == (HoleReason.DATA_LOST, "data lost", None)
-    # Acking it is what an operator would do, and works.
+    # Acking it is an operator's remedy, and works.
     topic.ack(0, 50)
     assert topic.subscription.explain_holes() == []
     assert topic.cursor.mark_delete_position == topic.positions[51]
@@ -141,7 +141,7 @@ def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many()
     assert hole.detail == "43 of 64 looked at, of 299, messages: given back by 'a'"
 
 
-# What it costs, in which order, and what acking frees.
+# Costs, their order, and the effect of acking.
 
 
 def staircase():
@@ -423,5 +423,5 @@ def test_to_give_back_what_is_unknown_or_not_on_its_way_does_nothing():
     before = snapshot(topic)
     assert topic.nack(1, 5, 14) == [False, False, False]  # acked, waiting, never sent
     assert topic.subscription.nack(Position(777, 0)) is False
-    assert topic.subscription.consumer_closed("nobody") == 0
+    assert topic.subscription.consumer_closed("absent") == 0
     assert snapshot(topic) == before

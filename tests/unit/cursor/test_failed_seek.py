@@ -1,4 +1,4 @@
-"""A seek whose write failed: the disk holds the cursor as it was or begun anew, and what is said is true of either."""
+"""A seek whose write failed: the disk holds the cursor as it was or restarted, and each report is true of either."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_gauge_counts_all_that_may_come_back(store, log, config, outcome):
     cursor.persist(now_ms=0)
     cursor.mark_delete(P(3, 5), now_ms=0)
     seek_in_vain(cursor, store, P(3, 2), outcome)
-    # 3:2 to 3:5, 3:7 and 5:1; of the first, what a range of its own would take is nothing.
+    # 3:2 to 3:5, 3:7 and 5:1; in the first state, a range of its own would take nothing.
     assert (cursor.redelivery_if_crashed, cursor.persisted_mark_delete_position) == (6, P(3, 1))
     assert cursor.view.unpersisted_record_bytes == cursor.stats().record_bytes
     cursor.ack(P(3, 8), now_ms=1)
@@ -77,7 +77,7 @@ def test_the_gauge_counts_all_that_may_come_back(store, log, config, outcome):
 
 
 def test_of_two_that_failed_the_one_counts_that_leaves_more_bytes(store, config):
-    """That is the upper one here: what a range begins with takes a byte more, and the limit is one of bytes."""
+    """That is the upper one here: the begin of a range takes a byte more, and the limit is one of bytes."""
     log = LedgerMap.from_counts({3: 300})
     cursor = open_cursor(store, log, config)
     cursor.ack_entries(3, range(11, 201), now_ms=0)
@@ -160,7 +160,7 @@ def test_a_seek_beyond_all_that_is_acked_voids_nothing_of_it(store, log, config,
     assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == before
     seek_in_vain(cursor, store, P(3, 2), outcome)
     seek_in_vain(cursor, store, P(5, 0), outcome)
-    # The lower one counts, and of it only what is above.
+    # The lower one counts, and of it only the acks above.
     assert cursor.redelivery_if_crashed == 3
     cursor.ack(P(3, 8), now_ms=2)
     assert cursor.redelivery_if_crashed == 4

@@ -102,7 +102,7 @@ def test_the_limit_of_the_metadata_store_cuts_until_the_ledger_is_back(store, lo
     assert (cursor.stats().redelivery_cut, cursor.redelivery_if_crashed) == (cut, cut)
     assert on_disk(store, log) == kept
     store.mend_ledgers()
-    # Nothing new was acked: what was cut is reason enough to write.
+    # Nothing new was acked: the excluded acks are reason enough to write.
     assert cursor.view.is_persist_due(now_ms=2)
     result = cursor.tick(now_ms=2)
     assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.SNAPSHOT, cut, 0)
@@ -269,7 +269,7 @@ def test_after_a_failed_commit_of_sqlite_nothing_is_durable_until_it_is_opened_a
         receipt = cursor.ack_entries(3, range(1, 100_000, 2), now_ms=1)
         with files_that_cannot_grow(tmp_path / "store" / "ackstate.sqlite3-wal"), pytest.raises(StoreError):
             cursor.persist(now_ms=1)
-        # The files could grow again, but what is in memory may not be what is on the disk.
+        # The files could grow again, but the state in memory may differ from that on the disk.
         for now_ms in (2, 3_000):
             with pytest.raises(StoreError, match="close the store and open it again"):
                 cursor.persist(now_ms=now_ms)
@@ -315,7 +315,7 @@ def test_a_reset_that_neither_store_takes_leaves_all_as_it_was(store, log):
     store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError, match="no ledger can be written"):
         cursor.reset(P(3, 7), now_ms=1)
-    # Whether a crash would find it reset is unknown to the cursor, so the next persist writes what it has.
+    # Whether a crash would find it reset is unknown to the cursor, so the next persist writes its state.
     assert (cursor.durable(kept), str(cursor.deleted)) == (False, "[(3:49..3:50]]")
     assert cursor.persist(now_ms=2).route is PersistTarget.METADATA
     assert (cursor.durable(kept), on_disk(store, log)) == (True, "[(3:49..3:50]]")

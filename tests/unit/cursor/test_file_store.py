@@ -1,4 +1,4 @@
-"""What only the file store can meet: full disks, failed syncs, a crash at any call, other openers."""
+"""Events that only the file store meets: full disks, failed syncs, a crash at any call, other openers."""
 
 import os
 import shutil
@@ -142,7 +142,7 @@ def test_a_full_disk_refuses_the_call_and_the_store_goes_on():
             lambda: store.metadata.put("/a", b"x", expected_version=ABSENT),
         )
     ):
-        # The first is to be written over what is laid out; the others find nothing laid out, and try it alone, too.
+        # The first is to be written into the space laid out; the others find none, and try it alone, too.
         write, cut = ("write", LOG), ("truncate", LOG)
         expected = [write, cut] if number == 0 else [write, cut, write, cut]
         del directory.steps[:]

@@ -54,7 +54,7 @@ STATES = ["closed", "torn", "unmarked", "unfinished"]
 
 
 def leave(directory, state):
-    """Put a store in a state, and return what it holds there."""
+    """Put a store in a state, and return its contents there."""
     if state == "torn":
         content = (directory / LOG).read_bytes()
         (directory / LOG).write_bytes(content[: end_of(content) - 7])
@@ -74,7 +74,7 @@ def check_look(directory, state):
         assert state_of(copy) == held
         assert (copy.discarded is not None) == (state == "torn")
         assert snapshot(directory) == before, "opening the copy changed the store"
-        # What is written goes with the copy.
+        # Anything written to the copy goes with it.
         copy.ledgers.append(copy.ledgers.create("tried"), b"tried")
         copy.metadata.put("/tried", b"", expected_version=ABSENT)
         assert snapshot(directory) == before, "writing to the copy changed the store"

@@ -1,4 +1,4 @@
-"""What a file store finds at its opening: torn tails, damage, lost logs, other versions."""
+"""Findings of a file store at its opening: torn tails, damage, lost logs, other versions."""
 
 import itertools
 from contextlib import closing
@@ -29,11 +29,11 @@ def history():
     return history_of_calls()
 
 
-# What a crash tears
+# Tears by a crash
 
 
 def trimmed(files):
-    """The files as they are without what is laid out in advance, as after a cut."""
+    """The files without the space laid out in advance, as after a cut."""
     return copied(files, **{LOG: files[LOG][: end_of(files[LOG])]})
 
 
@@ -307,7 +307,7 @@ def test_the_check_catches_groups_that_count_wherever_they_stand(monkeypatch, en
 
 
 def whole_group_with_a_sector_of_zeros_up_to(trailer_bytes, monkeypatch):
-    """A log whose last group ends with zeros, of which a sector ends so many bytes into the trailer."""
+    """A log whose last group ends with zeros, of which a sector ends some bytes into the trailer."""
     files = {}
     with closing(FileStore.over(FakeDirectory(files), identity=b"of calls")) as store:
         store.ledgers.create("billing")
@@ -436,7 +436,7 @@ def golden_mark():
 
 
 def write_golden(files):
-    """What the golden files were written by."""
+    """The program that wrote the golden files."""
     with closing(FileStore.over(FakeDirectory(files), identity=b"identity")) as store:
         store.ledgers.create("billing")
         store.ledgers.append_all([(1, b"one"), (1, b""), (1, b"three")])

@@ -1,4 +1,4 @@
-"""A thread that is interrupted in a call on a file store: what becomes of it, and of the calls that share its sync."""
+"""A thread that is interrupted in a call on a file store: its outcome, and that of the calls that share its sync."""
 
 import itertools
 import sys
@@ -154,7 +154,7 @@ def test_a_call_interrupted_before_a_byte_of_it_is_written_is_undone(monkeypatch
 
 
 def test_a_call_interrupted_while_what_was_laid_out_is_cut_for_want_of_room_ends_the_store(monkeypatch):
-    """Nothing of it is to be seen, but it is not known what of the zeros would survive."""
+    """Nothing of it is visible, but it is not known which of the zeros would survive."""
     files = {}
     store = made(files)
     del files[LOG][end_of(files[LOG]) :]
@@ -182,7 +182,7 @@ def test_a_full_disk_whose_cut_was_interrupted_ends_the_store(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store.ledgers.append(1, b"x")
     monkeypatch.undo()
-    # The log is as long as before, but a power cut could bring back what was cut off.
+    # The log is as long as before, but a power cut could restore the part that was cut off.
     with pytest.raises(StoreError, match="interrupted"):
         store.ledgers.append(1, b"refused")
 

@@ -28,7 +28,7 @@ def history():
 
 
 def outcome_of(files):
-    """What an opening finds, or how it is refused, to the word."""
+    """The result of an opening, or its refusal, to the word."""
     try:
         with closing(opened(copied(files))) as store, store._log.reading() as index:
             columns = {number: (led.offsets, led.sizes, led.checksums) for number, led in index.ledgers.items()}
@@ -40,7 +40,7 @@ def outcome_of(files):
 
 
 def one_by_one(files):
-    """What an opening finds that reads no group but with the care that names what is wrong with it."""
+    """The result of an opening that reads each group with the care that names the damage."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LogReader, "_changes_at", lambda *_: [])
         return outcome_of(files)
@@ -135,7 +135,7 @@ def test_a_number_from_which_there_is_no_counting_on_is_refused_in_a_run_as_it_i
 
 
 def check_runs(count, identity):
-    """Groups of a log are read in runs: of so many, a few are read alone."""
+    """Groups of a log are read in runs: out of this many, a few are read alone."""
     files, alone = {}, []
     with closing(FileStore.over(FakeDirectory(files), identity=identity)) as store:
         store.ledgers.create("billing")
@@ -145,11 +145,11 @@ def check_runs(count, identity):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LogReader, "_group_at", lambda *given: alone.append(given) or group_at(*given))
         opened(files).close()
-    # The first, and that which what was read at once ends in.
+    # The first, and the one in which the bytes read at once end.
     assert len(alone) <= 2 + len(files[LOG]) // file_log._WINDOW
 
 
-# The address of a group begins anew at zero, too.
+# The address of a group starts over at zero, too.
 @pytest.mark.parametrize("identity", [bytes(8), ((1 << 64) - 50_000).to_bytes(8, "little")])
 def test_a_log_of_many_small_groups_is_read_in_runs(identity):
     check_runs(2_000, identity)
@@ -189,7 +189,7 @@ def test_the_check_catches_a_run_that_loses_its_last_group(history, monkeypatch)
 
 
 def check_windows(history):
-    """Groups may end with what is read at once, go beyond it, or be larger: all is held, and damage is found."""
+    """Groups may end with the bytes read at once, go beyond them, or be larger: all are held, and damage is found."""
     files, state = history[-1]
     damaged = copied(files)
     at = damaged[LOG].index(b"after the zeros")
@@ -216,7 +216,7 @@ def test_the_check_catches_a_group_of_which_no_more_is_read(history, monkeypatch
 
 
 def check_live_size():
-    """What counts as alive in the log is what a log of nothing else would hold, before and after an opening."""
+    """The live part of a log is as large as a log of nothing else, before and after an opening."""
     files, alive = {}, {1: [b"one", b"", bytes(700)], 3: [b"three"]}
     with closing(FileStore.over(FakeDirectory(files))) as store:
         for _ in range(3):

@@ -27,7 +27,7 @@ START = Position(0, -1)
 
 @dataclass(frozen=True)
 class Said:
-    """What a test has one record say."""
+    """The content of one record in a test."""
 
     mark_delete: Position = START
     acked: frozenset[Position] = frozenset()
@@ -187,7 +187,7 @@ def outcome(entries, *, bulk_count_min, discard_damaged=False):
 
 
 def outcome_of_both(entries, *, discard_damaged=False):
-    """What comes of a journal, whichever way it is read."""
+    """The result of a journal, whichever way it is read."""
     one_by_one = outcome(entries, bulk_count_min=ONE_BY_ONE, discard_damaged=discard_damaged)
     assert outcome(entries, bulk_count_min=AT_ONCE, discard_damaged=discard_damaged) == one_by_one
     return one_by_one

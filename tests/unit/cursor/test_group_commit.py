@@ -1,4 +1,4 @@
-"""Calls of many threads share a transaction and a sync, and each gets what it would have got alone."""
+"""Calls of many threads share a transaction and a sync, and each has the outcome that it would have alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Commits:
 
 
 class Caller(threading.Thread):
-    """A call in a thread of its own, and what it returned or raised."""
+    """A call in a thread of its own, with its result or error."""
 
     def __init__(self, call):
         super().__init__(daemon=True)
@@ -167,7 +167,7 @@ def test_a_lone_caller_that_is_refused_commits_nothing(store):
 
 
 class HeldUpList(list):
-    """Takes what is appended when it is told to."""
+    """Takes the appended entries on request."""
 
     def __init__(self):
         super().__init__()
@@ -201,7 +201,7 @@ def test_a_reader_does_not_see_what_is_not_committed(store):
     assert (writer.result(), reader.result()) == (0, 0)
 
 
-# What goes wrong for all, and what for one
+# Errors of all calls, and errors of one
 
 
 def test_damage_is_told_to_the_call_that_meets_it(store):

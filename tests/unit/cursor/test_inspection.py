@@ -1,4 +1,4 @@
-"""What an inspection says of a store: what a recovery would do with it, in the same numbers, without touching it."""
+"""The report of an inspection: the same numbers as those of a recovery, without touching the store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Planted:
             self.log = log.ledgers
         ledger_id = self.log.current_ledger_id
         self.cursor = self.open()
-        self.acked_by = []  # what each record added
+        self.acked_by = []  # the acks that each record added
         for number in range(ROUNDS):
             entries = [10 * number + 5, 10 * number + 7]
             self.cursor.ack_entries(ledger_id, entries, now_ms=0)
@@ -158,7 +158,7 @@ def test_what_is_no_cursor_is_passed_by():
     store = MemoryStore()
     store.metadata.put("/managed-ledgers/topic", b"of the topic", expected_version=ABSENT)
     store.metadata.put("/managed-ledgers/a/b/c", b"deeper", expected_version=ABSENT)
-    store.ledgers.create("cursor of somebody else")
+    store.ledgers.create("cursor of another owner")
     store.ledgers.create("cursor /managed-ledgers/a")
     assert find_cursors(store) == []
 
@@ -206,7 +206,7 @@ def test_what_a_crash_left_of_the_creation_of_a_cursor_is_no_lost_journal(has_lo
     assert planted.open().recovery_report.repair is Repair.NONE
 
 
-# --- problems and what a repair would do
+# --- problems and the effect of repairs
 
 
 @pytest.mark.parametrize(("form", "damage"), CASES)
@@ -238,7 +238,7 @@ def test_the_repair_that_keeps_more_comes_first_and_says_so():
     assert (first.repair, first.records_replayed, first.record_count) == (
         Repair.DISCARD_DAMAGED_RECORDS, 3, ROUNDS + 1,
     )  # fmt: skip
-    # What the damaged record added nobody knows; the others add up.
+    # The acks of the damaged record are unknown; the others add up.
     known = set().union(*(added for number, added in enumerate(planted.acked_by) if number != 2))
     kept = set().union(*planted.acked_by[:2])
     assert first.acks_given_up_min == len(known - kept) == 6
@@ -260,8 +260,8 @@ def test_acks_below_a_lost_mark_delete_position_are_counted(has_log):
     planted.cursor.persist(now_ms=0)
     damage_middle(planted)
     first, *_, last = planted.inspect().problems[0].repairs
-    # Entries 0 to 30 and the acks above; the records before the damage keep four of them. Without the log nobody
-    # knows how many entries the ledgers before had, nor where it begins.
+    # Entries 0 to 30 and the acks above; the records before the damage keep four of them. Without the log,
+    # neither the number of entries in the ledgers before nor their begin is known.
     known = 31 + 2 * 3
     assert (first.acks_given_up_min, last.acks_given_up_min) == (known - 4, known)
     assert last.mark_delete == (planted.log.first_position if has_log else None)

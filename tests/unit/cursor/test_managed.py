@@ -443,7 +443,7 @@ def test_damage_before_a_valid_record_is_refused(store, log, damage):
     before = store.mutation_count
     with pytest.raises(CorruptStateError, match="journal of /managed-ledgers/orders/billing"):
         open_cursor(store, log)
-    assert store.mutation_count == before, "what cannot be read was written to"
+    assert store.mutation_count == before, "an unreadable store was written to"
 
 
 def test_a_missing_journal_is_not_a_new_cursor(store, log):
@@ -567,7 +567,7 @@ def test_bytes_per_persist_do_not_grow_with_the_live_holes():
         cursor = open_cursor(MemoryStore(), log, compaction_bytes_min=0)
         cursor.ack_entries(1, range(1, 2 * holes, 2), now_ms=0)
         cursor.persist(now_ms=0)
-        # The bulk outweighs the empty first snapshot, so what follows it is a snapshot of all of it.
+        # The bulk outweighs the empty first snapshot, so the next record is a snapshot of all of it.
         cursor.ack(P(1, 2 * holes), now_ms=0)
         assert cursor.persist(now_ms=0).route is PersistTarget.SNAPSHOT
         before = cursor.stats().bytes_persisted

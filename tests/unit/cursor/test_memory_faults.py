@@ -1,4 +1,4 @@
-"""What a scripted fault does to the disk, to the call, and to the calls after it."""
+"""The effect of a scripted fault on the disk, on the call, and on the calls after it."""
 
 import pytest
 

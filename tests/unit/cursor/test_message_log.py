@@ -1,4 +1,4 @@
-"""The entries of a message log: what was published is read again, and damage is named."""
+"""The entries of a message log: published messages are read again, and damage is named."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_whoever_waits_is_woken_once_when_the_limit_frees(way):
     assert woken == ["b", "again"]
 
 
-# What goes out, and in which order.
+# The sent messages, and their order.
 
 HOLES = [0, 1, 3, 4, 5, 7, 9, 11, 12, 13, 14]
 """In holes that free, for each message: 7 bytes where the mark-delete position moves, 14/3, 14, 14 and 14/4."""
@@ -278,7 +278,7 @@ def test_the_hole_that_frees_most_for_each_message_goes_first_and_new_messages_s
     story = with_holes(sent_count, **limits)
     (reason,) = story.subscription.why_blocked()
     assert (reason.rule, reason.used) == (rule, used)
-    # What is above the highest acked message divides nothing: it is sent again last.
+    # Messages above the highest acked one divide nothing: they are sent again last.
     assert story.sent_one_by_one(consumer="quick") == [*BEST_FIRST, sent_count - 1]
     assert story.closed_rules == [rule]
     story.ack(*BEST_FIRST)
@@ -296,7 +296,7 @@ def test_after_a_restart_above_a_lowered_limit_unread_holes_are_filled_from_thei
     story.persist()
     story.restart(max_unacked_ranges=3)
     assert (story.used_ranges, story.cursor.mark_delete_position.entry_id) == (5, -1)
-    # What lies within 3 to 5 and 11 to 14 would divide them: there is no room for one more range.
+    # The messages within 3 to 5 and 11 to 14 would divide them: there is no room for one more range.
     assert story.sent(500) == [7, 9, 0, 1, 3, 5, 11, 14]
     assert story.used_ranges == 5
     assert story.closed_rules == [RANGES]
@@ -328,7 +328,7 @@ def test_a_wide_hole_is_filled_from_both_edges_at_a_full_range_limit():
 
 
 def filled_to_the_last_byte():
-    """The acks of 36 messages and what is reserved for 38 take every byte; 37 wait and are nobody's."""
+    """The acks of 36 messages and the reservations for 38 take every byte; 37 wait without one."""
     story = Story(max_unpersisted_ack_record_bytes=1_036)
     story.publish(400)
     assert story.sent() == [*range(73)]
@@ -446,7 +446,7 @@ def test_a_message_is_tried_as_often_as_the_options_say(tries_max):
 
 
 def test_poison_at_both_edges_of_the_only_hole_is_tried_again_rather_than_never():
-    # What lies between them would divide the hole, and there is no room for that.
+    # The messages between them would divide the hole, and there is no room for that.
     story = Story(max_unacked_ranges=1)
     story.publish(6)
     assert story.sent() == [0]
@@ -545,7 +545,7 @@ def test_delayed_messages_in_holes_are_not_sent_early_and_hold_up_no_other_hole(
 
 
 def could_be_sent(story):
-    """Return what waits below the highest acked message and has room for its ack."""
+    """Return the messages that wait below the highest acked one and have room for their acks."""
     highest = story.cursor.deleted.last_range()
     waiting = story.subscription._messages.waiting
     limit = story.subscription._gate.limits.max_unpersisted_ack_record_bytes

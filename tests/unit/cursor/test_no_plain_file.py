@@ -1,6 +1,6 @@
 """Whatever is no plain file in the place of a store's file is refused at once, by its name, and left as it is.
 
-What a store creates, only its owner may read.
+Files that a store creates are readable by their owner only.
 """
 
 import os
@@ -59,7 +59,7 @@ if os.geteuid() == 0:
 
 
 def outcome_of(opening, directory, *, hangs_after_s=10):
-    """What an opening raises, or a hang."""
+    """The error of an opening, or a hang."""
     raised = []
 
     def try_it():

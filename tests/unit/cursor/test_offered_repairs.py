@@ -100,7 +100,7 @@ def test_a_damaged_ledger_of_one_cursor_keeps_no_other_from_being_persisted_with
             results = persist_all([damaged, sound], now_ms=following)
             assert damaged.durable(receipts[0])
             assert sound.durable(receipts[1])
-            # What was appended is not known for certain: each goes on in a ledger of its own that is new.
+            # It is unknown which entries were appended: each continues in a new ledger of its own.
             assert [result.route for result in results] == [PersistTarget.SNAPSHOT] * 2
     with closing(SqliteStore(tmp_path / "store")) as store:
         for name in ("damaged", "sound"):

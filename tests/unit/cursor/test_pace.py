@@ -89,7 +89,7 @@ def test_with_a_chosen_age_young_acks_wait():
     assert cursor.stats().redelivery_young == 1
 
 
-# A clock that goes back, by much more than any interval. Then what waited for it waits no longer than it was to.
+# A clock that goes back, by much more than any interval. Then the waiting call waits no longer than it should.
 
 HOUR_MS = 3_600_000
 EARLIER_MS, LATER_MS = 7 * HOUR_MS, 8 * HOUR_MS

@@ -114,7 +114,7 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
 
 
 def test_each_that_could_not_be_written_anywhere_says_why_it_could_not(log):
-    """They shared one error, which said of each what became of all."""
+    """They shared one error, which reported the outcome of all for each."""
     store = MemoryStore(MemoryDisk())
     cursors = open_cursors(store, log, 3, metadata_bytes_max=10)
     acked(cursors)

@@ -94,7 +94,7 @@ class WatchedLock:
 
 
 class Call(threading.Thread):
-    """A call in a thread of its own, and what came of it."""
+    """A call in a thread of its own, and its outcome."""
 
     def __init__(self, call):
         super().__init__(daemon=True)
@@ -122,7 +122,7 @@ def acked(cursor):
 
 
 def found_by_a_crash(disk):
-    """What a recovery finds now. It is of a copy, because a recovery takes the cursor over."""
+    """The result of a recovery now. It is of a copy, because a recovery takes the cursor over."""
     copy = MemoryDisk()
     copy.ledgers, copy.values, copy.next_ledger_id = deepcopy(disk.ledgers), dict(disk.values), disk.next_ledger_id
     return acked(opened(MemoryStore(copy), NATIVE))
@@ -261,7 +261,7 @@ def test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early(name):
         scene.check_crash()
         scene.go_on()
         cursor, early = scene.cursor, [scene.early, scene.early_batch]
-        # What is left when a ledger has failed is planned anew, with all that has come in by then.
+        # The acks that are left when a ledger has failed are planned again, with all that has come in by then.
         has_all = scene.call is close or (name == "metadata" and boundary == 0)
         assert [cursor.durable(receipt) for receipt in early] == [not scene.is_reset] * 2
         assert [cursor.durable(receipt) for receipt in late] == [has_all] * 5

@@ -41,7 +41,7 @@ def payloads(log):
 
 
 class CountingLedgers:
-    """Passes on to a store's ledgers, and counts what is appended together."""
+    """Passes on to a store's ledgers, and counts the entries appended together."""
 
     def __init__(self, ledgers):
         self._ledgers = ledgers

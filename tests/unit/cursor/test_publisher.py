@@ -374,7 +374,7 @@ def test_a_topic_that_is_removed_is_forgotten_and_may_come_again():
     topic.counters.remove_topic(ORDERS)
     topic.counters.remove_topic(ORDERS)
     assert {sample.attributes["pulsar.topic"] for sample in topic.counters.samples()} == {"other"}
-    assert len(topic.publisher.publish(asking((0, 7)))) == 1  # stored, and nobody counts
+    assert len(topic.publisher.publish(asking((0, 7)))) == 1  # stored, and not counted
     assert {sample.attributes["pulsar.topic"] for sample in topic.counters.samples()} == {"other"}
     topic.counters.add_topic(ORDERS)
     assert [sample.value for sample in topic.counters.samples()] == [0, 0, 0, 0]

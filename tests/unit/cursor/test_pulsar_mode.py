@@ -1,4 +1,4 @@
-"""`Format.PULSAR`: what a cursor writes, Pulsar would, and what Pulsar wrote, a cursor opens, in either format."""
+"""`Format.PULSAR`: a cursor writes as Pulsar would, and opens Pulsar's own records, in either format."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def entries_of(store):
 
 
 def put_recorded(record, entry=None):
-    """Return a store that holds what Pulsar wrote: a record and, in the ledger that it names, one entry."""
+    """Return a store with Pulsar's data: a record and, in the ledger that it names, one entry."""
     store = MemoryStore()
     put_record(store, record)
     if entry is not None:
@@ -137,7 +137,7 @@ def test_every_persist_writes_the_whole_state_as_one_position_info(store, log, f
 
 
 def open_state(store, log):
-    """What a recovery would find, on a copy."""
+    """The result of a recovery, on a copy."""
     copy = MemoryStore()
     record = record_of(store)
     put_record(copy, store.metadata.get(PATH).data)
@@ -498,7 +498,7 @@ def test_deviation_a_cumulative_ack_into_the_first_batch_of_a_ledger_is_taken_af
 
 
 def test_deviation_a_read_that_finds_nothing_leaves_the_read_position_where_it_is(store, log):
-    """Pulsar moves it to the first entry of the next ledger, although that is empty; what is read is the same."""
+    """Pulsar moves it to the first entry of the next ledger, although that is empty; the same entries are read."""
     cursor = open_cursor(store, log)
     cursor.reader.read(100)
     end = cursor.read_position

@@ -1,4 +1,4 @@
-"""The limit on ranges by the rule of a Pulsar release: what 4.2.4 redelivered, the gauge, receipts, and the gate."""
+"""The limit on ranges by the rule of a Pulsar release: the redelivery of 4.2.4, the gauge, receipts, and the gate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_killed_brokers_redelivered_what_the_rule_of_4_2_excludes():
 
 
 def test_the_exact_rule_redelivers_where_pulsar_keeps_the_first_ledger_whole():
-    """A limit of 100 with all ranges in one ledger: what the documents say."""
+    """A limit of 100 with all ranges in one ledger: the numbers in the documents."""
     log, found = LedgerMap.from_counts({5: 4_000}), {}
     for rule in (LimitRule.EXACT, LimitRule.PULSAR_4_2):
         cursor = opened(MemoryStore(), log, range_count_max=100, range_limit_rule=rule)
@@ -128,7 +128,7 @@ def test_a_rule_of_pulsar_is_for_its_format_and_its_order():
 
 @pytest.mark.parametrize("rule", PULSAR_RULES)
 def test_the_gate_closes_before_an_ack_could_be_excluded_and_opens_again(rule):
-    """By the rules up to 5.0.0-M1 the first ack in a later ledger may add all of an earlier one to what counts."""
+    """By the rules up to 5.0.0-M1 the first ack in a later ledger may add all of an earlier one to the count."""
     config = CursorConfig(format=Format.PULSAR, range_count_max=6, range_limit_rule=rule)
     topic = Topic(config=config, max_unacked_ranges=6)
     topic.publish(160)  # in four ledgers

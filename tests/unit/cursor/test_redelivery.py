@@ -1,4 +1,4 @@
-"""What comes again and how often: given back, delayed, a dead letter, sought, skipped, part of a batch."""
+"""Redelivery and its count: given back, delayed, a dead letter, sought, skipped, part of a batch."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_dead_letter_takes_no_room_of_a_limit_on_messages():
 
 @SHARED_TYPES
 def test_a_dead_letter_whose_ack_would_pass_a_limit_waits_and_holds_nobody_up(kind):
-    """Its ack would be one range more than there may be; then what it lies between is acked."""
+    """Its ack would be one range more than there may be; then the messages around it are acked."""
     dead = DeadLetters(kind, after=0, max_unacked_ranges=1)
     topic = dead.topic
     topic.publish(5)

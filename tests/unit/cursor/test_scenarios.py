@@ -1,11 +1,10 @@
-"""The scenarios of Apache Pulsar's issue 19966: what is on the disk after each persist, and what a crash would cost.
+"""The scenarios of Apache Pulsar's issue 19966: the disk after each persist, and the cost of a crash.
 
-Each file of `scenarios` is a story with its expected states. A line of it is a time and what happens then; indented
-lines below say for each configuration what a crash at that instant leaves: the mark-delete position, the ranges as
-Pulsar prints them, and how many acked messages are lost, by cause. Larger ones, whose ranges follow a formula, are in
-this file.
+Each file of `scenarios` is a story with its expected states. A line of it is a time and an event; indented lines below
+give for each configuration the result of a crash at that instant: the mark-delete position, the ranges as Pulsar prints
+them, and how many acked messages are lost, by cause. Larger ones, whose ranges follow a formula, are in this file.
 
-What is on the disk is read from the disk: the story is told anew up to that line, the process dies, another one opens.
+The disk is really read: the story is replayed up to that line, the process dies, another one opens.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ EXPECTED = re.compile(
 
 
 class Expected(NamedTuple):
-    """What a crash leaves: mark-delete position, ranges, and the messages that it loses, by cause."""
+    """The result of a crash: mark-delete position, ranges, and the messages that it loses, by cause."""
 
     mark_delete: str
     ranges: str
@@ -76,7 +75,7 @@ def config(settings):
 
 
 def expected_of(match):
-    """Return what a line expects; its total is told beside the causes, so that either checks the other."""
+    """Return the expectation of a line; its total is given beside the causes, so that either checks the other."""
     by_cause = [part.split() for part in match["by"].split(", ")] if match["by"] else []
     lost = {cause: int(count) for count, cause in by_cause}
     assert set(lost) <= set(CAUSES)
@@ -93,12 +92,12 @@ def entries(text):
 
 
 def memory_disk():
-    """Return what opens a store on an empty disk, and each time on the same."""
+    """Return a function that opens a store on an empty disk, and each time on the same."""
     return partial(MemoryStore, MemoryDisk())
 
 
 class Broker:
-    """Does the steps with one cursor; a crash drops it and opens another on what the disk holds."""
+    """Does the steps with one cursor; a crash drops it and opens another on the disk."""
 
     def __init__(self, ledgers, config, make_store=None):
         self.make_store = make_store or memory_disk()
@@ -134,7 +133,7 @@ class Broker:
                 raise ValueError(f"no step is called {step.verb!r}")
 
     def check(self, expected, now_ms):
-        """Compare the gauge with what is expected, then crash and compare what was on the disk."""
+        """Compare the gauge with the expectation, then crash and compare the disk."""
         stats, backlog = self.cursor.stats(), self.cursor.backlog
         gauge = {cause: getattr(stats, f"redelivery_{cause}") for cause in CAUSES}
         assert gauge == {cause: expected.lost.get(cause, 0) for cause in CAUSES}
@@ -179,7 +178,7 @@ def test_a_scenario_on_sqlite(path, name, tmp_path):
 
 
 def mistakes(expected):
-    """Return what is expected with one mistake each: in the position, in a range, in the cause, in the count."""
+    """Return expectations with one mistake each: in the position, in a range, in the cause, in the count."""
     ledger_id, entry_id = expected.mark_delete.split(":")
     yield expected._replace(mark_delete=f"{ledger_id}:{int(entry_id) + 1}")
     yield expected._replace(ranges="[(3:0..3:9]]" if expected.ranges == "[]" else expected.ranges[:-2] + "0]]")
@@ -249,7 +248,8 @@ def test_one_consumer_acks_some_and_the_limit_cuts_the_highest():
 
 @pytest.mark.parametrize("long_delayed_every", [2, 10, 100])
 def test_long_delayed_messages_among_short_delayed_ones(long_delayed_every):
-    """Every so many messages one is due in a day; the others are acked when the minute is over, and nothing closes."""
+    """At a fixed distance messages are due in a day; the others are acked when the minute is over, and nothing
+    closes."""
     acked = [entry for entry in range(10_000) if entry % long_delayed_every]
     broker = persisted(Broker({3: 10_000}, CursorConfig()), acked)
     pairs = [(first + 1, first + long_delayed_every - 1) for first in range(0, 10_000, long_delayed_every)]

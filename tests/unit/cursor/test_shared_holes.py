@@ -1,4 +1,4 @@
-"""Cursors whose snapshots refer to delay buckets: what is written, what keeps a bucket, what a lost one does."""
+"""Cursors whose snapshots refer to delay buckets: their records, the life of a bucket, the effect of a lost one."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_bucket_that_is_asked_for_is_closed_and_no_new_record_refers_to_it():
     topic.store.ledgers.delete(bucket)
     following = topic.seal({1: HOLES})
     assert not topic.references.is_needed(10**6)
-    assert topic.pins() == {(10**6, None)}  # What was noted of the one that is gone is forgotten.
+    assert topic.pins() == {(10**6, None)}  # The notes of the one that is gone are forgotten.
     snapshot(cursor)
     assert topic.references.is_needed(following)
     assert topic.pins() == {(following, None), (following, pin_of("s"))}

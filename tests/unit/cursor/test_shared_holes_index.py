@@ -60,7 +60,7 @@ class Broker:
                 cursor.ack_entries(ledger, entries, now_ms=0)
 
     def deliver(self, *, now_ms):
-        """Deliver what is due, and have the first cursor ack it, the second most of it."""
+        """Deliver the due messages, and have the first cursor ack them, the second most of them."""
         due = []
         while positions := self.index.scheduled_messages(100, now_ms=now_ms):
             due += positions

@@ -1,4 +1,4 @@
-"""A limit on ranges counts none that only shared holes part: against sets that are filled in and counted anew."""
+"""A limit on ranges counts none that only shared holes part: compared with sets that are filled in and recounted."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ fits_once = FilledCount.fits
 
 
 def takes_what_goes_first(planner, up_to, limits, buckets):
-    """As many ranges as the filled ones that go first would be, whether these are what is kept or not."""
+    """As many ranges as the filled ones that go first would be, whether these are kept or not."""
     lowest = int(filled(planner._state.deleted, buckets)[: limits.range_count_max].sum()) if buckets else None
     return planner._begin_within(up_to, limits._replace(range_count_max=lowest or limits.range_count_max))
 
@@ -169,7 +169,7 @@ def takes_what_goes_first(planner, up_to, limits, buckets):
         (FilledCount, "fits", never_counts_again),
         (RecordPlanner, "_begin", takes_what_goes_first),
     ],
-    ids=["counts once", "takes what goes first"],
+    ids=["counts once", "takes the first ranges"],
 )
 def test_the_counting_from_scratch_finds_a_planted_bug(where, name, bug, monkeypatch):
     monkeypatch.setattr(where, name, bug)

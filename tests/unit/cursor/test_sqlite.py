@@ -1,4 +1,4 @@
-"""What only a store on a real disk can meet: foreign directories, other processes, kills, damage, no room."""
+"""Events that only a store on a real disk meets: foreign directories, other processes, kills, damage, no room."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ DATABASE = "ackstate.sqlite3"
 UNFINISHED = "ackstate.sqlite3.new"
 
 
-# What may be opened
+# Directories that may be opened
 
 
 def test_a_missing_directory_is_made_with_its_parents(tmp_path):
@@ -82,7 +82,7 @@ def test_a_directory_that_may_not_be_written_is_refused(tmp_path):
     directory.mkdir(mode=0)
     user = os.geteuid()
     if user == 0:
-        # Root may write anywhere, so somebody else has to try.
+        # Root may write anywhere, so another user has to try.
         os.seteuid(65534)
     try:
         with pytest.raises(StoreError, match=f"{directory}: cannot open the store: Permission denied"):
@@ -135,7 +135,7 @@ _AS_IF = "INSERT INTO sqlite_master (type, name, tbl_name, rootpage, sql) "
 
 
 def forge(database, *statements):
-    """Change the schema as only somebody who means harm does."""
+    """Change the schema as only an attacker does."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         for statement in statements:
@@ -270,7 +270,7 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
         ledger_id = store.ledgers.create("billing")
         with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
             SqliteStore(tmp_path)
-        # The refused one must not have let go of what the first one holds.
+        # The refused one must not have released the claim of the first one.
         store.ledgers.append(ledger_id, b"x")
         with pytest.raises(StoreLockedError):
             SqliteStore(tmp_path)
@@ -691,7 +691,7 @@ def test_a_row_that_is_not_as_it_was_written_is_found_when_it_is_read(damaged):
 
 
 def test_an_entry_whose_number_has_become_a_text_is_damage(damaged):
-    """A changed bit in a row of the index says of what type a number is."""
+    """A changed bit in a row of the index changes the type of a number."""
     statement = "UPDATE entries SET entry_id = 'x' WHERE ledger_id = 1 AND entry_id = 4"
     with closing(changed(damaged("closed"), statement)) as store:
         for use in (store.ledgers.last, store.ledgers.fence, lambda ledger_id: store.ledgers.append(ledger_id, b"")):
@@ -775,7 +775,7 @@ def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
         lies_in = Path(copy._copy.name)
         assert copy.ledgers.owned_by("owner-0") == [1]
         assert copy.ledgers.last(1) == 20
-        # What is written goes with the copy.
+        # Anything written to the copy goes with it.
         copy.ledgers.append(1, b"tried")
         copy.metadata.put("/tried", b"", expected_version=ABSENT)
         assert contents_of(directory) == before

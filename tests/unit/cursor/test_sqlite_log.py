@@ -1,4 +1,4 @@
-"""What a damaged write-ahead log must be refused for, and what a crash may leave of one."""
+"""Write-ahead logs that must be refused for damage, and those that a crash may leave."""
 
 import random
 import shutil
@@ -106,7 +106,7 @@ def test_a_damaged_page_in_the_frame_that_ends_the_last_transaction_but_one_is_r
 
 
 def test_a_size_in_another_sector_than_its_salts_is_not_believed(killed):
-    """Of two sectors a crash may leave one of what was there before, and the other new."""
+    """A crash may leave one of two sectors as it was before, and the other new."""
     content = bytes(HEADER + FRAME * 513)
     frames = sqlite_log._Frames(content, "<", 4096, np.zeros(2, np.uint32))
     assert frames.has_header_in_one_sector.tolist() == [
@@ -130,7 +130,7 @@ def test_a_lost_frame_is_refused_where_short_transactions_follow_it(tmp_path):
     begin = HEADER + FRAME * lost
     for gone in (bytes(FRAME), random.Random(3).randbytes(FRAME), content[HEADER : HEADER + FRAME]):
         assert is_refused(tmp_path / "killed", content[:begin] + gone + content[begin + FRAME :])
-    # Of the last two nobody can tell.
+    # Nothing is known about the last two.
     begin = HEADER + FRAME * following
     assert not is_refused(tmp_path / "killed", content[:begin] + bytes(FRAME) + content[begin + FRAME :])
     assert ends[-1] > following + 1
@@ -160,7 +160,7 @@ def test_a_last_transaction_may_be_torn_anywhere(killed):
 
 
 def test_frames_of_older_logs_behind_the_newest_are_no_damage(tmp_path):
-    """After a checkpoint the log begins anew at its start, with other salts, and does not cut what is behind."""
+    """After a checkpoint the log restarts at its beginning, with other salts, and does not cut the frames behind."""
     with closing(SqliteStore(tmp_path / "open")) as store:
         ledger_id = store.ledgers.create("billing")
         store.ledgers.append_all([(ledger_id, bytes(3_000))] * 30)
@@ -215,7 +215,7 @@ def summed(checksum, data):
 
 
 def test_a_check_that_trusts_the_chain_alone_would_miss_the_damage(killed, monkeypatch):
-    """The planted bug: frames behind a bad one are taken for what a crash left."""
+    """The planted bug: frames behind a bad one are taken for the remains of a crash."""
     content = (killed / LOG).read_bytes()
     damaged = flipped(content, HEADER + FRAME + 100)
     assert is_refused(killed, damaged)

@@ -17,7 +17,7 @@ GOLDEN = b"ACKQ\x01\0\0\0\xfa\x30\x3f\x1a"
 
 @pytest.fixture
 def lost(tmp_path):
-    """What is left of a store whose database is gone."""
+    """The remains of a store whose database is gone."""
     assert_works(tmp_path / "store")
     (tmp_path / "store" / DATABASE).unlink()
     return tmp_path / "store"

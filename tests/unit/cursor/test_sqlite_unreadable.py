@@ -1,4 +1,4 @@
-"""What an SQLite store makes of bytes that the disk has not, or that cannot be read."""
+"""An SQLite store and bytes that the disk does not have, or that cannot be read."""
 
 import os
 import shutil
@@ -110,7 +110,7 @@ def test_a_ledger_is_deleted_without_a_row_of_another_that_a_damaged_index_names
 
 
 def test_a_damaged_index_is_refused_before_anything_is_written_beside_it(tmp_path):
-    """What was appended there was synced, and could not be read once the ledger of the damaged key was deleted."""
+    """An entry appended there was synced, and could not be read once the ledger of the damaged key was deleted."""
     with closing(SqliteStore(tmp_path)) as store:
         one, other = store.ledgers.create("owner"), store.ledgers.create("owner")
         store.ledgers.append_all([(ledger_id, b"entry %d" % number) for number in (0, 1) for ledger_id in (one, other)])

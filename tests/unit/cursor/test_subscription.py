@@ -234,7 +234,7 @@ def test_a_mark_delete_position_before_the_first_entry_is_no_end_of_a_hole():
 
 
 def test_what_was_acked_past_the_subscription_keeps_no_delayed_message_back():
-    """What waits goes before what falls due: messages that nobody had to get any more took the place of these."""
+    """Waiting messages go before those that fall due: messages without a receiver took the place of these."""
     topic = Topic()
     sent = topic.publish(*[NO_DELAY] * 5)
     due = topic.publish(*[100] * 5)

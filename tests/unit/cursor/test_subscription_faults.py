@@ -1,4 +1,4 @@
-"""What goes wrong in a call, in a store or in a callback must not be lost, passed on to others, or hidden."""
+"""An error in a call, in a store or in a callback must not be lost, passed on to others, or hidden."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
 def test_a_setting_that_makes_no_sense_is_refused(refused):
     with pytest.raises(ValueError, match="must be at least"):
         refused()
-    with pytest.raises(TypeError, match="got 'nobody'"):
-        DeadLetterPolicy(1, "nobody")
+    with pytest.raises(TypeError, match="got 'absent'"):
+        DeadLetterPolicy(1, "absent")
 
 
 def young_topic():
@@ -172,7 +172,7 @@ def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts
     topic.publish(300)
     topic.dispatch("a", 40)
     topic.ack(*range(1, 40, 2))
-    topic.cursor.persist(now_ms=0)  # those holes divide what is durable: to fill them would add to what is not
+    topic.cursor.persist(now_ms=0)  # filling those holes in the durable acks would add to the un-persisted ones
     sent = topic.dispatch("a", 300)
     topic.ack(*sent[1::2])
     assert topic.dispatch("a", 1) == []
@@ -279,11 +279,11 @@ def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
     assert topic.dispatch() == []
 
     def failing():
-        raise OSError("nobody is there")
+        raise OSError("no owner is there")
 
     topic.subscription.when_open(failing)
     topic.ack(0)
-    assert "nobody is there" in caplog.text
+    assert "no owner is there" in caplog.text
     assert topic.subscription._consumers._holders == {}
     assert topic.dispatch() == [1]
 

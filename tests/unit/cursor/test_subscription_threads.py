@@ -70,7 +70,7 @@ class Waiter:
 
 
 class Workers:
-    """The threads, and what they saw."""
+    """The threads, and their observations."""
 
     def __init__(self, limits, *, become_old_s=0, patience_s=30.0):
         self.patience_s = patience_s

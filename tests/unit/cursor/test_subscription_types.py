@@ -63,7 +63,7 @@ def test_to_open_a_consumer_twice_is_refused_and_changes_nothing(kind, opened_by
 
 @pytest.mark.parametrize("kind", SubscriptionType)
 def test_a_consumer_that_was_closed_gets_nothing_before_it_is_opened_again(kind):
-    """Nobody would give back what it gets: a dispatch that comes late, after the connection has gone."""
+    """No one would give its messages back: a dispatch that comes late, after the connection has gone."""
     topic = Topic(kind)
     topic.publish(3)
     assert topic.dispatch("a", 2) == [0, 1]
@@ -104,7 +104,7 @@ def test_what_is_no_name_of_a_consumer_is_refused(name, error):
 
 
 class TestParts:
-    """What a subscription cannot be made of is refused, and takes nothing with it."""
+    """Parts that do not make a subscription are refused, and nothing of them is used up."""
 
     def parts(self):
         topic = Topic()

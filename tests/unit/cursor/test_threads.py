@@ -1,4 +1,4 @@
-"""Many threads ack while others persist and reset: nothing is lost, and what a receipt calls durable survives."""
+"""Many threads ack while others persist and reset: nothing is lost, and acks with durable receipts survive."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_ack_that_arrives_while_the_cursor_closes_is_persisted_too():
 
 
 def ack_by_threads(cursor, receipts):
-    """Start a thread for each list of receipts, which acks every so many-th entry and then some once more."""
+    """Start a thread for each list of receipts, which acks each n-th entry and then some once more."""
 
     def ack_some(number):
         for entry in range(number, ENTRIES, THREADS):

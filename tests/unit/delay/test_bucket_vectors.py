@@ -1,8 +1,8 @@
 """The bucketed index answers as Pulsar's 5.0.1 tracker did in every recorded case, but for named deviations.
 
-Compared after each operation: what it returned, how many messages wait, the ledger ranges of the sealed buckets, which
-of how many segments is in memory, how many messages the mutable bucket and the shared queue have, and how many
-snapshots and registered keys are stored.
+Compared after each operation: its result, how many messages wait, the ledger ranges of the sealed buckets, which of how
+many segments is in memory, how many messages the mutable bucket and the shared queue have, and how many snapshots and
+registered keys are stored.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ VECTORS = Path(__file__).parents[2] / "vectors" / "bucket.jsonl.gz"
 class Deviation(Enum):
     """Where an answer differs from Pulsar's on purpose, and by which operations it may."""
 
-    COUNT_FALLS_AT_ONCE = "what the mark-delete passes is dropped then; Pulsar keeps it until a poll or a trim"
-    NOT_LOADED_EARLY = "Pulsar loads a segment too soon if the last message before it was offered anew with less delay"
+    COUNT_FALLS_AT_ONCE = "messages below a new mark-delete are dropped then; Pulsar keeps them until a poll or a trim"
+    NOT_LOADED_EARLY = "Pulsar loads a segment too soon if the last message before it was offered again with less delay"
     UNREGISTERED_FIRST = "a snapshot that could not be deleted is not registered, and deleted later"
 
 
@@ -138,7 +138,7 @@ class Replay:
         self.now_ms += op["ms"]
 
     def fire(self, op):
-        """Whether a timer was armed is Pulsar's business; if it ran, what is due leaves the mutable bucket."""
+        """Whether a timer was armed is Pulsar's business; if it ran, due messages leave the mutable bucket."""
         if op["r"][0]:
             self.index._messages.keep_unsealed(self.now_ms + (0 if self.case["strict"] else self.case["tick"]))
         return op["r"]

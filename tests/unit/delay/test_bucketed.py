@@ -1,4 +1,4 @@
-"""One behaviour of the bucketed index at a time: what it holds, seals, loads, merges and drops."""
+"""One behaviour of the bucketed index at a time: held messages, seals, loads, merges and drops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def index(store):
     return BucketedDelayIndex(config(), storage=storage_of(store))
 
 
-# What is due, and when.
+# Due messages and their times.
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,11 @@ def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(st
     registry = MetadataBucketRegistry(store.metadata, "/buckets")
     registry.put(f"{KEY}_90_91", "4711")
     registry.put("#pulsar.internal.other", "x")
-    store.ledgers.create("somebody else")
+    store.ledgers.create("another owner")
     index.clear()
     assert store.ledgers.owned_by("delayed") == []
     assert keys_of(store) == {"#pulsar.internal.other": "x"}
-    assert len(store.ledgers.owned_by("somebody else")) == 1
+    assert len(store.ledgers.owned_by("another owner")) == 1
     assert (len(index), index.next_delivery_ms, ranges(index)) == (0, None, [])
     many_buckets(index, count=2)
     assert len(index) == 9

@@ -1,6 +1,6 @@
 """A stale owner of bucketed delays writes on, and neither loses a message of the new owner's nor makes one early.
 
-The log has every message, and what a snapshot lacks is read there: so an index needs no fence.
+The log has every message, and messages that a snapshot lacks are read there: so an index needs no fence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Topic:
         return storage_of(store, read_deliver_at_ms=lambda positions: [self.due_ms[each] for each in positions])
 
     def open(self):
-        """Take over: recover what is stored, and read the log from its beginning."""
+        """Take over: recover the stored buckets, and read the log from its beginning."""
         storage = self.storage(MemoryStore(self.store.disk))
         self.index, _ = BucketedDelayIndex.recover(SETTINGS, storage=storage, now_ms=self.now_ms)
         for position in self.due_ms:

@@ -1,4 +1,5 @@
-"""What a recovery finds, whatever the index before it left: each literal story ends in who delivers what."""
+"""The result of a recovery, whatever the index before it left: each literal story ends in who delivers which
+messages."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def test_a_merged_bucket_replaces_the_sources_that_are_left(mutation, replaced, 
 
 def test_a_bucket_sealed_after_a_recovery_may_cover_a_recovered_one_and_both_deliver(store):
     index, _ = recover(store)
-    # Ledgers on both sides of the recovered ones: what is sealed covers 2 to 6, and with it 3 and 4.
+    # Ledgers on both sides of the recovered ones: the sealed bucket covers 2 to 6, and with it 3 and 4.
     for position, deliver_at_ms in [((2, 0), 150), ((2, 1), 400), ((6, 0), 250), ((6, 1), 500)]:
         index.add_message(Position(*position), deliver_at_ms=deliver_at_ms, now_ms=0)
     index.add_message(Position(7, 0), deliver_at_ms=900, now_ms=0)
@@ -296,11 +297,11 @@ def test_a_second_key_of_a_snapshot_that_cannot_be_removed_does_not_end_the_reco
 
 def test_a_snapshot_that_nothing_names_is_deleted(store):
     storage_of(store).registry.remove(f"{KEY}_3_3")
-    foreign = store.ledgers.create("somebody else")
+    foreign = store.ledgers.create("another owner")
     _, report = recover(store)
     assert (report.bucket_count, report.orphan_count) == (1, 1)
     assert store.ledgers.owned_by("delayed") == [2]
-    assert store.ledgers.owned_by("somebody else") == [foreign]
+    assert store.ledgers.owned_by("another owner") == [foreign]
 
 
 def test_a_dropped_or_orphaned_snapshot_that_is_referenced_stays(store):
@@ -353,7 +354,7 @@ def test_storage_that_fails_is_not_damage(store):
     assert broken.calls == 4
     assert len(keys_of(store)) == 2
     assert store.ledgers.owned_by("delayed") == [1, 2]
-    # What it fell back from is deleted by `clear`, after which it seals again.
+    # The bucket that it fell back from is deleted by `clear`, after which it seals again.
     index.clear()
     assert keys_of(store) == {}
     assert store.ledgers.owned_by("delayed") == []

@@ -1,4 +1,4 @@
-"""How messages are cut into segments and put in order, and what a bucket is registered under."""
+"""How messages are cut into segments and put in order, and the key under which a bucket is registered."""
 
 from __future__ import annotations
 

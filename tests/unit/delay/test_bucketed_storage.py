@@ -1,4 +1,4 @@
-"""What the bucketed index makes of its storage: failures, damage, merges, snapshots that others refer to."""
+"""The bucketed index and its storage: failures, damage, merges, snapshots that others refer to."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_bucket_that_cannot_be_registered_is_used_and_registered_with_the_next
     for at in (2, 3, 4, 5):
         store.inject(Fault(store.mutation_count + at, FaultKind.FAIL_BEFORE))
     add(index, (4, 0, 500))
-    # Sealing tries what has failed once more before it returns.
+    # Sealing tries a failed call once more before it returns.
     assert keys_of(store) == {f"{KEY}_3_3": "1"}
     assert index.live_buckets == ((1, 1),)
 
@@ -216,7 +216,7 @@ def test_merging_again_and_again_loses_nothing(store):
     assert sorted(taken) == all_of(25)
 
 
-# Snapshots that somebody refers to.
+# Snapshots with references.
 
 
 def test_a_referenced_snapshot_outlives_its_bucket(store):

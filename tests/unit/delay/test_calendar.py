@@ -13,7 +13,7 @@ from ackstate.delay.calendar import Calendar
 from ackstate.delay.position_set import PositionSet
 
 TIME_MAX = 2**63 - 1
-ERA_MS = 2**24  # 4 h 39 min 37 s: what the times of a leaf may differ by
+ERA_MS = 2**24  # 4 h 39 min 37 s: the most by which the times of a leaf may differ
 HOUR = 3_600_000
 YEAR = 365 * 24 * HOUR
 LEDGER_MAX = 2**63 - 1
@@ -166,7 +166,7 @@ def test_one_page_too_many_is_refused(monkeypatch):
         calendar.add_many(9, *many)
 
 
-# What a call does is bounded, however many messages wait.
+# The work of a call is bounded, however many messages wait.
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_the_front_stays_short_also_if_one_message_is_added_at_a_time():
 
 
 def measured_bytes(calendar_of):
-    # What numpy sets up when it is first used is not the calendar's.
+    # The set-up of numpy at its first use is not the calendar's.
     uniform(9_000, ledger_count=90)
     one_by_one(9_000)
     gc.collect()

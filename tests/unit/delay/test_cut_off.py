@@ -9,7 +9,7 @@ from ackstate.delay.position_set import PositionSet
 TICK = 100
 DUE = 2_000
 A, B, C, D = (Position(3, entry_id) for entry_id in range(4))
-# What a batch of one message counts for at most in the due log.
+# The most for which a batch of one message counts in the due log.
 BATCH_BYTES = 730
 
 
@@ -24,7 +24,7 @@ class Dispatcher:
             self.view.attach(self)
 
     def read(self, deliver_at_ms, *, now_ms, count=1):
-        """Read on; what need not wait is sent."""
+        """Read on; messages that need not wait are sent."""
         for _ in range(count):
             position = Position(3, self.read_end)
             if not self.view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms):
@@ -105,7 +105,7 @@ def test_what_was_handed_out_and_what_is_ahead_of_the_reader_is_not_found_again(
 
 @bounds
 def test_one_that_is_offered_after_the_cut_off_is_judged_as_before(bytes_max):
-    """The view finds out what it missed before it answers: else it would answer "deliver it now", and hand it out."""
+    """The view finds the missed messages before it answers: else it would answer "deliver it now", and hand it out."""
     index, dispatchers = both_kinds(due_log_bytes_max=bytes_max)
     for dispatcher in dispatchers:
         for tick in range(8):
@@ -173,7 +173,7 @@ def test_what_falls_due_while_the_subscription_is_asked_comes_once():
 
 
 def test_an_error_of_the_subscription_loses_nothing():
-    """What a view that was cut off missed is found out by the next call that gets an answer."""
+    """Messages that a cut-off view missed are found by the next call that gets an answer."""
     index, (_, dispatcher) = both_kinds(due_log_bytes_max=0)
     dispatcher.read(DUE, now_ms=1_000)
     index.advance(DUE)

@@ -1,4 +1,4 @@
-"""What a broker's properties say about delayed delivery."""
+"""A broker's properties of delayed delivery."""
 
 from dataclasses import FrozenInstanceError, replace
 

@@ -62,7 +62,7 @@ def nothing_acked(position):
 
 
 def open_and_close(registry, *, rounds):
-    """Whoever has a view open looks which index the others have who have one open at that moment."""
+    """Each thread with an open view looks which index the others with an open view have at that moment."""
     indexes = [None] * THREADS
 
     def work(number):
@@ -94,7 +94,7 @@ def test_views_that_are_open_at_one_time_share_one_index():
     registry, made = counting_registry()
     open_and_close(registry, rounds=3_000)
     assert len(registry) == 0
-    assert next(made) > 10, "the index was given up and made anew many times"
+    assert next(made) > 10, "the index was given up and made again many times"
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_registry_has_a_tick_or_a_way_to_make_indexes(settings):
 
 
 class Clock:
-    """Goes on by a millisecond whenever it is asked, whoever asks."""
+    """Advances by a millisecond at each reading, in any thread."""
 
     def __init__(self):
         self._ticks = count(1)
@@ -147,7 +147,7 @@ class Clock:
 
     def now(self):
         now_ms = next(self._ticks)
-        # Not above what was handed out as a time, and so not above what the index was told.
+        # Not above the times that were handed out, and so not above those that the index was given.
         self.latest_ms = max(self.latest_ms, now_ms)
         return now_ms
 

@@ -30,7 +30,7 @@ def poll(tracker: InMemoryDelayTracker, now_ms: int, max_messages: int = 100) ->
     return tracker.scheduled_messages(max_messages, now_ms=now_ms)
 
 
-# What is held.
+# Held messages.
 
 
 @pytest.mark.parametrize("deliver_at_ms", [-1, -(2**70), 0, 5_000, 6_000])
@@ -69,7 +69,7 @@ def test_the_precision_does_not_follow_a_reset_tick(strict):
     assert strict.next_delivery_ms == 1_088
 
 
-# When what is held is due.
+# When held messages are due.
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_integers_of_numpy_are_integers(is_strict):
     assert poll(tracker, largest, np.int16(5)) == [Position(TIME_MAX, 7)]
 
 
-# What is handed out, and in which order.
+# The messages that are handed out, and their order.
 
 
 def test_the_earliest_bucket_first_and_in_a_bucket_the_lowest_positions(strict):
@@ -298,7 +298,7 @@ def test_memory_is_what_the_messages_take(strict):
     assert strict.memory_bytes == 0
 
 
-# What is refused changes nothing.
+# A refused call changes nothing.
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_message_that_is_held_for_too_late_a_time_falls_due_when_its_own_time_
     assert poll(view, 9000) == poll(other, 9000) == []
 
 
-# What a subscription is given.
+# The messages of a subscription.
 
 
 def test_due_positions_come_in_position_order_and_at_most_so_many(view):
@@ -267,7 +267,7 @@ def test_the_next_delivery_is_now_when_something_due_waits(view):
     assert view.next_delivery_ms == 2500
 
 
-# A reader that begins anew.
+# A reader that restarts.
 
 
 def test_after_clear_everything_is_offered_and_judged_anew(index, view, other):
@@ -355,7 +355,7 @@ def test_memory_grows_with_messages_and_not_with_views(index, view):
     assert view.memory_bytes >= alone
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("position", [Position(3, -1), Position(-1, 0), Position(3, 2**32), Position(2**63, 0)])

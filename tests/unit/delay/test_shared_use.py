@@ -115,7 +115,7 @@ def test_a_clock_that_ran_ahead_once_delivers_nothing_early_after(kind):
     assert rest == ([3] if second is first else [0, 1, 2, 3])
 
 
-# What the caller's own code does, and closing.
+# The caller's own code, and closing.
 
 
 @pytest.mark.parametrize("answer", [KeyError("once"), [9_000]])
@@ -172,7 +172,7 @@ def test_views_of_a_closed_index_are_closed():
     assert store.ledgers.owned_by("delayed") == []
 
 
-# What all have acked, and who begins anew.
+# Entries that all have acked, and readers that restart.
 
 
 @pytest.mark.parametrize("index", of_any_kind(), ids=["topic", "buckets"])

@@ -1,7 +1,7 @@
 """The tracker in memory answers as Pulsar's 5.0.1 did in every recorded case, and its dispatcher is woken in time.
 
-Pulsar's timer is no part of ours: it is modelled here, on what a tracker tells in public, and must have been armed and
-have run as recorded. `Wake` says how what it did compares to asking again at `next_delivery_ms`.
+Pulsar's timer is no part of ours: it is modelled here, on the public answers of a tracker, and must have been armed and
+have run as recorded. `Wake` compares its effect with that of another poll at `next_delivery_ms`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Wake(Enum):
     EQUAL = "Pulsar's timer runs when the first bucket falls due"
     LATER = "Pulsar's timer runs at the bucket's own time, or a tick after it last ran; the bucket falls due before"
     EARLY = "Pulsar's timer runs at the bucket's own time, before the bucket falls due, and will not be armed again"
-    STALL = "Pulsar's timer is not armed, though the bucket falls due later: on an idle topic nobody would ask again"
+    STALL = "Pulsar's timer is not armed, though the bucket falls due later: on an idle topic no poll would follow"
 
 
 class PulsarTimer:

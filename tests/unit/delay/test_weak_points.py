@@ -1,6 +1,6 @@
 """The weak points of PIP-448's topic-wide tracker, (a) to (h): each story is told to that design and to ours.
 
-What the proposal's does is asserted too: else a story might show nothing.
+The behaviour of the proposal's is asserted too: else a story might show nothing.
 """
 
 import sys
@@ -80,7 +80,7 @@ def test_a_hole_keeps_nothing_back(is_attached):
 
 
 class Subscription:
-    """What a view asks of a subscription whose reader has passed the log of ledger 3 up to an entry."""
+    """The answers to a view, of a subscription whose reader has passed the log of ledger 3 up to an entry."""
 
     def __init__(self, acked, *, sent=(), read_end=0):
         self.acked, self.sent, self.read_end = acked, set(sent), read_end
@@ -99,11 +99,11 @@ class Subscription:
         return found
 
 
-# (b) The slowest subscription pins the memory of all, and what it pins is walked over by all.
+# (b) The slowest subscription pins the memory of all, and all walk over the pinned messages.
 
 
 class ProposalTopic:
-    """Subscriptions of which one may be dead; what the others are given they ack at once. All have read the log."""
+    """Subscriptions of which one may be dead; the others ack their messages at once. All have read the log."""
 
     def __init__(self, times, *, subscription_count, is_one_dead):
         self.manager = TopicDelayManager(tick_time_ms=TICK, is_deliver_at_time_strict=True)
@@ -145,12 +145,12 @@ class OurTopic:
 
 
 def times_of(tick_count, *, messages_a_tick=1):
-    """So many messages are due at each tick from the first on, in the order of the log."""
+    """A fixed number of messages is due at each tick from the first on, in the order of the log."""
     return [tick * TICK for tick in range(1, tick_count + 1) for _ in range(messages_a_tick)]
 
 
 def run_topic(topic, *, until_tick):
-    """At each tick all but the dead one poll; return what each poll gave, and what was held after each tick."""
+    """At each tick all but the dead one poll; return the result of each poll, and the held messages after each tick."""
     given, held = [], []
     for tick in range(1, until_tick + 1):
         given += [topic.poll(view, tick * TICK) for view in topic.views]
@@ -233,7 +233,7 @@ def test_the_work_of_the_proposals_timer_grows_with_subscriptions_and_due_bucket
         assert topic.manager.run_timer(bucket_count * TICK) == ["dead"]
         return topic.manager.bucket_probe_count - before
 
-    # And one more: what is due for the dead one is found at the first look.
+    # And one more: the messages due for the dead one are found at the first look.
     assert probes_of_a_run(5, 20) == 5 * 20 + 1
     assert probes_of_a_run(20, 20) == 20 * 20 + 1
     assert probes_of_a_run(5, 80) == 5 * 80 + 1
@@ -325,7 +325,7 @@ def test_the_proposal_pauses_a_subscription_that_has_something_to_read():
 
 
 def test_the_proposal_never_pauses_again_after_one_shorter_delay():
-    """Pulsar's own tracker begins anew once it is empty. Ours never pauses, which costs reads and nothing else."""
+    """Pulsar's own tracker starts over once it is empty. Ours never pauses, which costs reads and nothing else."""
     proposed = TopicDelayManager(tick_time_ms=TICK, fixed_delay_detection_lookahead=2).open_view("a")
     ours = TopicDelayIndex(tick_time_ms=TICK).open_view(nothing_acked)
     pulsars = InMemoryDelayTracker(tick_time_ms=TICK, fixed_delay_detection_lookahead=2)
@@ -340,7 +340,7 @@ def test_the_proposal_never_pauses_again_after_one_shorter_delay():
         offer(view, C, 20 * DUE, now_ms=9 * DUE)
         offer(view, D, 20 * DUE, now_ms=9 * DUE)
         if view is proposed:
-            # C comes through, and D with it; the poll has pruned what was acked.
+            # C comes through, and D with it; the poll has pruned the acked ones.
             assert view.scheduled_messages(10, now_ms=9 * DUE) == []
         pauses.append(view.should_pause_all_deliveries(now_ms=9 * DUE))
     assert pauses == [False, True, False]
@@ -414,7 +414,7 @@ def test_what_falls_due_is_taken_without_a_look_at_what_waits():
     assert lines(100) < 300, "so few were only gathered: they are put in first"
 
 
-# What new and rewound subscriptions see.
+# The messages that new and rewound subscriptions see.
 
 
 def test_a_new_subscription_of_the_proposal_is_given_what_lies_before_it_and_ends_all_pruning():

@@ -32,7 +32,7 @@ def test_a_byte_limit_too_small_to_work_with_is_refused_by_name(limit):
 
 
 def test_a_negative_message_limit_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"max_unacked_messages .*is -1"):
+    with pytest.raises(ValueError, match=r"max_unacked_messages .*must be at least 0, got -1"):
         GateLimits(max_unacked_messages=-1)
 
 
@@ -44,7 +44,7 @@ def test_a_negative_message_limit_is_refused_by_name():
     ],
 )
 def test_the_other_limits_refuse_a_negative_number_by_name(name, key):
-    with pytest.raises(ValueError, match=rf"{name} \({key}\) is -3"):
+    with pytest.raises(ValueError, match=rf"{name} \({key}\) must be at least 0, got -3"):
         GateLimits(**{name: -3})
 
 
@@ -194,5 +194,5 @@ def test_limits_raised_or_switched_off_free_a_closed_rule():
 
 
 def test_a_negative_worst_case_is_refused():
-    with pytest.raises(ValueError, match="worst case in bytes of message 1 is -1"):
+    with pytest.raises(ValueError, match="worst case in bytes of message 1 must be at least 0, got -1"):
         bytes_gate().request([17, -1], usage=NOTHING_USED)

@@ -1,4 +1,4 @@
-"""A look at the use that closes what has no room and opens what has, and sends nothing."""
+"""A look at the use that closes rules without room and opens those with room, and sends nothing."""
 
 import pytest
 
@@ -98,6 +98,6 @@ def test_one_with_nothing_unacked_is_not_kept_back_where_its_share_is_none():
 
 def test_a_worst_case_below_0_is_refused_and_changes_nothing():
     gate = gate_of(max_unacked_messages=1)
-    with pytest.raises(ValueError, match="worst case in bytes of message 0 is -1"):
+    with pytest.raises(ValueError, match="worst case in bytes of message 0 must be at least 0, got -1"):
         gate.observe(Usage(0, 0, 1), next_record_bytes=-1)
     assert not gate.is_closed

@@ -1,4 +1,4 @@
-"""Ranges, consumers, batches, redeliveries, what a verdict tells, and the estimate: one behaviour at a time."""
+"""Ranges, consumers, batches, redeliveries, verdicts, and the estimate: one behaviour at a time."""
 
 import pytest
 
@@ -110,8 +110,8 @@ def test_a_batch_that_did_not_fit_opens_the_rule_when_there_is_room_for_it():
     ("costs", "message"),
     [
         ({"weights": [1]}, "2 messages and 1 of weight"),
-        ({"weights": [1, 0]}, "weight of message 1 is 0"),
-        ({"range_costs": [-1, 0]}, "range cost of message 0 is -1"),
+        ({"weights": [1, 0]}, "weight of message 1 must be at least 1, got 0"),
+        ({"range_costs": [-1, 0]}, "range cost of message 0 must be at least 0, got -1"),
         ({"range_costs": [1, 0, 0]}, "2 messages and 3 of range cost"),
     ],
 )
@@ -123,7 +123,7 @@ def test_costs_that_make_no_sense_are_refused(costs, message):
 def test_a_closed_gate_refuses_senseless_weights_too():
     gate = gate_of(max_unacked_messages=1)
     gate.request([17], usage=Usage(0, 0, 1))
-    with pytest.raises(ValueError, match="weight of message 0 is 0"):
+    with pytest.raises(ValueError, match="weight of message 0 must be at least 1, got 0"):
         gate.request([17], usage=Usage(0, 0, 1), weights=[0])
 
 

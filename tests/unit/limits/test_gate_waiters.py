@@ -221,7 +221,7 @@ def test_a_gate_that_closes_for_good_calls_everyone_once_and_lets_nobody_wait(br
 
 
 class Dispatchers:
-    """Threads that send through one gate as soon as it is open, and one that acks what they sent."""
+    """Threads that send through one gate as soon as it is open, and one that acks the sent messages."""
 
     def __init__(self, gate, *, messages, senders):
         self.gate, self.left, self.senders = gate, messages, senders
@@ -244,7 +244,7 @@ class Dispatchers:
             if not self.send_one():
                 opened = threading.Event()
                 self.gate.when_open(opened.set)
-                # As long as it waits, somebody acks: only a call that never comes takes so long.
+                # As long as it waits, another thread acks: only a call that never comes takes so long.
                 self.lost += not opened.wait(timeout=2)
 
     def ack(self):

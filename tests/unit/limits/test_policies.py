@@ -1,4 +1,4 @@
-"""What a topic's delivery-delay policies come to, and what they decide, in tables."""
+"""The effective delivery-delay policies of a topic, and their decisions, in tables."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_each_field_comes_from_the_nearest_level_that_speaks_of_it():
     }
 
 
-# What a topic and its namespace say, of which one says something; whose word counts, if enforced and if not.
+# The values of a topic and its namespace, of which one sets something; the one that counts, if enforced and if not.
 SAID = [
     (0, None, (0, TOPIC), (0, TOPIC)),
     (7, None, (7, TOPIC), (7, TOPIC)),
@@ -258,7 +258,7 @@ def test_a_topic_with_a_fixed_delay_of_its_own_is_not_active_by_its_own_word_onl
 
 
 def test_a_maximum_does_not_keep_a_topic_active():
-    """What is delivered at once is not delayed for longer than allowed."""
+    """A message delivered at once is not delayed for longer than allowed."""
     assert effective(P(active=False), P(active=True, max_delivery_delay_ms=60), BROKER).active is False
 
 
@@ -324,7 +324,7 @@ def test_a_time_that_is_none_is_refused(policies, times, error, saying):
             P(fixed_delivery_delay_ms=0),
             P(fixed_delivery_delay_ms=60),
             True,
-            "fixedDeliveryDelayInMillis 0 of the topic would switch off what its namespace enforces: "
+            "fixedDeliveryDelayInMillis 0 of the topic would switch off a policy of its namespace: "
             "fixedDeliveryDelayInMillis 60",
             "fixedDeliveryDelayInMillis",
         ),
@@ -332,7 +332,7 @@ def test_a_time_that_is_none_is_refused(policies, times, error, saying):
             P(active=True, tick_time_ms=5, max_delivery_delay_ms=0),
             P(max_delivery_delay_ms=70),
             True,
-            "maxDeliveryDelayInMillis 0 of the topic would switch off what its namespace enforces: "
+            "maxDeliveryDelayInMillis 0 of the topic would switch off a policy of its namespace: "
             "maxDeliveryDelayInMillis 70",
             "maxDeliveryDelayInMillis",
         ),
@@ -340,7 +340,7 @@ def test_a_time_that_is_none_is_refused(policies, times, error, saying):
             P(active=False),
             P(fixed_delivery_delay_ms=60),
             True,
-            "active false of the topic would switch off what its namespace enforces: fixedDeliveryDelayInMillis 60",
+            "active false of the topic would switch off a policy of its namespace: fixedDeliveryDelayInMillis 60",
             "active",
         ),
         (
@@ -425,7 +425,7 @@ def test_a_topic_that_may_disable_does_so_as_a_whole():
             {"a": P(tick_time_ms=5), "b": P(fixed_delivery_delay_ms=7)},
             r"7 \(of the topic\) would not be kept for topic b: .*\(says the namespace\)",
         ),
-        # What a removal leaves behind.
+        # The remains of a removal.
         (P(), False, {"b": P(fixed_delivery_delay_ms=7)}, r"for topic b: .*\(says the broker\)"),
     ],
 )
@@ -439,7 +439,7 @@ def test_what_a_namespace_may_not_set(namespace, broker_active, topics, saying):
     [
         (P(active=False), True, {"a": P(active=True, fixed_delivery_delay_ms=7), "b": P(fixed_delivery_delay_ms=0)}),
         (P(active=True, fixed_delivery_delay_ms=60), False, {}),
-        # It begins to enforce what some topic had switched off: the topic's word no longer counts.
+        # It begins to enforce a policy that some topic had switched off: the topic's value no longer counts.
         (P(fixed_delivery_delay_ms=60, max_delivery_delay_ms=60), True, {"a": P(False, 5, 0, 0)}),
         (P(), False, {"a": P(active=True, fixed_delivery_delay_ms=7)}),
     ],
@@ -524,7 +524,7 @@ def test_trap_a_whole_object_post_on_a_topic_does_not_switch_off_a_mandatory_del
     namespace = P(fixed_delivery_delay_ms=5_000, max_delivery_delay_ms=60_000)
     whole = {"active": True, "tickTime": 1000, "maxDeliveryDelayInMillis": 0, "fixedDeliveryDelayInMillis": 0}
     topic = P().updated(P.from_json(whole))
-    with pytest.raises(DelayPolicyRefusedError, match="would switch off what its namespace enforces"):
+    with pytest.raises(DelayPolicyRefusedError, match="would switch off a policy of its namespace"):
         check_topic_settable(topic, namespace, BROKER)
     # Nor does one that was stored before the delay became mandatory.
     applied = effective(topic, namespace, BROKER)

@@ -163,7 +163,7 @@ class Execution:
                     self._continue_until_killed(step.amount)
                     self._start()
             case StepKind.FALL_BACK:
-                # A fallback is refused if the metadata store would have less than what is durable.
+                # A fallback is refused if the metadata store would have fewer acks than are durable.
                 with self._noted():
                     with self._store.refusing_appends(), suppress(StoreError):
                         known.observed.persist(now_ms=self._now_ms)

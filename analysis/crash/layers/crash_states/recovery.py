@@ -38,7 +38,7 @@ _BYTES_PER_LIVE_BYTE = 4
 _BYTES_ALWAYS = 1_200  # allowance for dead bytes and frames in a store that compacts early
 
 Files = tuple[tuple[str, bytes], ...]
-Content = tuple[tuple["Versioned | None", tuple[tuple[int, int], ...]], ...]
+StoreContent = tuple[tuple["Versioned | None", tuple[tuple[int, int], ...]], ...]
 
 
 class RecoveredDisk(NamedTuple):
@@ -166,7 +166,7 @@ def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
     }
 
 
-def content_of(store: Store, subscriptions: Iterable[str]) -> Content:
+def content_of(store: Store, subscriptions: Iterable[str]) -> StoreContent:
     """Return a store's answers about some cursors: the lowest term, their records, and the lengths of their journals.
 
     The entries themselves are not included; they are read from the disk each time: two stores on equal disks with the

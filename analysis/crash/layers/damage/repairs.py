@@ -1,4 +1,4 @@
-"""Checks that an offered repair does exactly what it announces, and that the cursor works after it."""
+"""Checks that an offered repair has exactly the announced effect, and that the cursor works after it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Story:
 
     def expected(self, state: State) -> Expected:
         """Return the expectation of a recovery that ends at a state."""
-        return Oracle(state, knows_states=True).expected._replace(asked=self.oracle.expected.asked)
+        return Oracle(state, knows_states=True).expected._replace(requested=self.oracle.expected.requested)
 
     def note(self, cursor: ManagedCursor) -> None:
         """Record the present state as durable."""

@@ -10,7 +10,7 @@ enum { NAMES_MAX = 1024, NAME_BYTES = 512 };
 struct name {
     dev_t device;
     ino_t directory, inode;
-    char path[NAME_BYTES], old_path[NAME_BYTES]; /* The old one is empty of what was created. */
+    char path[NAME_BYTES], old_path[NAME_BYTES]; /* The old one is empty for a new file. */
 };
 
 struct names {
@@ -20,7 +20,7 @@ struct names {
 
 static struct names *names;
 
-/* Note that a path leads to something new, if it does; `old_path` is NULL of what was created. */
+/* Note that a path leads to something new, if it does; `old_path` is NULL for a new file. */
 static void note_name(const char *path, const char *old_path) {
     struct stat found, directory;
     char parent[PATH_MAX];
@@ -55,7 +55,7 @@ static int exists(int directory, const char *name) {
     return fstatat(directory, name, &stat, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* ---- What the harness calls: from 0, the oldest ---- */
+/* ---- Called by the harness: from 0, the oldest ---- */
 
 long ackstate_fault_name_count(void) { return names->count; }
 const char *ackstate_fault_name(long at) { return names->list[at].path; }

@@ -5,10 +5,9 @@
  * rename, unlink, mkdir), or, for a fault of reading, those that read (read, pread). Not seen: mmap, copy_file_range,
  * sendfile, fallocate, aio and io_uring.
  *
- * Beside that it keeps what was written and not synced (undo.h), and which names were not (names.h), so that a power cut
- * can follow.
+ * Beside that it keeps the unsynced writes (undo.h) and the unsynced names (names.h), so that a power cut can follow.
  *
- * All of it lies in memory shared with forked children, so that the parent can read what a killed child did.
+ * All of it lies in memory shared with forked children, so that the parent can read the calls of a killed child.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -108,7 +107,7 @@ __attribute__((noreturn)) static void die(void) {
     for (;;) pause();
 }
 
-/* Count a call, and say what becomes of it; dies here if it is to die before the call. */
+/* Count a call, and return its outcome; dies here if it is to die before the call. */
 static enum fate next_fate(const char *call, const char *path) {
     long number = ++shared->count;
     if (shared->dies_at > 0 && number >= shared->dies_at) die();
@@ -302,7 +301,7 @@ int ftruncate(int file, off_t size) {
 }
 int ftruncate64(int file, off64_t size) { return ftruncate(file, size); }
 
-/* Find what a name leads to, if that goes when the name does: another file may get its inode number. */
+/* Find the file of a name, if it goes with the name: another file may get its inode number. */
 static int find_last_name(int directory, const char *name, struct stat *stat) {
     return fstatat(directory, name, stat, AT_SYMLINK_NOFOLLOW) == 0 && stat->st_nlink == 1;
 }

@@ -1,8 +1,8 @@
-/* What was written and is not on the disk: an undo log of each file since its last good sync, for shim.c.
+/* Writes that are not on the disk: an undo log of each file since its last good sync, for shim.c.
  *
  * When a sync fails, the kernel's rule holds: the pages count as clean, can still be read, and are not on the disk,
  * whatever later syncs say (https://wiki.postgresql.org/wiki/Fsync_Errors); only writing them again brings them there.
- * A process that has the clean pages dropped (posix_fadvise) reads what is on the disk. Once the process has ended,
+ * A process that has the clean pages dropped (posix_fadvise) reads the disk. Once the process has ended,
  * `ackstate_fault_undo` puts the bytes of the disk back. A truncation counts as durable at once, as on a kinder disk.
  */
 enum { RECORDS_MAX = 16384, HEAP_BYTES = 64 << 20, WHERE_IT_STANDS = -1, SECTOR = 512 };
@@ -73,7 +73,7 @@ static void keep_bytes(int file, struct record *record) {
     shared->heap_used += record->old_size;
 }
 
-/* Note what stands where a write is about to go. */
+/* Note the bytes at the place of the next write. */
 static void remember(int file, off_t offset, size_t size) {
     struct stat stat;
     if (size == 0 || fstat(file, &stat) != 0 || !S_ISREG(stat.st_mode)) return;
@@ -87,7 +87,7 @@ static void remember(int file, off_t offset, size_t size) {
     insert(shared->record_count, &record);
 }
 
-/* Take a range that is on the disk now out of one that was lost; what lies behind it becomes a record of its own. */
+/* Take a range that is on the disk now out of one that was lost; the part behind it becomes a record of its own. */
 static void subtract(long place, off_t first, off_t end) {
     struct record *lost = &shared->records[place];
     off_t lost_end = lost->offset + lost->size;
@@ -104,7 +104,7 @@ static void subtract(long place, off_t first, off_t end) {
     if (lost->old_size > lost->size) lost->old_size = lost->size;
 }
 
-/* A sync succeeded: what was written since the last one is on the disk, in whole sectors; what was lost is not. */
+/* A sync succeeded: writes since the last one are on the disk, in whole sectors; lost ones are not. */
 static void settle(int file) {
     struct stat stat;
     if (fstat(file, &stat) != 0) return;
@@ -178,7 +178,7 @@ static void forget_lost(int file) {
     discard_empty();
 }
 
-/* Give a file the bytes that are on the disk; what was beyond its old end becomes zeros, or goes if `shrinks`.
+/* Give a file the bytes that are on the disk; bytes beyond its old end become zeros, or goes if `shrinks`.
  * Returns how many ranges were put back; -1 if it cannot be opened. */
 long ackstate_fault_undo(const char *path, int shrinks) {
     int file = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);

@@ -300,7 +300,7 @@ def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
 
 
 def views(first):
-    """What a recovery found of a cursor that has acked the first entries of ledger 1."""
+    """The result of a recovery of a cursor that has acked the first entries of ledger 1."""
     acked = NUMBERING.runs([(1, 0, first)])
     return State(acked, acked)
 

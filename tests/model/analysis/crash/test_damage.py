@@ -1,4 +1,4 @@
-"""L5 finds nothing in our stores, and does find what is planted: each planted bug is one that somebody has had."""
+"""L5 finds nothing in our stores, and does find planted bugs: each of them was once a real one."""
 
 from collections import Counter
 from itertools import islice

@@ -17,7 +17,7 @@ def lived(*entry_ids, known=()):
     """A life that was asked to ack some entries of ledger 3, in this order."""
     life = ProcessRun(LOG, Numbering(LOG).runs([(3, entry_id, entry_id + 1) for entry_id in known]))
     for number, entry_id in enumerate(entry_ids):
-        life.asked(Operation(number, OperationKind.ACK, 3, entry_id))
+        life.requested(Operation(number, OperationKind.ACK, 3, entry_id))
     return life
 
 
@@ -96,7 +96,7 @@ def test_a_receipt_counts_against_a_gauge_only_if_it_came_before_the_operation()
     life.durable([0])
     life.gauged(1, number=0)
     assert life.judge(holds(1)) == ()
-    life.asked(Operation(1, OperationKind.ACK, 3, 2))
+    life.requested(Operation(1, OperationKind.ACK, 3, 2))
     life.gauged(1, number=1)
     assert life.judge(holds(1)) == ()
     life.gauged(2, number=1)
@@ -111,7 +111,7 @@ def test_what_is_asked_later_may_be_in_a_gauge_that_is_heard_later():
 
 def persist(life):
     number = len(life.operations)
-    life.asked(Operation(number, OperationKind.PERSIST))
+    life.requested(Operation(number, OperationKind.PERSIST))
     return number
 
 
@@ -119,7 +119,7 @@ def test_receipts_are_due_for_new_entries_before_an_accepted_persist():
     life = lived(1, 2, 2, 7, 3, known=[7])
     assert life.receipts_due() == (0, 0)
     number = persist(life)
-    life.asked(Operation(6, OperationKind.ACK, 3, 9))
+    life.requested(Operation(6, OperationKind.ACK, 3, 9))
     assert life.receipts_due() == (0, 0), "the persist was not accepted"
     life.accepted(number)
     assert life.receipts_due() == (3, 0)
@@ -131,7 +131,7 @@ def test_receipts_are_due_for_new_entries_before_an_accepted_persist():
 
 def test_an_ack_is_durable_where_a_later_receipt_covers_it():
     life = lived(1)
-    life.asked(Operation(1, OperationKind.MARK_DELETE, 3, 4))
+    life.requested(Operation(1, OperationKind.MARK_DELETE, 3, 4))
     life.accepted(persist(life))
     life.durable([1])
     assert life.receipts_due() == (2, 2)
@@ -145,7 +145,7 @@ def test_without_a_gauge_none_can_be_wrong():
 
 def test_a_mark_delete_covers_lower_ledgers():
     life = ProcessRun(LOG)
-    life.asked(Operation(0, OperationKind.MARK_DELETE, 6, 1))
+    life.requested(Operation(0, OperationKind.MARK_DELETE, 6, 1))
     life.durable([0])
     assert life.judge(Report([])) == ((Promise.I2, "lost: 3:[0, 10) 6:[0, 2)", 12),)
     assert life.judge(Report([EntryRun(3, 0, 10), EntryRun(6, 0, 2)])) == ()

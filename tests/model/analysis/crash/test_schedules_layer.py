@@ -40,7 +40,7 @@ def test_a_seed_says_what_happens():
 
 
 def test_an_event_that_is_left_out_changes_no_other_event():
-    """Time passes by what the events draw, each from its own seed."""
+    """Time passes by the draws of the events, each from its own seed."""
     waits = {}
     for number in range(150):
         schedule = BrokerSimulation(3, Settings())

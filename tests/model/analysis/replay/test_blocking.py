@@ -48,7 +48,8 @@ def _small_limits(monkeypatch, caplog):
 
 
 class Observed(NamedTuple):
-    """What a real subscription did: at the end of each millisecond, acked messages that a crash would bring back."""
+    """The results of a real subscription: at the end of each millisecond, acked messages that a crash would
+    redeliver."""
 
     at_end: dict[int, int]
     write_count: int
@@ -80,7 +81,7 @@ class _Consumer:
         self.blocked_ms, self.blocked_since_ms = 0, None
 
     def dispatch(self, now_ms):
-        """Take what may be had."""
+        """Take the messages that may be sent."""
         while self.due:
             if self.blocked_since_ms is None:
                 self.blocked_since_ms = now_ms
@@ -236,13 +237,13 @@ def assert_agreement_fails():
 
 
 def test_it_catches_acks_that_do_not_move_with_their_delivery(monkeypatch):
-    taken = GatedReplay._let_go
+    taken = GatedReplay._release_blocked
 
     def let_go(self):
         taken(self)
         self._queue._waited_ms.clear()
 
-    monkeypatch.setattr(GatedReplay, "_let_go", let_go)
+    monkeypatch.setattr(GatedReplay, "_release_blocked", let_go)
     assert_agreement_fails()
 
 
@@ -272,7 +273,7 @@ def test_young_acks_are_persisted_early_rather_than_stopping_dispatch():
     replay.take(chunk_of(events))
     free = SubscriptionReplay([Policy.from_mapping(held)], {each.ledger_id: each.entry_id + 1 for each in positions})
     free.take(chunk_of(events))
-    # 30 acks alone take more; what is young would all be lost.
+    # 30 acks alone take more; the young ones would all be lost.
     assert free.curves[0].sum.peak == 30
     assert replay.curves[0].sum.peak < 30
 

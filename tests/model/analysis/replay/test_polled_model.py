@@ -156,7 +156,7 @@ def test_a_policy_with_persists_at_fixed_times_is_enclosed(seed, tick_ms):
 
 
 def test_without_uncertainty_both_curves_are_the_exact_one():
-    """Intervals of a single moment: low and high are what the replay of an exact trace returns."""
+    """Intervals of a single moment: low and high are the results of the replay of an exact trace."""
     acks, _, log = polled_acks(7)
     policy = Policy.from_mapping({"flush_interval_ms": "30"})
     exact = [PolledEvent(*event, until_ms=event.ts_ms) for event in acks]

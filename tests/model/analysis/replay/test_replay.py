@@ -46,7 +46,7 @@ test_every_instant_of_a_plain_policy_agrees = pytest.mark.slow(
 
 # Acks given at once may leave a bitmap in another form: where a limit on bytes decides, a size that has none.
 NO_LEDGER = {"ledger_writable": "false", "format": "PULSAR", "range_form": "LIST"}
-# What is too large for the metadata store is tried in vain, often because a permit lets it through.
+# A record too large for the metadata store is tried in vain, often because a permit admits it.
 IN_VAIN = st.lists(st.fixed_dictionaries(
     {
         "mark_delete_rate_limit": st.sampled_from((3, 20, 500)),
@@ -351,8 +351,8 @@ def assert_same_ruler(chance, age, *, ack_share, count=658):
         real.tick(now_ms=each_ms)
     young, other = real.intake.young_age, replay.cursor.intake.young_age
     assert young.ruler.marks() == other.ruler.marks()
-    ages = [young.ruler.frontier(young.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
-    assert ages == [other.ruler.frontier(other.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
+    ages = [young.ruler.old_up_to(young.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
+    assert ages == [other.ruler.old_up_to(other.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
 
 
 SOON = AutoAge(late_share_max=0.2, seconds_min=1, seconds_max=3)
@@ -366,7 +366,7 @@ def test_a_ruler_that_was_thinned_says_the_same(age, ack_share):
 
 
 def test_it_catches_a_ruler_that_nobody_asks_before_it_is_thinned(monkeypatch):
-    monkeypatch.setattr(CursorReplay, "_ask_before", lambda self, now_ms: None)
+    monkeypatch.setattr(CursorReplay, "_look_before", lambda self, now_ms: None)
     with pytest.raises(AssertionError):
         assert_same_ruler(Random(7), 1, ack_share=0)
 

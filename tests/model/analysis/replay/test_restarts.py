@@ -41,7 +41,7 @@ def assert_agreement_by_days(trace, policies, sizes):
     try:
         assert_agreement_with(by_days(policies, trace[1]), trace, policies, sizes)
     except TraceError:
-        # A reset to what is forgotten: what is said of it is another test's.
+        # A reset to a forgotten position: another test checks its error.
         assume(False)
 
 

@@ -34,7 +34,7 @@ class Server:
         return httpx.Client(base_url=self.url, trust_env=False, **options)
 
     def stop(self, with_signal=signal.SIGTERM):
-        """Send a signal; return exit status and what stands on standard error."""
+        """Send a signal; return exit status and standard error."""
         self.process.send_signal(with_signal)
         _, errors = self.process.communicate(timeout=30)
         return self.process.returncode, errors

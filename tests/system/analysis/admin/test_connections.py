@@ -1,4 +1,4 @@
-"""What clients may hold of a real server: slow, silent, many and ambiguous connections, over real sockets."""
+"""Slow, silent, many and ambiguous connections to a real server, over real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quick(start, tmp_path_factory):
 
 
 def answer_to(connection):
-    """Return what comes up to the end of an answer of ``/healthz``."""
+    """Return the data up to the end of an answer of ``/healthz``."""
     answer = b""
     while not answer.endswith(HEALTHY) and (piece := connection.recv(1000)):
         answer += piece
@@ -130,7 +130,7 @@ class TestSlowClients:
         slow["body"].result()
 
     def test_a_body_that_nobody_waits_for_is_cut_off(self, slow):
-        """What was answered before its body came does not keep its connection."""
+        """A request that was answered before its body came does not keep its connection."""
         slow["body after its answer"].result()
 
     @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ class TestManyConnections:
         assert "WARNING refused a connection of 127.0.0.1: it has 3 open" in errors
 
     def test_thousands_of_connections_come_and_go(self, start, tmp_path):
-        """What is counted is taken off again, however a connection ends."""
+        """Each counted connection is taken off again, however it ends."""
         with start(tmp_path, "--connections-per-client", 4) as server:
             for number in range(1_000):
                 with contextlib.suppress(ConnectionError), server.connect() as connection:
@@ -236,7 +236,7 @@ class TestManyConnections:
 
 
 class TestAmbiguousRequests:
-    """What a proxy could take for other requests than the server does."""
+    """Requests that a proxy could read differently from the server."""
 
     SMUGGLED = b"0\r\n\r\nGET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

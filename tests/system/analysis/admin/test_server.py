@@ -56,7 +56,7 @@ class TestLife:
         assert min(times_s) < 0.03  # a delayed acknowledgement takes 0.04 s
 
     def test_policies_survive_a_kill(self, start, tmp_path):
-        """What was answered with 204 is there after SIGKILL, in three lives, each killed while it is written to."""
+        """A change answered with 204 is there after SIGKILL, in three lives, each killed while it is written to."""
         path, known = f"{TOPIC}/delayedDelivery", 0
         for life in range(3):
             with start(tmp_path) as server, server.client() as client:
@@ -260,7 +260,7 @@ def odd(start, tmp_path_factory):
 
 
 class TestOddRequests:
-    """What no client library sends."""
+    """Requests that no client library sends."""
 
     def exchange(self, odd, request):
         with socket.create_connection(("127.0.0.1", odd.port), timeout=10) as connection:
@@ -322,7 +322,7 @@ COUNTER = "/admin/v2/persistent/public/default/counter/becomeOldAckRecordSeconds
 def race(url):
     """Let eight threads write; fail if one of them loses a write that was answered with 204.
 
-    Five have a field of the same topic each: what a thread wrote there stays until it writes again, whatever others
+    Five have a field of the same topic each: a field that a thread wrote stays until it writes again, whatever others
     do. Three add to one number on the condition that it has not changed. Returns how many writes were refused.
     """
     failures, refused, added = [], [], []

@@ -1,4 +1,4 @@
-"""Tokens of a real server: a changed file, wrong tokens, and who changed what by the audit log."""
+"""Tokens of a real server: a changed file, wrong tokens, and the author of each change in the audit log."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class TestAuditLog:
                 path = f"{topic}/becomeOldAckRecordSeconds"
                 assert client.post(path, json=30, headers=bearer("another")).status_code == 204
                 assert client.delete(path).status_code == 204
-                assert client.post(path, json=1, headers=bearer("nobody")).status_code == 401
+                assert client.post(path, json=1, headers=bearer("absent")).status_code == 401
             status, errors = server.stop()
         entries, _ = server.audited(errors)
         assert status == 0
@@ -211,7 +211,7 @@ class TestAuditLog:
             number | {"action": "POST", "before": None, "after": 30, "who": "line 2"},
             number | {"action": "DELETE", "before": 30, "after": None},
         ]
-        for each in ("s3cret", "another", "nobody"):
+        for each in ("s3cret", "another", "absent"):
             assert each not in errors
 
     def test_without_a_token_it_says_so(self, start, tmp_path):

@@ -1,4 +1,4 @@
-"""What is wrong outside a process: permissions, full disks, Java, damage that Spark reads; one clear line each."""
+"""Errors outside a process: permissions, full disks, Java, damage that Spark reads; one clear line each."""
 
 from __future__ import annotations
 

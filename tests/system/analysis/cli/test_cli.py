@@ -1,4 +1,4 @@
-"""The command line when all is well: what it prints, where, and what it leaves behind when it is interrupted."""
+"""The command line when all is well: its output, its files, and its remains after an interrupt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = ("eight-consumers", "in-order", "one-percent-stuck")
 
 
 class Terminal(io.StringIO):
-    """What a terminal of 80 columns would show."""
+    """The output on a terminal of 80 columns."""
 
     def isatty(self):
         return True
@@ -50,7 +50,7 @@ def shown(terminal, monkeypatch, show, *arguments):
 
 
 def cells(lines):
-    """Return what stands in the columns of tables, cells that go on in the next line put together."""
+    """Return the columns of tables, with cells that continue in the next line joined."""
     rows, after_head = [], False
     for line in lines:
         columns = [cell.strip() for cell in line.split("│")]

@@ -1,4 +1,4 @@
-"""`--engine local` answers without Java, and what Spark answers, to the last digit."""
+"""`--engine local` answers without Java, and as Spark does, to the last digit."""
 
 from __future__ import annotations
 

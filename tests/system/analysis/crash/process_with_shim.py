@@ -1,4 +1,4 @@
-"""Run by test_system_calls.py in a process that was started with the fault shim; prints what it saw as JSON.
+"""Run by test_system_calls.py in a process that was started with the fault shim; prints its observations as JSON.
 
 python -P process_with_shim.py calls|planted|clean|cuts
 """
@@ -39,7 +39,7 @@ NEVER = CallFault(1 << 40, Action.FAIL)
 
 
 def said_error(call, *arguments):
-    """Return what a call returned, or the name of its errno."""
+    """Return the result of a call, or the name of its errno."""
     try:
         return call(*arguments)
     except OSError as error:
@@ -76,7 +76,7 @@ def counted(directory):
 
 
 def torn(directory):
-    """Let a write store half, and say what it and the next ones say."""
+    """Store half of a write, and return its result and those of the next ones."""
     file = os.open(directory / "short", os.O_RDWR | os.O_CREAT)
     SHIM.arm(directory, CallFault(1, Action.SHORT, errno.ENOSPC))
     said = [said_error(os.write, file, b"0123456789") for _ in range(3)]
@@ -93,7 +93,7 @@ def lasting(directory):
 
 
 def killed(directory, action):
-    """Let a child write ten bytes and ten more, the second faulted; return its signal and what the file has."""
+    """Write ten bytes and ten more in a child, the second faulted; return its signal and the file."""
     path = directory / action.name
     child = os.fork()
     if child == 0:
@@ -118,7 +118,7 @@ def reading(directory):
 
 
 def gate(directory, *, rewrites=False, forgets=False):
-    """Sync, write on two sectors, fail the sync, write a third, sync; return what a power cut leaves of them."""
+    """Sync, write on two sectors, fail the sync, write a third, sync; return the bytes that survive a power cut."""
     path = directory / "gate"
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     SHIM.arm(directory, CallFault(5, Action.FAIL, errno.EIO))
@@ -142,7 +142,7 @@ def gate(directory, *, rewrites=False, forgets=False):
 
 
 def unsynced_names(directory):
-    """Make and rename files and directories, sync some of their directories; return what a power cut leaves."""
+    """Make and rename files and directories, sync some of their directories; return those that survive a power cut."""
     (directory / "kept").mkdir()
     SHIM.arm(directory, NEVER)
     for name in ("a", "b", "c"):
@@ -174,7 +174,7 @@ def told(text):
 
 
 def calls():
-    """Return what each case saw."""
+    """Return the observations of each case."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name).resolve()
         cases = {
@@ -214,7 +214,7 @@ def sync_again():
 
 
 def trust_the_cache():
-    """Plant: opening syncs the log and takes what it reads for what is on the disk."""
+    """Plant: opening syncs the log and takes the bytes it reads for those on the disk."""
     KernelFile.settle = KernelFile.sync
 
 
@@ -333,7 +333,7 @@ def run_planted(plant, fault, open_store, played=None):
 
 
 def in_child(play):
-    """Return what a function returns in a forked child, which keeps what it patches to itself."""
+    """Return the result of a function in a forked child, which keeps its patches to itself."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""L2 for any subject finds at once what a kill between two system calls shows, in any language."""
+"""L2 for any subject finds at once each bug that a kill between two system calls shows, in any language."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Early(NaiveSubject):
 
 
 class InPlace(NaiveSubject):
-    """Empties its file, and writes it anew."""
+    """Empties its file, and writes it again."""
 
     def _save(self):
         temporary = self._path

@@ -33,7 +33,7 @@ MUCH_TIME = Budget(3_600)
 
 
 class FakeLayer:
-    """Yields what it is told for given seeds, and clean runs of ten cycles for all others."""
+    """Yields the given runs for given seeds, and clean runs of ten cycles for all others."""
 
     def __init__(self, **told):
         self.told = {int(seed.removeprefix("seed_")): values for seed, values in told.items()}
@@ -452,7 +452,7 @@ DUE = {"accepted_persists": 3, "durable_receipts": 1, "receipts_due": 1_000, "re
     [
         (DUE | {"accepted_persists": 0, "durable_receipts": 0}, "nothing was tested: the subject never accepted"),
         (DUE | {"durable_receipts": 0}, "the subject never reported that an ack is durable: I2 was not tested"),
-        (DUE, "the subject gave receipts for 1 of 1,000 acks that it was asked to persist (0.1%;"),
+        (DUE, "the subject gave receipts for 1 of 1,000 requested acks that it should persist (0.1%;"),
         (DUE | {"receipts_given": int(RECEIPTS_MIN * 1_000) - 1}, "--receipts-min requires 25.0%): I2 was not tested"),
         (DUE | {"receipts_given": int(RECEIPTS_MIN * 1_000)}, ""),
     ],

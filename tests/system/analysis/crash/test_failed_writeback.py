@@ -1,10 +1,10 @@
 """A sync that really fails: ext4 on a loop device whose bytes lie in memory, of which there is no more.
 
-What Linux does then (6.18, ext4 in its default mode): the first sync raises, the second does not, what was written can
-still be read, and is not on the disk. Told to drop the clean pages, it reads zeros there. Not told, it loses even what
-is added to such a page and synced later, without an error: the extent still counts as never written. Two things to know
-of the device: the error is ENOSPC, not EIO, and a write of several blocks of which the first could be stored is said to
-have succeeded as a whole; so what is to fail begins at the border of a block here.
+Linux then (6.18, ext4 in its default mode) raises at the first sync, not at the second; the written data can still be
+read, and is not on the disk. Told to drop the clean pages, it reads zeros there. Without that error, it loses even data
+that is added to such a page and synced later, without an error: the extent still counts as never written. Two facts
+about the device: the error is ENOSPC, not EIO, and a write of several blocks of which the first could be stored is
+reported as a success as a whole; so the part that must fail begins at the border of a block here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 def apart(story, *args):
-    """Run a story that yields what it found in a process with mounts of its own."""
+    """Run a story that yields its findings in a process with mounts of its own."""
     try:
         with closing(with_private_mounts(lambda: story(*args))) as found:
             return list(found)

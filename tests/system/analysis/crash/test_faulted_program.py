@@ -1,4 +1,4 @@
-"""What the programs of L2 do, and how they are judged; on a store in memory, without a system call."""
+"""The programs of L2, and the judgement of them; on a store in memory, without a system call."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_seed_decides_a_script():
 
 
 def tell_a_log(number, tell):
-    """The log of a program of two cursors that told an account of one of them something, and what kinds of notes."""
+    """The log of a program of two cursors that notes something in an account of one of them, and the kinds of notes."""
     log, names = ProgramLog(2), set()
 
     def say(**fields):
@@ -90,7 +90,7 @@ STATE = State(ACKED, NUMBERING.up_to(1, 2), (("n", 5),), (("number", "7"),))
 
 def tell_all(account):
     """Call every method of an account."""
-    account.asked(ACKED)
+    account.requested(ACKED)
     account.accepted(ACKED)
     account.naming(STATE.names)
     account.named(STATE.names)

@@ -16,11 +16,11 @@ from ackstate.analysis.crash import process_runs, subject_process
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AnswersDue,
-    AskReport,
     Durable,
     OutOfTurnError,
     Ready,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     printable,
 )
@@ -53,9 +53,9 @@ def python(program):
     [
         ((), (Ready(),)),
         ((), (Report([]),)),
-        ((AskReport(),), (Report([]), Report([]))),
-        ((Start("/d", {}), PERSIST), (Accepted(1),)),
-        ((Start("/d", {}), PERSIST), (Ready(), Ready())),
+        ((ReportRequest(),), (Report([]), Report([]))),
+        ((StartRequest("/d", {}), PERSIST), (Accepted(1),)),
+        ((StartRequest("/d", {}), PERSIST), (Ready(), Ready())),
         ((PERSIST,), (Accepted(1), Accepted(1))),
         ((PERSIST,), (Durable((1,)), Durable((1,)))),
         ((PERSIST,), (Durable((1, 1)),)),
@@ -65,12 +65,12 @@ def python(program):
 def test_an_answer_that_is_not_due_is_refused(requests, answers):
     turns = AnswersDue()
     for request in requests:
-        turns.asked(request)
+        turns.note_request(request)
     for answer in answers[:-1]:
-        turns.heard(answer)
+        turns.note_answer(answer)
     for _ in range(2):
         with pytest.raises(OutOfTurnError):
-            turns.heard(answers[-1])
+            turns.note_answer(answers[-1])
 
 
 @pytest.mark.parametrize("said", ['{"ready":true}\\n', '{"durable":[]}\\n', "x"])
@@ -82,7 +82,7 @@ def test_a_flood_ends_with_the_patience_or_before(said, tmp_path, monkeypatch):
         while True: os.write(1, b'{said}' * 3000)
     """
     with python(program) as process:
-        process.send(AskReport())
+        process.send(ReportRequest())
         with pytest.raises(SubjectError, match=r"silent for 0\.5 s|without a start request|no answer"):
             process.wait_for(Report, patience_s=0.5)
 
@@ -136,7 +136,7 @@ def test_a_subject_may_hold_its_answers_back_until_a_persist(tmp_path):
 
 
 def test_two_recoveries_that_differ_are_no_lost_receipts(monkeypatch):
-    # Where one is crashed after it forgot, and before it could say what it had found, that is lost.
+    # Where one is crashed after it forgot, and before it could report its state, that is lost.
     monkeypatch.setattr(process_runs, "_CRASHED_RECOVERY_SHARE", 0)
     monkeypatch.setattr(process_runs, "_EARLY_SHARE", 0)
 

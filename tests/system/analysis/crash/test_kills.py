@@ -1,4 +1,5 @@
-"""SIGKILL: what it finds in subjects that lie, what it cannot find in one that never syncs, and the trace of it all."""
+"""SIGKILL: bugs that it finds in lying subjects, a bug that it cannot find in one that never syncs, and the trace of it
+all."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Lying(NaiveSubject):
 
 
 class Generous(NaiveSubject):
-    """Finds an ack that nobody made when it recovers some."""
+    """Finds an ack without a request when it recovers some."""
 
     def report(self):
         runs = super().report().acked
@@ -152,7 +153,7 @@ class Dying(NaiveSubject):
 
 
 class Boasting(NaiveSubject):
-    """Has receipts for what it was never asked."""
+    """Has receipts for acks that were never requested."""
 
     def receipts(self):
         return [number + 1_000 for number in super().receipts()]
@@ -225,7 +226,7 @@ def test_a_subject_that_breaks_a_promise_is_found(make_subject, promise, counted
 
 @pytest.mark.slow
 def test_a_subject_whose_recoveries_differ_is_found(monkeypatch):
-    # Where one is crashed after it forgot, and before it could say what it had found, that counts as lost.
+    # Where one is crashed after it forgot, and before it could report its state, that counts as lost.
     monkeypatch.setattr(process_runs, "_CRASHED_RECOVERY_SHARE", 0)
     monkeypatch.setattr(process_runs, "_EARLY_SHARE", 0)
     (broken,) = outcomes_of(Forgetful, 100)[-1].broken
@@ -270,8 +271,8 @@ def test_the_layer_by_the_name_of_its_subject():
     layer = kills(5, subject="naive")
     assert next(layer).seed == 5
     layer.close()
-    with pytest.raises(ValueError, match="nobody"):
-        kills(1, subject="nobody")
+    with pytest.raises(ValueError, match="absent"):
+        kills(1, subject="absent")
 
 
 def test_subjects_are_found_by_name():

@@ -1,4 +1,4 @@
-"""A disk whose power can be cut: what was synced stays, what was not is gone, and nothing of the disk is left."""
+"""A disk whose power can be cut: synced data stays, other data is gone, and nothing of the disk is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = "noauto_da_alloc,data=writeback"
 
 
 def apart(story):
-    """Run a story that yields what it found in a process with mounts of its own."""
+    """Run a story that yields its findings in a process with mounts of its own."""
     with closing(with_private_mounts(story)) as found:
         return list(found)
 
@@ -192,7 +192,7 @@ def test_of_a_harness_that_is_killed_only_an_empty_directory_is_left_and_the_nex
         assert [len(kind) for kind in left(worker)] == [0, 1, 1]
         harness.send_signal(signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{worker}").exists())
-    # By chance it sees that nobody asks any more, and tidies up, before the kernel kills it.
+    # By chance it sees that no process reads any more, and tidies up, before the kernel kills it.
     wait_until(lambda: left(worker) in (([], [], [point]), ([], [], [])))
     assert not point.exists() or list(point.iterdir()) == []
 
@@ -292,7 +292,7 @@ def test_an_item_is_made_when_it_is_asked_for():
 @pytest.mark.root
 def test_what_was_started_there_in_a_session_of_its_own_ends_too():
     def story():
-        # Nobody waits for it, and no group has it.
+        # No process waits for it, and no group has it.
         program = "import os, pathlib, time; print(pathlib.Path('/proc/self').readlink(), flush=True); time.sleep(600)"
         child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
         yield int(child.stdout.readline())

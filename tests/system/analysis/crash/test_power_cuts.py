@@ -1,4 +1,4 @@
-"""L4: our own cursor survives power cuts; whoever does not sync is caught, and a liar too."""
+"""L4: our own cursor survives power cuts; a subject that does not sync is caught, and so is a lying one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def runs(layer, count, *, first_seed=1):
 
 
 def runs_of_cuts(layer, cuts):
-    """As many runs as have so many cuts."""
+    """As many runs as have this many cuts."""
     found = []
     with closing(layer(1)) as outcomes:
         while sum(outcome.cycles for outcome in found) < cuts:
@@ -212,7 +212,7 @@ def test_what_is_said_on_a_dead_disk_does_not_count():
 @pytest.mark.root
 @pytest.mark.slow
 def test_counted_it_would_be_unjust(monkeypatch):
-    """The planted bug: read what it has said after the cut, and it is blamed for what the dead disk owes."""
+    """The planted bug: read its answers after the cut, and it is blamed for the losses of the dead disk."""
 
     def cut_then_read(self, process):
         self._disk.cut_power()

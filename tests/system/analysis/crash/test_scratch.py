@@ -1,4 +1,4 @@
-"""Directories of a run, and what runs that were killed have left."""
+"""Directories of a run, and the remains of killed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile subjects, silent ones, large ones: the harness says what is wrong and never hangs."""
+"""Hostile subjects, silent ones, large ones: the harness reports the error and never hangs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash.conversation import Accepted, AskReport, Durable, Ready, Recover, Start, SubjectError
+from ackstate.analysis.crash.conversation import (
+    Accepted,
+    Durable,
+    Ready,
+    Recover,
+    ReportRequest,
+    StartRequest,
+    SubjectError,
+)
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
@@ -53,7 +61,7 @@ def is_alive(pid):
 
 def test_a_forked_subject_talks_and_says_everything_before_it_dies(tmp_path):
     with SubjectProcess.fork(NaiveSubject) as process:
-        process.send(Start(tmp_path, LOG), *acks(3), Operation(3, OperationKind.PERSIST), AskReport())
+        process.send(StartRequest(tmp_path, LOG), *acks(3), Operation(3, OperationKind.PERSIST), ReportRequest())
         before, report = process.wait_for(Report)
         assert before == [Ready(), *map(Accepted, range(4)), Durable((0, 1, 2))]
         assert report == Report([EntryRun(1, 0, 3)])
@@ -71,14 +79,14 @@ def test_a_forked_subject_talks_and_says_everything_before_it_dies(tmp_path):
 def test_code_that_is_patched_here_is_patched_there(tmp_path, monkeypatch):
     monkeypatch.setattr(NaiveSubject, "report", lambda self: Report([EntryRun(7, 0, 1)]))
     with SubjectProcess.fork(NaiveSubject) as process:
-        process.send(Start(tmp_path, LOG), AskReport())
+        process.send(StartRequest(tmp_path, LOG), ReportRequest())
         assert process.wait_for(Report)[1] == Report([EntryRun(7, 0, 1)])
 
 
 def test_neither_side_waits_for_the_other_when_both_pipes_are_full(tmp_path):
     """Ten thousand requests fill one pipe, their answers the other."""
     with SubjectProcess.fork(NaiveSubject) as process:
-        process.send(Start(tmp_path, {1: 10_000}), *acks(10_000), AskReport())
+        process.send(StartRequest(tmp_path, {1: 10_000}), *acks(10_000), ReportRequest())
         time.sleep(0.1)
         before, report = process.wait_for(Report)
     assert before == [Ready(), *map(Accepted, range(10_000))]
@@ -89,7 +97,7 @@ def test_neither_side_waits_for_the_other_when_both_pipes_are_full(tmp_path):
 def test_a_subject_in_another_language(tmp_path):
     launch = subject_launch(f"perl -e '{PERL}'")
     with launch() as process:
-        process.send(Start(tmp_path, LOG), *acks(2), Operation(2, OperationKind.PERSIST))
+        process.send(StartRequest(tmp_path, LOG), *acks(2), Operation(2, OperationKind.PERSIST))
         answers = []
         while Accepted(2) not in answers:
             answers += process.events(60)
@@ -135,7 +143,7 @@ def test_complaints_without_end_do_not_hold_it_up(tmp_path):
         raise SystemExit("the last one")
     """
     with python(program) as process:
-        process.send(Start(tmp_path, LOG))
+        process.send(StartRequest(tmp_path, LOG))
         assert process.wait_for(Ready) == ([], Ready())
         with pytest.raises(SubjectError, match="status 1: 'the last one'"):
             process.wait_for(Ready)
@@ -144,7 +152,7 @@ def test_complaints_without_end_do_not_hold_it_up(tmp_path):
 def test_what_it_said_before_a_wrong_line_is_told_first(tmp_path):
     program = """input(); print('{"ready":true}\\n{"accepted":0}\\nthen garbage', flush=True); input(); input()"""
     with python(program) as process:
-        process.send(Start(tmp_path, LOG), *acks(1))
+        process.send(StartRequest(tmp_path, LOG), *acks(1))
         answers = process.events(60)
         while len(answers) < 2:
             answers += process.events(60)
@@ -157,14 +165,14 @@ def test_what_it_said_before_a_wrong_line_is_told_first(tmp_path):
 def test_what_was_not_said_to_the_end_of_the_line_was_not_said(tmp_path):
     program = """input(); print('{"ready":true}\\n{"durable":[0', end='', flush=True); input()"""
     with python(program) as process:
-        process.send(Start(tmp_path, LOG))
+        process.send(StartRequest(tmp_path, LOG))
         assert process.events(60) == [Ready()]
         assert process.kill() == []
 
 
 def test_a_subject_that_had_ended_was_not_killed(tmp_path):
     with python("""input(); print('{"ready":true}')""") as process:
-        process.send(Start(tmp_path, LOG))
+        process.send(StartRequest(tmp_path, LOG))
         process.wait_for(Ready)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         answers, error = process.last_words()
@@ -173,7 +181,7 @@ def test_a_subject_that_had_ended_was_not_killed(tmp_path):
 
 def test_a_stopped_subject_stands_still_and_can_be_killed(tmp_path):
     with SubjectProcess.fork(NaiveSubject) as process:
-        process.send(Start(tmp_path, LOG))
+        process.send(StartRequest(tmp_path, LOG))
         process.wait_for(Ready)
         process.stop()
         assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -181,7 +189,7 @@ def test_a_stopped_subject_stands_still_and_can_be_killed(tmp_path):
         assert process.events(0.05) == []
         assert process.kill() == []
     with SubjectProcess.fork(NaiveSubject) as process:
-        process.send(Start(tmp_path, LOG))
+        process.send(StartRequest(tmp_path, LOG))
         process.wait_for(Ready)
         os.kill(process.pid, signal.SIGTERM)
         with pytest.raises(SubjectError, match="died of SIGTERM"):
@@ -193,7 +201,7 @@ def test_a_stopped_subject_stands_still_and_can_be_killed(tmp_path):
 def test_what_a_command_starts_dies_with_it():
     """A wrapper that goes on living beside the real subject would leave that alive."""
     with SubjectProcess.spawn(["sh", "-c", "sleep 600 & echo '{\"acked\":[['$!',0,0]]}'; wait"]) as process:
-        process.send(AskReport())
+        process.send(ReportRequest())
         ((started, _, _),) = process.wait_for(Report)[1].acked
         assert is_alive(started)
         process.kill()
@@ -205,10 +213,10 @@ def test_a_subject_dies_with_its_harness(tmp_path):
     program = f"""
         import sys, time
         from pathlib import Path
-        from ackstate.analysis.crash.conversation import Ready, Start
+        from ackstate.analysis.crash.conversation import Ready, StartRequest
         from ackstate.analysis.crash.subject_launch import subject_launch
         with subject_launch("naive")() as forked, subject_launch("perl -e 'sleep 600'")() as spawned:
-            forked.send(Start(Path({str(tmp_path)!r}), {{1: 10}}))
+            forked.send(StartRequest(Path({str(tmp_path)!r}), {{1: 10}}))
             forked.wait_for(Ready)
             print(forked.pid, spawned.pid, flush=True)
             time.sleep(600)
@@ -227,7 +235,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
 
 @pytest.mark.slow
 def test_a_python_subject_is_served_on_standard_streams(tmp_path):
-    """And what it prints does not get between the answers."""
+    """And its output does not get between the answers."""
     (tmp_path / "talkative.py").write_text(
         "from ackstate.analysis.crash.subjects.naive import NaiveSubject\n"
         "class Talkative:\n"
@@ -261,7 +269,7 @@ def test_an_error_of_the_subject_is_told(tmp_path):
             raise OSError(28, "No space left on device")
 
     with SubjectProcess.fork(Failing) as process:
-        process.send(Start(tmp_path, LOG), *acks(1))
+        process.send(StartRequest(tmp_path, LOG), *acks(1))
         with pytest.raises(SubjectError, match=r"cannot continue: OSError: \[Errno 28\] No space left on device"):
             process.wait_for(Report)
 
@@ -273,7 +281,7 @@ def test_an_error_of_the_subject_is_told(tmp_path):
         ("no-such-program --fast", "subject 'no-such-program --fast': neither"),
         ("no_such_module:Subject", "No module named 'no_such_module'"),
         ("json:Subject", "module json has no Subject"),
-        ("sys:path", "cannot be called"),
+        ("sys:path", "is not callable"),
         ("perl 'unclosed", 'subject "perl \'unclosed": No closing quotation'),
     ],
 )

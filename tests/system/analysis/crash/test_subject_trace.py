@@ -1,4 +1,4 @@
-"""The trace of a subject's lives: what it predicts for each kill is what came back."""
+"""The trace of a subject's lives predicts the redelivery of each kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def asked(number, entry_id, kind=OperationKind.ACK, ledger_id=3):
 
 
 def recorded(tmp_path, steps, *recovered, died_ms=99):
-    """What a life becomes, as (time, kind, first entry or number of the persist)."""
+    """A life as (time, kind, first entry or number of the persist)."""
     acked = Numbering(LOG).runs([(3, entry_id, entry_id + 1) for entry_id in recovered])
     with SubjectTrace(tmp_path) as trace:
         trace.record("t", Lived(LOG, steps, died_ms, acked))
@@ -37,7 +37,7 @@ def recorded(tmp_path, steps, *recovered, died_ms=99):
 
 
 def four(*answers):
-    """Acks of the entries 0 to 3, and what was said to them."""
+    """Acks of the entries 0 to 3, and their answers."""
     return [*((1, asked(number, number)) for number in range(4)), *answers]
 
 
@@ -131,7 +131,7 @@ def killed(tmp_path, name, *, lives=6):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ours", "naive"])
 def test_a_history_of_the_trace_predicts_what_came_back(tmp_path, name):
-    """Its promises, or if a persist was under way, what that covered; and nothing promised comes back."""
+    """Its promises, or if a persist was under way, those of it; and no promised ack is redelivered."""
     crashes = 0
     histories = {}
     for frame in read_recording(killed(tmp_path, name)):

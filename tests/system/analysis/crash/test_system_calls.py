@@ -1,4 +1,4 @@
-"""L2: does the n-th call fail as it should, does the product survive it, and is a product that does not found out?"""
+"""L2: the n-th call fails as it should, the product survives it, and a product that does not is found out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def library(tmp_path_factory):
 
 
 def run_with_shim(library, what):
-    """Run the process that has the shim and return what it says."""
+    """Run the process that has the shim and return its output."""
     command = [sys.executable, "-P", str(PROCESS), what]
     ended = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -89,7 +89,7 @@ def test_a_sector_that_is_written_again_and_synced_is_not_lost(calls):
 
 
 def test_a_power_cut_takes_back_the_names_in_directories_that_were_not_synced(calls):
-    # "a" has its old name again, "h" was never there, and "lost" is gone with what was synced in it.
+    # "a" has its old name again, "h" was never there, and "lost" is gone with the files synced in it.
     assert calls["unsynced_names"] == [["kept", "kept/a", "kept/d"], 4]
 
 

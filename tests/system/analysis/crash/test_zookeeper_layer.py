@@ -1,4 +1,4 @@
-"""The ZooKeeper layer finds nothing in our store, and does find what is planted. One server for all of it."""
+"""The ZooKeeper layer finds nothing in our store, and does find planted bugs. One server for all of it."""
 
 import subprocess
 from importlib.util import find_spec
@@ -60,7 +60,7 @@ def test_each_thing_that_may_happen_breaks_no_promise(server, only, name, seed):
 
 
 def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeypatch):
-    """Two owners append to one ledger: the new one does not know what the old one was promised."""
+    """Two owners append to one ledger: the new one lacks the promises to the old one."""
     only("_stale")
     assert broken_in([run(201, server, ZooKeeperStore)]) == set()
     monkeypatch.setattr(ZooKeeperLedgers, "fence", ZooKeeperLedgers.last)
@@ -70,7 +70,7 @@ def test_a_fence_that_lets_stale_owners_write_on_is_caught(server, only, monkeyp
 
 @pytest.mark.parametrize("name", ["_stale", "_suspended"])
 def test_a_log_whose_earlier_owner_publishes_on_is_caught(server, only, monkeypatch, name):
-    """The opening of the log stops nobody: a stale owner appends to the ledger that it has."""
+    """The opening of the log fences no one: a stale owner appends to the ledger that it has."""
     only(name)
 
     def taken_at_once(cls, store, topic):

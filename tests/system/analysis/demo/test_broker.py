@@ -1,4 +1,4 @@
-"""The broker stepped on a clock of numbers: what it leaves is what its trace says, wherever it stops.
+"""The broker stepped on a clock of numbers: its store equals its trace, wherever it stops.
 
 And the judge is judged: a store that forgets, and a trace that misses acks, are reported.
 """

@@ -1,4 +1,4 @@
-"""Day by day is the same as all days at once; and what stands in the way of that is said in a line."""
+"""Day by day is the same as all days at once; anything that prevents that is reported in one line."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def named_log(events):
 
 
 def published_log(log, events):
-    """Return what was published by the time of the last of some events: what they name, and what comes before it."""
+    """Return the entries published by the time of the last of some events: those they name, and those before them."""
     last = max(named_log(events), default=-1)
     return {ledger_id: count for ledger_id, count in log.items() if ledger_id <= last}
 
@@ -123,7 +123,7 @@ def test_day_by_day_is_the_same_as_all_days_at_once(traced, policies):
         {key: published_log(logs[key], until(days_of, number, key)) for key in events_of}
         for number in range(len(days_of))
     ]
-    # A day tells of what is published on it and of what it names, and no more.
+    # A day has the entries published on it and those it names, and no more.
     logs_of = [
         {key: named_log(day[key]) | {each: count for each, count in now[key].items() if each not in before[key]}
          for key in now}
@@ -132,7 +132,7 @@ def test_day_by_day_is_the_same_as_all_days_at_once(traced, policies):
     try:
         found, *kept = run_by_days(days_of, logs_of, policies, is_published=True)
     except TraceError:
-        # A reset to what is forgotten: what is said of it is another test's.
+        # A reset to a forgotten position: another test checks its error.
         assume(False)
     log_of = {key: published_log(logs[key], events_of[key]) for key in logs}
     assert sorted(map(str, found)) == sorted(map(str, run_at_once(events_of, log_of, policies)))
@@ -375,7 +375,7 @@ def test_a_run_reads_the_new_day_only_and_finds_what_all_days_come_to(engine, tm
     directory.mkdir()
     for number in range(2):
         for old in directory.iterdir():
-            # What is not there cannot be read.
+            # An absent day cannot be read.
             shutil.rmtree(old)
         shutil.copytree(tmp_path / "all" / f"day=2026-11-2{number}", directory / f"day=2026-11-2{number}")
         by_days, days_read = found(engine, directory, state)

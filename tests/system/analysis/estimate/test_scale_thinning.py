@@ -77,7 +77,7 @@ def assert_the_same(trace, sizes):
     events, log = trace
     chunks, end_ms = chunks_of(events, sizes), events[-1].ts_ms + 450
     small = [thinning.decode(memoryview(thinning.encode(thinning.compact(chunk)))) for chunk in chunks]
-    # What differs would be told in full, which takes minutes.
+    # Differences would be printed in full, which takes minutes.
     is_same = outcome(small, log, end_ms) == outcome(chunks, log, end_ms)
     assert is_same
 

@@ -1,4 +1,4 @@
-"""Chunks out of order and acks of what was not published are refused, whichever engine replays a trace."""
+"""Chunks out of order and acks of unpublished entries are refused, whichever engine replays a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ackstate.analysis.trace.recorder import Frame
 from trace_files import read_rows, write_rows
 
 PUBLISH, ACK, MARK_DELETE, DELIVER = EventKind.PUBLISH, EventKind.ACK, EventKind.MARK_DELETE, EventKind.DELIVER
-# What came before the first PUBLISH event is not known.
+# Entries before the first PUBLISH event are not known.
 PUBLISHED = [Event(1, PUBLISH, 3, 10, 19), Event(2, PUBLISH, 4, 0, 4)]
 SOUND = [
     Event(5, ACK, 2, 7, 7), Event(6, MARK_DELETE, 3, 0, 9), Event(6, ACK, 3, 19, 19), Event(7, DELIVER, 4, 0, 5),
@@ -61,7 +61,7 @@ def test_only_what_was_published_may_be_acked(source_of, tmp_path, way):
         return source_of(tmp_path / name)
 
     WAYS[way](source("sound"))
-    WAYS[way](source("another topic", Event(7, ACK, 9, 9, 9), topic="that says nothing of what it published"))
+    WAYS[way](source("another topic", Event(7, ACK, 9, 9, 9), topic="without an event of its published entries"))
     for name, event, said in (
         ("entry", Event(7, ACK, 4, 2, 5), "4:5 of t is acked, but the ledger was published up to entry 4"),
         (

@@ -1,4 +1,4 @@
-"""Record the example broker while a real client of Pulsar works, kill it, and count what it redelivers."""
+"""Record the example broker while a real client of Pulsar works, kill it, and count its redeliveries."""
 
 from __future__ import annotations
 

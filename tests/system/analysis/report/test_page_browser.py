@@ -267,7 +267,7 @@ def test_hostile_names_are_read_as_they_are_and_do_nothing(browser, show):
     names = [(topic, name) for topic, name in zip(HOSTILE, reversed(HOSTILE), strict=True)]
     show(contents(sweep_result(names, trace="traces/<b>" + chr(0x202E))), width=TELEPHONE)
     with pytest.raises(NoAlertPresentException):
-        browser.switch_to.alert  # noqa: B018 - looking for it is what raises
+        browser.switch_to.alert  # noqa: B018 - the look for it raises
     shown = {(row[1], row[0]) for row in cells(browser, "estimates")}
     assert shown == {(printable(topic), printable(name)) for topic, name in names}
     shown = [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#worst h4 bdi")]

@@ -126,7 +126,7 @@ def test_the_page_makes_no_request(browser, show):
 def test_hostile_names_open_no_dialog_and_are_read_as_they_are(browser, show):
     show(demo_run(HOSTILE_NAMES))
     with pytest.raises(NoAlertPresentException):
-        browser.switch_to.alert  # noqa: B018 - looking for it is what raises
+        browser.switch_to.alert  # noqa: B018 - the look for it raises
     assert [row[0] for row in cells(browser, "outcomes")] == list(HOSTILE_NAMES)
     texts = [label.text for label in labels(browser)]
     assert {"<script>alert(1)</scrip…", *HOSTILE_NAMES[1:]} < set(texts)

@@ -1,4 +1,4 @@
-"""Spark is told of an archive of its classes where there is one; one that does not fit harms nobody."""
+"""Spark gets an archive of its classes where there is one; one that does not fit does no harm."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def some_trace(path, *, length=300):
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory):
-    """Return an interpreter that has what our packages import, and not them."""
+    """Return an interpreter that has the imports of our packages, and not the packages."""
     directory = tmp_path_factory.mktemp("bare")
     builder = venv.EnvBuilder(symlinks=True)
     builder.create(directory)
@@ -200,7 +200,7 @@ def test_one_master_of_several_is_enough():
 
 
 class Spark:
-    """A session that knows of so many processes, one of which is the driver."""
+    """A session with this many processes, one of which is the driver."""
 
     def __init__(self, processes):
         self.sparkContext = self._jsc = self

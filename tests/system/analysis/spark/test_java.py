@@ -1,4 +1,4 @@
-"""Java starts in the background, and none is left when nobody came to use it."""
+"""Java starts in the background, and none is left when no command came to use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on this machine are forked from a process that has imported what they need, and nothing that takes long."""
+"""Workers on this machine are forked from a process that has their imports, and nothing that takes long."""
 
 from __future__ import annotations
 

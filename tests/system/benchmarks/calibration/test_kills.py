@@ -1,4 +1,5 @@
-"""Real cursors, really killed: what comes back is what the trace alone says, and a wrong estimate is found out."""
+"""Real cursors, really killed: the redelivery equals the prediction from the trace alone, and a wrong estimate is
+found."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_power_cuts_bring_back_at_most_that(power_can_be_cut):
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_store_that_syncs_nothing_is_found_out_by_power_cuts(power_can_be_cut, monkeypatch):
-    """Writes go to the file and are never synced: killed processes lose nothing by that, this is what a cut is for."""
+    """Writes go to the file and are never synced: killed processes lose nothing by that, but a power cut does."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     monkeypatch.setattr("benchmarks.calibration.run.grid", lambda count, seed: [point(store=StoreKind.FILE)])

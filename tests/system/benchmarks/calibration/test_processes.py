@@ -1,4 +1,4 @@
-"""Processes that are killed: they are dead then, and what went wrong in them is told."""
+"""Killed processes: they are dead then, and their errors are reported."""
 
 from __future__ import annotations
 

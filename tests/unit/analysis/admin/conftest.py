@@ -30,7 +30,7 @@ class InProcess:
 
 
 class Standing:
-    """Stands for a store, or a part of one, that each test has anew: an application takes a while to make."""
+    """Stands for a store, or a part of one, that each test replaces: an application takes a while to make."""
 
     def __init__(self, find):
         self._find = find

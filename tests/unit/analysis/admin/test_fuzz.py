@@ -31,7 +31,7 @@ def resolved(schema, document):
 
 
 def values(schema, document):
-    """What a schema allows, and now and then something else."""
+    """Values that a schema allows, and now and then others."""
     schema = resolved(schema, document)
     if "anyOf" in schema:
         return st.one_of([values(each, document) for each in schema["anyOf"]])

@@ -1,4 +1,4 @@
-"""What the server refuses before it looks at anything: wrong tokens, foreign hosts, large or endless bodies."""
+"""Requests that the server refuses before it reads them: wrong tokens, foreign hosts, large or endless bodies."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class TestBodies:
 
 
 async def cancelled(app):
-    """Send a GET, cancel it while it waits, and return what was sent."""
+    """Send a GET, cancel it while it waits, and return the sent messages."""
     sent = []
     scope = {"type": "http", "method": "GET", "path": PATH, "raw_path": PATH.encode(), "headers": []}
 

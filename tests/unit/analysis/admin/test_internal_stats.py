@@ -1,4 +1,4 @@
-"""What a store holds of a topic, in Pulsar's shape: by the numbers that a broker reports right after it loaded it."""
+"""A topic in a store, in Pulsar's shape: compared with the numbers that a broker reports right after it loaded it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policies over REST: Pulsar's paths, names and answers, and partial updates that keep what they do not name."""
+"""The policies over REST: Pulsar's paths, names and answers, and partial updates that keep unnamed fields."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class TestLevels:
         for body in ({"fixedDeliveryDelayInMillis": 0}, {"active": False}):
             answer = ask("POST", f"{TOPIC}/delayedDelivery", json=body)
             assert answer.status_code == 412
-            assert "would switch off what its namespace enforces" in reason(answer)
+            assert "would switch off a policy of its namespace" in reason(answer)
         wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}))
 
     def test_unless_that_is_allowed(self, ask_with):

@@ -502,4 +502,4 @@ def test_a_second_demo_in_the_same_directory_is_refused(tmp_path, capsys):
 # --- permissions, full disks
 
 
-# --- Java, and what the extra `spark` brings
+# --- Java, and the parts of the extra `spark`

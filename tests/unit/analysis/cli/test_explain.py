@@ -1,4 +1,5 @@
-"""`ackstate explain` on real stores: which holes it shows, why, and that what it says acking frees comes true."""
+"""`ackstate explain` on real stores: the holes that it shows, their causes, and that acking them has the shown
+effect."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def story(tmp_path):
 
 
 def explained(capsys, path, *options, status=0):
-    """Explain a store, see that it was not touched, and return what is said of each cursor."""
+    """Explain a store, see that it was not touched, and return the explanation of each cursor."""
     before = tree(path)
     outcome = run(capsys, "explain", path, "--json", f"--now-ms={NOW_MS}", *options)
     assert tree(path) == before
@@ -256,7 +257,7 @@ def test_a_duration_has_two_units_at_most(duration_ms, text):
     assert _duration(duration_ms) == text
 
 
-# --- What cannot be looked at
+# --- Stores that cannot be read
 
 
 def test_a_cursor_that_does_not_open_is_reported_and_the_others_are_explained(story, capsys):
@@ -302,6 +303,6 @@ def test_what_is_no_store_is_refused_as_by_fsck(tmp_path, capsys):
 
 def test_an_unknown_name_and_numbers_out_of_range_are_refused(story, capsys):
     story.tell([message()] * 3, acks=[(0, 1)])
-    assert_one_line(run(capsys, "explain", story.path, "--subscription=nobody"), "nobody", "billing")
+    assert_one_line(run(capsys, "explain", story.path, "--subscription=absent"), "absent", "billing")
     for option in ("--top=0", "--now-ms=-1"):
         assert run(capsys, "explain", story.path, option).status == 2

@@ -27,7 +27,7 @@ def log_in(path):
 
 
 def looked_at(capsys, command, path, *options):
-    """What a command says for programs, but for the name of the store."""
+    """The output of a command for programs, without the name of the store."""
     before = tree(path)
     outcome = run(capsys, command, path, "--json", *options)
     assert (outcome.status, outcome.err, tree(path)) == (0, "", before)

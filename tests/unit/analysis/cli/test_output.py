@@ -54,7 +54,7 @@ def test_every_format_has_the_same_values(tmp_path, form):
 
 
 def csv_value(text):
-    """A number for what reads as one; None for nothing."""
+    """A number for a text that reads as one; None for nothing."""
     try:
         return float(text)
     except ValueError:

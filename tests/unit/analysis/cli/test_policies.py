@@ -1,4 +1,4 @@
-"""`ackstate namespaces` and `ackstate topics`: what is sent for what is typed, and what is told."""
+"""`ackstate namespaces` and `ackstate topics`: the request of each command, and its output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Keeps what it is asked, and answers what a test tells it to."""
+    """Keeps its requests, and answers as a test prescribes."""
 
     daemon_threads = True
 
@@ -107,7 +107,7 @@ def sent(request):
     return request.method, request.target, json.loads(request.body) if request.body else None
 
 
-# --- what is sent
+# --- requests
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_tick_time_of_zero_is_refused(server, admin):
     assert "Invalid value for '--time' / '-t': must be at least 1ms, got '0s'" in err
 
 
-# --- what is told
+# --- output
 
 
 @pytest.mark.parametrize("group", ["namespaces", "topics"])
@@ -500,7 +500,7 @@ def test_certificates_that_cannot_be_read_are_named(capsys, tmp_path):
 
 @pytest.fixture
 def secured(server, tmp_path):
-    """Let the server speak TLS, with a certificate that nobody else trusts; return the certificate's path."""
+    """Make the server speak TLS, with a certificate that no other client trusts; return the certificate's path."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"

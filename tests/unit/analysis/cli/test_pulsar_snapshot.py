@@ -122,7 +122,7 @@ def test_a_configuration_that_may_not_be_read_is_assumed_and_said(capsys, make_b
 
 @pytest.mark.slow
 def test_a_second_look_narrows(capsys, make_broker, monkeypatch):
-    """Three records later what was acked at the first look is durable, and nothing was acked since."""
+    """Three records later the acks of the first look are durable, and there were none since."""
     monkeypatch.setattr(pulsar_snapshot, "_CHECK_S", 0.01)
     later = json.loads(json.dumps(INTERNALS))
     later["cursors"]["sub"]["cursorLedgerLastEntry"] = 4
@@ -151,7 +151,7 @@ def test_a_topic_that_is_gone_meanwhile_is_told_among_the_others(capsys, make_br
 
 @pytest.mark.slow
 def test_two_looks_that_do_not_fit_together_say_so(capsys, make_broker, monkeypatch):
-    """The last record is too small to hold what three records since the first look must hold."""
+    """The last record is too small to hold the acks that three records since the first look must hold."""
     monkeypatch.setattr(pulsar_snapshot, "_CHECK_S", 0.01)
     later = json.loads(json.dumps(INTERNALS))
     later["cursors"]["sub"]["cursorLedgerLastEntry"] = 4
@@ -245,7 +245,7 @@ def test_a_file_that_holds_no_token_is_not_shown(capsys, tmp_path):
     assert "secret" not in outcome.err
 
 
-# --- Partly acked batches, order, and what is named
+# --- Partly acked batches, order, and names
 
 
 def batched(acked="[]", *, unacked=246, kind="Shared", entries=60, mean=10, **more):

@@ -1,4 +1,4 @@
-"""`ackstate fsck` and `ackstate inspect` on real stores: what they say comes true, and they change no byte."""
+"""`ackstate fsck` and `ackstate inspect` on real stores: their reports come true, and they change no byte."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_name_cannot_steer_the_terminal(tmp_path, capsys):
         assert "\x1b" not in out
 
 
-# --- what cannot be looked at
+# --- stores that cannot be read
 
 
 @pytest.mark.parametrize("command", ["fsck", "inspect"])

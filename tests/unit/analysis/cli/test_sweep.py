@@ -174,7 +174,7 @@ def test_time_blocked_is_a_price():
          "crash"),
         ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "flush_interval_ms=5000",
          "flush every 1 s instead of 5 s: 5 -> 1 messages redelivered per broker crash, +80 writes/s, +80 bytes/s"),
-        # What a recording wrote is not known, nor is what it would have been without a persist.
+        # The bytes of a recording are not known, nor is the result without a persist.
         ([(flush(5_000), 5, 20)], "recorded",
          "flush every 5 s instead of recorded: 9 -> 5 messages redelivered per broker crash"),
         ([(flush(5_000), 50, 20)], "recorded",

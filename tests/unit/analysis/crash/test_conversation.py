@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.crash.conversation import (
     Accepted,
-    AskReport,
     ConversationFailure,
     Durable,
     Ready,
     Recover,
-    Start,
+    ReportRequest,
+    StartRequest,
     SubjectError,
     answer_line,
     read_answer,
@@ -26,12 +26,12 @@ from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 
 REQUESTS = {
-    '{"op":"start","directory":"/d","ledgers":{"1":100,"4":50}}': Start(Path("/d"), {1: 100, 4: 50}),
+    '{"op":"start","directory":"/d","ledgers":{"1":100,"4":50}}': StartRequest(Path("/d"), {1: 100, 4: 50}),
     '{"op":"recover","directory":"/d","ledgers":{}}': Recover(Path("/d"), {}),
     '{"op":"ack","number":0,"ledger":1,"entry":7}': Operation(0, OperationKind.ACK, 1, 7),
     '{"op":"mark_delete","number":1,"ledger":1,"entry":9}': Operation(1, OperationKind.MARK_DELETE, 1, 9),
     '{"op":"persist","number":2}': Operation(2, OperationKind.PERSIST),
-    '{"op":"report"}': AskReport(),
+    '{"op":"report"}': ReportRequest(),
 }
 ANSWERS = {
     '{"ready":true}': Ready(),
@@ -123,6 +123,6 @@ def test_anything_else_raises_our_own_error_and_no_other(fields):
 @pytest.mark.parametrize("answer", [Accepted(1), Durable((0, 1))])
 def test_a_claim_about_what_was_never_asked_is_refused(answer):
     life = ProcessRun({1: 10})
-    life.asked(Operation(0, OperationKind.ACK, 1, 7))
+    life.requested(Operation(0, OperationKind.ACK, 1, 7))
     with pytest.raises(SubjectError, match="there was no operation 1: 1 were requested"):
         record_answer(life, answer)

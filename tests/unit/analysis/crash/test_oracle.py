@@ -1,4 +1,4 @@
-"""The oracle of L1 to L5 and ZK finds each broken promise, and excuses what an alternative allows."""
+"""The oracle of L1 to L5 and ZK finds each broken promise, and excuses states that an alternative allows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(**options):
     """A cursor that was opened at 1:1, acked 5 and 6 and the first message of 1:7, and has a receipt for 5 and that."""
     oracle = Oracle(state(marked=1), **options)
     some = acked(5, 6) | LOG.messages(1, 7, 0b0001)
-    oracle.asked(some)
+    oracle.requested(some)
     oracle.accepted(some)
     oracle.gauged(2)
     oracle.durable(acked(5) | LOG.messages(1, 7, 0b0001))
@@ -74,7 +74,7 @@ def test_any_alternative_excuses_and_the_first_is_told():
 def test_a_persist_is_found_whole_or_in_part_where_it_excludes_acks():
     for excludes, promises in ((False, [Promise.I9]), (True, [])):
         oracle = Oracle(state(marked=1), knows_states=True)
-        oracle.asked(acked(2, 5, 6))
+        oracle.requested(acked(2, 5, 6))
         oracle.writing(state(5, 6, marked=2), excludes=excludes)
         oracle.written()
         assert oracle.judge(state(5, 6, marked=2)) == ()
@@ -86,7 +86,7 @@ def test_a_persist_is_found_whole_or_in_part_where_it_excludes_acks():
 def test_what_may_be_displaced_need_not_survive():
     oracle = Oracle(state(5, marked=1))
     oracle.writing(state(3, 5, marked=1), excludes=True, displaces=True)
-    oracle.asked(acked(3))
+    oracle.requested(acked(3))
     assert oracle.judge(state(3, marked=1)) == ()
 
 

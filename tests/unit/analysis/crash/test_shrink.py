@@ -21,7 +21,7 @@ STEPS = tuple(range(40))
 
 
 def failing_with(*needed):
-    """Return an attempt that fails where all these steps are done, at the last of them, and what it was asked."""
+    """Return an attempt that fails where all these steps are done, at the last of them, and its requests."""
     asked = []
 
     def attempt(steps):

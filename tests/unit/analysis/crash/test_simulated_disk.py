@@ -1,4 +1,4 @@
-"""Does the simulated disk do what the kernel does while the machine is up, and lose what it may when it goes down?"""
+"""The simulated disk behaves as the kernel while the machine is up, and loses unsynced data when it goes down."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_names_are_made_changed_and_removed(open_directory):
             file.close()
         assert list(directory.names()) == ["a", "b"]
         directory.rename("b", "c")
-        directory.rename("a", "c")  # replaces what had the name
+        directory.rename("a", "c")  # replaces the file of that name
         directory.sync()
         assert list(directory.names()) == ["c"]
         with closing(directory.open("c")) as file:

@@ -1,4 +1,4 @@
-"""What is refused of a state directory and of daily traces, each in a line that says what to do; no Spark."""
+"""Refused state directories and daily traces, each with a line that names the remedy; no Spark."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def kept(state, days):
 
 @contextmanager
 def claimed_in_store(state, tmp_path, days, claimed_run=None):
-    """Claim a state behind a URL, yield the run's directory there and here, and keep what the block leaves."""
+    """Claim a state behind a URL, yield the run's directory there and here, and keep the files that the block
+    leaves."""
     with claimed(state) if claimed_run is None else nullcontext(claimed_run) as run:
         here = tmp_path / "store" / "/".join(run.parts)
         for name in ("states", "results"):
@@ -132,7 +133,7 @@ def test_in_a_store_damage_and_strangers_are_refused(store, tmp_path, directory)
     state = store / "state"
     with claimed_in_store(state, tmp_path, days_of(directory)[:1]) as (run, here):
         pass
-    # What a killed run has left.
+    # The remains of a killed run.
     shutil.copytree(here, here.with_name("run-" + "a" * 32))
     assert Checkpoint.latest(state, POLICIES).path == run
     manifest = here.parent / "000001.json"

@@ -124,7 +124,7 @@ def test_every_instant_agrees_with_plain_sets(tmp_path, monkeypatch):
         assert (row["p50"], row["p99"]) == (quantile(weighted, 0.50), quantile(weighted, 0.99))
         number_from = {ts_ms: number for ts_ms, _, number, _ in lasting}
         drawn = dict(zip(row["curve_ms"] or (), row["curve"] or (), strict=False))
-        # What is drawn is true; of the thinned curve, its highest value is there.
+        # Each drawn value is true, and the thinned curve has its highest value.
         assert all(number_from.get(ts_ms, number) == number for ts_ms, number in drawn.items())
         assert max(drawn.values(), default=0) == max(number_from.values(), default=0)
         end = replay(events)[-1]

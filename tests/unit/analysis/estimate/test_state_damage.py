@@ -94,7 +94,7 @@ a_few = settings(max_examples=2 * settings.default.max_examples)
 
 
 def refusal(call, *refusals):
-    """Return what a call says if it refuses something; None if it does not."""
+    """Return the message of a refusal; None if the call succeeds."""
     try:
         call()
     except refusals as error:

@@ -54,7 +54,7 @@ def slowly(steps, width_ms):
 def test_however_it_is_cut_the_peak_and_the_end_of_each_slice_stay(steps, cuts):
     curve = thinned(steps, [min(cut, len(steps)) for cut in cuts])
     assert points_of(curve) == slowly(steps, curve.width_ms)
-    assert curve.standing(2).ravel().tolist() == arrays(steps)[1][:, -1].tolist()
+    assert curve.latest(2).ravel().tolist() == arrays(steps)[1][:, -1].tolist()
     last_ms = max(points_of(curve)[0], default=BEGIN_MS)
     assert (last_ms - BEGIN_MS) // curve.width_ms < 8
 

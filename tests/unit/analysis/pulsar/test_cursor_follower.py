@@ -1,4 +1,4 @@
-"""What is inferred from the polls of one cursor: acks, records, new ledgers, loads, crashes, seeks."""
+"""Events inferred from the polls of one cursor: acks, records, new ledgers, loads, crashes, seeks."""
 
 from __future__ import annotations
 

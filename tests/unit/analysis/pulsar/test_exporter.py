@@ -1,4 +1,4 @@
-"""`ackstate pulsar exporter` against a server that answers as a broker does; its queries select what it exports."""
+"""`ackstate pulsar exporter` against a server that answers as a broker does; its queries select exported metrics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def grown(internals, *, by=3, acked="[(3:0..3:1]]"):
     return changed
 
 
-# --- What it exports
+# --- Exported metrics
 
 
 def test_the_bounds_of_a_look_are_those_of_the_snapshot(exported):
@@ -83,7 +83,7 @@ def test_the_bounds_of_a_look_are_those_of_the_snapshot(exported):
 
 
 def test_an_earlier_look_narrows_the_bounds(exported):
-    """Three records later, what the first look found acked is durable."""
+    """Three records later, the acks of the first look are durable."""
     stats = copy.deepcopy(STATS)
     stats["subscriptions"]["sub"].pop("nonContiguousDeletedMessagesRangesSerializedSize")
     later = copy.deepcopy(INTERNALS)

@@ -103,7 +103,7 @@ def kinds(events):
     return [EventKind(event.kind).name for event in events]
 
 
-# --- What it records
+# --- Recorded events
 
 
 def test_acks_records_and_ledgers_of_a_topic(tmp_path):
@@ -169,7 +169,7 @@ def test_only_matching_topics_are_polled(tmp_path):
     assert found.topics == 1
 
 
-# --- What does not answer
+# --- Brokers that do not answer
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_full_chunks_are_cut(tmp_path, monkeypatch):
 
 
 def abandoned(path, count):
-    """Leave what a killed process leaves: a lock that the kernel has released, and an unfinished hour."""
+    """Leave the remains of a killed process: a lock that the kernel has released, and an unfinished hour."""
     trace = TraceDirectory(path)
     publish(trace, count)
     trace._recorder.close()

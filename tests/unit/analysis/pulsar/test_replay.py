@@ -1,4 +1,4 @@
-"""What real brokers redelivered is what is predicted, and a policy that is wrong anywhere predicts something else."""
+"""The prediction equals the redelivery of real brokers, and with a policy that is wrong anywhere it does not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def predicted(fields, name=PolicyName.PULSAR_4):
     return predict(parse_run(json.dumps(fields)), name)
 
 
-# What was recorded
+# The recordings
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_predictions_are_well_formed(verdicts):
 
 @pytest.mark.slow
 def test_the_page_shows_what_is_predicted_now(verdicts):
-    assert PAGE.read_text(encoding="utf-8") == replay_page(verdicts), "make pulsar-replay writes it anew"
+    assert PAGE.read_text(encoding="utf-8") == replay_page(verdicts), "make pulsar-replay writes it again"
 
 
 @pytest.mark.slow
@@ -315,7 +315,7 @@ def test_of_more_sets_than_are_kept_low_and_high_are_of_all():
     found = predicted(fields | {"cursor_opened_ms": [-1_000, -1]})
     assert len(found.candidates) == CANDIDATE_COUNT_MAX
     assert (found.low, found.high) == (0, 99)
-    # In the middle of all is what clocks in the middle say: opened 500 ms before, written again at 500 ms.
+    # In the middle of all are the predictions with clocks in the middle: opened 500 ms before, written again at 500 ms.
     assert len(found.candidates[0]) in range(48, 52)
 
 

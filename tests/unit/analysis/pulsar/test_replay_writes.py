@@ -122,7 +122,7 @@ def test_a_write_at_the_end_may_not_have_been_done():
 
 
 def moment(window, chance):
-    """Some whole ms of a window; its ends come up more often than the rest, because what is rare happens there."""
+    """Some whole ms of a window; its ends come up more often than the rest, because rare cases happen there."""
     first, end = map(int, window)
     return chance.choice([first, end - 1, chance.randrange(first, end)])
 

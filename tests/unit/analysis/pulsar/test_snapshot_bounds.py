@@ -1,4 +1,4 @@
-"""What comes back lies within the bounds: of real brokers that were killed, and of a model that knows the truth."""
+"""The redelivery lies within the bounds: for real brokers that were killed, and for a model that knows the truth."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_planted_bits_of_a_varint(monkeypatch):
 
 
 def test_planted_all_is_written(monkeypatch):
-    """A rule that takes what is acked for written says that less comes back than did."""
+    """A rule that takes acks for written predicts less than the redelivery."""
     monkeypatch.setattr(bounds, "_everything", lambda now: bounds.Bound(bounds.cut_now(now, BrokerSettings()), ""))
     monkeypatch.setattr(bounds, "_lows", lambda now, settings, past: iter([bounds.Bound(0, "")]))
     assert judged("smoke-alternate").comes_back.high.entries < measured("smoke-alternate")
 
 
 def memory_at_the_kill(run):
-    """What the broker had in memory, from the commands that it got: counts, mark-delete, ranges."""
+    """The broker's state in memory, from the commands that it got: counts, mark-delete, ranges."""
     positions = [Position(ledger, entry) for ledger, first, last in run["entries"] for entry in range(first, last + 1)]
     left, done = {}, set()
     is_by_index = run["config"].get("acknowledgmentAtBatchIndexLevelEnabled") != "false"
@@ -191,7 +191,7 @@ def durable_ranges(after):
     return acked(cursor, {}, what="")
 
 
-# --- A model that knows what is durable
+# --- A model that knows the durable acks
 
 FORMS = [
     ("4.0.1", RangeForm.LIST),
@@ -216,7 +216,7 @@ class Model:
             width = self.random.choice([5, 40, 400])
             self.waiting.sort(key=lambda position: self.index[position] + self.random.randrange(width))
         self.acked = set()
-        self.durable = set()  # what the last record that is written covers
+        self.durable = set()  # the acks that the last written record covers
         self.durable_mark = 0
         self.under_way = []
         self.laid_out_bytes = 0
@@ -322,7 +322,7 @@ def test_planted_limit_that_drops_the_crossing_ledger(monkeypatch):
 
 
 def written(held, settings):
-    """What a record holds."""
+    """The acks of a record."""
     return limit_ranges(held, form=settings.form, limits=settings.limits).kept
 
 

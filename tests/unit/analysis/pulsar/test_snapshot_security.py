@@ -168,7 +168,7 @@ def test_a_listed_host_without_a_port_has_that_of_the_url(snapshot, make_broker)
 
 
 def test_a_token_that_was_left_behind_does_not_come_back(snapshot, make_broker):
-    """Else any host could choose what is read with it."""
+    """Else any host could choose the resource that is read with it."""
     named, other = make_broker(), make_broker()
     named.changes |= moved(other.url)
     other.changes |= moved(named.url, f"{PATH}/stats")

@@ -106,6 +106,6 @@ def test_what_a_recorded_persist_left_out_has_its_cause(sizes):
         Event(6, EventKind.CRASH),
         Event(7, EventKind.RECOVER),
     ]
-    # What is displaced is lost from there on, also if the persist fails.
+    # Displaced acks are lost from there on, also if the persist fails.
     assert causes_of(events, sizes) == [(0, 0)] * 4 + [(2, 1)] * 2 + [(2, 4)] * 3 + [(0, 0)] * 2
     assert [state.redelivery for state in folded_states(events, sizes)] == [10] * 4 + [3] * 2 + [6] * 3 + [6, 0]

@@ -1,4 +1,4 @@
-"""Policies and grids: what they are made of, and what is refused, by name."""
+"""Policies and grids: their settings, and the refusals, by name."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_what_is_wrong_is_named(settings, named):
 
 
 def test_only_what_leaves_nothing_out_is_plain():
-    assert Policy().is_plain
+    assert Policy().persists_everything
     for settings in (
         {"range_count_max": 5}, {"become_old_ack_record_seconds": "AUTO"}, {"format": "PULSAR"},
         {"ledger_writable": "false"}, {"max_unpersisted_ack_record_bytes": 1_024},
     ):  # fmt: skip
-        assert not Policy.from_mapping(settings).is_plain
+        assert not Policy.from_mapping(settings).persists_everything
 
 
 def test_a_grid_is_every_combination_the_last_setting_fastest(tmp_path):

@@ -1,4 +1,4 @@
-"""The report's page: it says what the values say, needs nothing else, and shows names as the text that they are."""
+"""The report's page: it shows the values, needs nothing else, and shows names as the text that they are."""
 
 from __future__ import annotations
 

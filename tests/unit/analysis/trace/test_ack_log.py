@@ -1,4 +1,4 @@
-"""Logs of ACK commands of real brokers: what each command acked, in messages."""
+"""Logs of ACK commands of real brokers: the effect of each command, in messages."""
 
 from __future__ import annotations
 

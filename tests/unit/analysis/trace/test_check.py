@@ -1,4 +1,4 @@
-"""`ackstate trace check`: what a trace holds, and what in it cannot be right."""
+"""`ackstate trace check`: the contents of a trace, and its errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trace(tmp_path, monkeypatch):
 
 
 def rewrite(trace, rows, *, version=3):
-    """Write a trace's rows anew, a file for each, in the order given."""
+    """Write a trace's rows again, a file for each, in the order given."""
     for file in trace.iterdir():
         file.unlink()
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What others wrote becomes the same trace, whatever way it comes; what cannot be right is named and refused."""
+"""Files of others become the same trace, in every format; an error in them is named and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of polls: golden files, round trips, refusals, and what older readers and other traces make of it."""
+"""A trace of polls: golden files, round trips, refusals, and its reading by older readers and as another trace."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_cursor_cannot_continue_a_recording_of_polls(tmp_path):
         list(read_recording(tmp_path))
 
 
-# --- What is refused
+# --- Refusals
 
 
 def write_chunk(path, **changes):

@@ -1,4 +1,4 @@
-"""What a recording says of a cursor is what the cursor said of itself, after every single step."""
+"""A recording of a cursor equals the cursor's own numbers, after every single step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def events_of(directory):
 
 
 def folded(events, *, chunk=7):
-    """Replay as Spark's workers do, in chunks, and return what a crash brings back after each event."""
+    """Replay as Spark's workers do, in chunks, and return the redelivery of a crash after each event."""
     fold, found = RedeliveryFold(), []
     columns = np.array([event[:5] for event in events], np.int64)
     for begin in range(0, len(columns), chunk):
@@ -68,7 +68,7 @@ class Life:
         self.open()
 
     def record(self):
-        """Begin a segment, and count what is recorded from now on."""
+        """Begin a segment, and count the events recorded from now on."""
         self.recording = Recording(self.directory)
         record = self.recording.record
 
@@ -149,7 +149,7 @@ class Life:
         self.cursor.skip(self.chance.randrange(4), now_ms=self.now_ms)
 
     def crash(self):
-        """The process dies: what was recorded stays, and a new one opens both."""
+        """The process dies: recorded events stay, and a new one opens both."""
         self.record()
         self.store = MemoryStore(self.store.disk)
         self.open()

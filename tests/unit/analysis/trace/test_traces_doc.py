@@ -1,4 +1,4 @@
-"""`docs/traces.md` is true: its example is converted, and its schema is what the code reads."""
+"""`docs/traces.md` is true: its example is converted, and its schema is the one that the code reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration comes to: every way in which it can fail to hold, its JSON, and the page and picture of it."""
+"""The result of a calibration: every way in which it can fail to hold, its JSON, and the page and picture of it."""
 
 from __future__ import annotations
 

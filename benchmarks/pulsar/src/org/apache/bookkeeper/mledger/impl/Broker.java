@@ -75,7 +75,7 @@ final class Broker implements AutoCloseable {
         return (ManagedCursorImpl) factory.open(NAME, config).openCursor("s", InitialPosition.Earliest);
     }
 
-    /** Forget what is in memory, as a crash does: nothing is closed or written. */
+    /** Forget the state in memory, as a crash does: nothing is closed or written. */
     void crash() {
         factory.ledgers.remove(NAME);
     }

@@ -33,7 +33,7 @@ public final class Delays {
     private Delays() {
     }
 
-    /** Add the messages of a file, then let the clock run in steps and take what is due, at most so many a call. */
+    /** Add the messages of a file, then advance the clock in steps and take due messages, a bounded number a call. */
     public static Answer delay(Command command) throws Exception {
         long[] file = command.numbers("file");
         SetClock clock = new SetClock();
