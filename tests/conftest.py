@@ -29,15 +29,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Fixtures, or marks of tests whose commands start the same.
+SLOW_TO_START = ("spark", "bookkeeper_cluster", "browser")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Give pytest-xdist groups that stay in one process: the tests with Spark or the browser, or those of a module."""
-    for item in items:
+    """Give pytest-xdist groups that stay in one process: tests that share what takes seconds to start, or a module."""
+
+    def shared(item):
         # Commands that use Spark in this process leave its virtual machine, which the next test with Spark finds.
-        shared = [name for name in ("spark", "browser") if name in item.fixturenames or item.get_closest_marker(name)]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
+        return [name for name in SLOW_TO_START if name in item.fixturenames or item.get_closest_marker(name)]
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group((shared(item) or [item.path.stem])[0]))
     # The longest groups begin first, so that none is left when all others have ended.
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    items.sort(key=lambda item: not shared(item))
     result = yield
     if getattr(config.option, "loadgroup", False) and not all("@" in item.nodeid for item in items):
         raise pytest.UsageError("the groups of pytest-xdist have no effect: its release does not fit that of pytest")
@@ -52,6 +59,17 @@ def spark():
     session = local_session()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def bookkeeper_cluster(tmp_path_factory):
+    """Yield a cluster of three bookies; a test that kills one revives it."""
+    from ackstate.analysis.crash.bookkeeper_cluster import JARS, running_cluster
+
+    if not any(JARS.glob("*.jar")):
+        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
+    with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options, running_cluster
+from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.bookkeeper import BookKeeperStore
 from ackstate.cursor.stores.bookkeeper_groups import GroupWriter
@@ -69,14 +69,11 @@ class BookKeeperMachine(ZooKeeperMachine):
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    if not any(JARS.glob("*.jar")):
-        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
-    with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
-        BookKeeperMachine.hosts = cluster.hosts
-        BookKeeperMachine.client = bookkeeper_options().connect(cluster.hosts, call_timeout_s=30)
-        yield BookKeeperMachine
-        BookKeeperMachine.client.close()
+def machine(bookkeeper_cluster):
+    BookKeeperMachine.hosts = bookkeeper_cluster.hosts
+    BookKeeperMachine.client = bookkeeper_options().connect(bookkeeper_cluster.hosts, call_timeout_s=30)
+    yield BookKeeperMachine
+    BookKeeperMachine.client.close()
 
 
 def test_bookkeeper_gives_the_same_answers(machine):

@@ -17,7 +17,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import LedgerMap
-from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options, running_cluster
+from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.store import (
     ABSENT,
@@ -46,11 +46,8 @@ roots = (f"/root-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    if not any(JARS.glob("*.jar")):
-        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
-    with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
-        yield cluster
+def cluster(bookkeeper_cluster):
+    return bookkeeper_cluster
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, Position
-from ackstate.analysis.crash.bookkeeper_cluster import JARS, running_cluster
+from ackstate.analysis.crash.bookkeeper_cluster import JARS
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.in_place import import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
@@ -21,6 +21,7 @@ from ackstate.cursor.store import (
 )
 from ackstate.cursor.stores.bookkeeper_ledger import Replication
 from ackstate.cursor.stores.pulsar_cluster import open_cluster
+from ackstate.wire.pulsar.range_list import varint
 from pulsar_nodes import NODE, POLICIES, TOPIC
 
 pytestmark = pytest.mark.slow
@@ -29,11 +30,8 @@ CONFIG = CursorConfig(format=Format.PULSAR)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    if not any(JARS.glob("*.jar")):
-        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
-    with running_cluster(tmp_path_factory.mktemp("pulsar")) as cluster:
-        yield cluster
+def cluster(bookkeeper_cluster):
+    return bookkeeper_cluster
 
 
 @pytest.fixture
@@ -55,7 +53,8 @@ def store(connect):
     store, broker = connect(), connect()
     message_ledger = broker.ledgers.create(_owner("messages"))
     broker.ledgers.append_all([(message_ledger, b"\0\0\0\0%d" % number) for number in range(MESSAGES)])
-    for path, data in ((NODE, b"\n\x04\x08%c \x00" % message_ledger), ("/admin/policies/public/default", POLICIES)):
+    ledger = b"\x08" + varint(message_ledger) + b" \x00"
+    for path, data in ((NODE, b"\n%c" % len(ledger) + ledger), ("/admin/policies/public/default", POLICIES)):
         names = path.split("/")[1:]
         for end in range(1, len(names)):
             with contextlib.suppress(VersionMismatchError):

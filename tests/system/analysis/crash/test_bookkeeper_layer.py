@@ -22,11 +22,8 @@ EVENTS = (
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    if not any(bookkeeper_cluster.JARS.glob("*.jar")):
-        pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
-    with bookkeeper_cluster.running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
-        yield cluster
+def cluster(bookkeeper_cluster):
+    return bookkeeper_cluster
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +38,7 @@ def only(monkeypatch):
 
     def choose(name):
         for each in EVENTS:
-            monkeypatch.setattr(layer._Story, each, getattr(layer._Story, name))
+            monkeypatch.setattr(layer._BookKeeperStory, each, getattr(layer._BookKeeperStory, name))
 
     return choose
 

@@ -31,7 +31,7 @@ def only(monkeypatch):
 
     def choose(name):
         for each in ("_stale", "_expired", "_stopped", "_killed", "_suspended"):
-            monkeypatch.setattr(layer._Story, each, getattr(layer._Story, name))
+            monkeypatch.setattr(layer._ZooKeeperStory, each, getattr(layer._ZooKeeperStory, name))
 
     return choose
 
