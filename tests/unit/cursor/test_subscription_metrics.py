@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ackstate import CursorClosedError, Position
 from ackstate.cursor import (
-    CursorConfig,
     ManagedCursor,
     MemoryStore,
     Message,

@@ -14,7 +14,7 @@ MESSAGES, SUBSCRIPTIONS = 2_000, 3
 
 
 class Broker:
-    """One publisher, and for each subscription a thread that dispatches and one that acks; others persist and scrape."""
+    """One publisher, a thread that dispatches and one that acks for each subscription; others persist and scrape."""
 
     def __init__(self):
         settings = TopicSettings(entries_per_ledger_max=100, cursor=CursorConfig(flush_interval_ms=0))
