@@ -244,7 +244,11 @@ def _binding(
     if broker is not None:
         used, waits_for = broker.unacked_messages, closed_before.get(Rule.BROKER_UNACKED_MESSAGES, NO_LIMIT)
         # A subscription without a message in flight never waits.
-        if broker.is_blocked or used + weight > side.simulation.broker_max or side.model.unacked() and used > waits_for:
+        if (
+            broker.is_blocked
+            or used + weight > side.simulation.broker_max
+            or (side.model.unacked() and used > waits_for)
+        ):
             binding.add(Rule.BROKER_UNACKED_MESSAGES)
     return binding
 
