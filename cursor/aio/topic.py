@@ -94,7 +94,8 @@ class AsyncTopic:
 
     async def unsubscribe(self, name: str) -> bool:
         """Delete a subscription, and return whether there was one; see `Topic.unsubscribe`."""
-        is_found = await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
+        async with self.workers.persisting:  # A persist meanwhile would report that the cursor is fenced.
+            is_found = await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
         known = self._subscriptions.pop(name, None)
         if known is not None:
             known.closed()

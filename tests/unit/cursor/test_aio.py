@@ -371,6 +371,31 @@ def test_a_deleted_subscription_ends_the_wait_and_a_deleted_topic_too():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["subscription", "topic"])
+def test_a_deletion_waits_for_the_persist_under_way(monkeypatch, caplog, whole):
+    async def main():
+        store = MemoryStore()
+        async with opened(store, tick_ms=3_600_000, cursor=CursorConfig(flush_interval_ms=0)) as topics:
+            subscription, topic = await subscribed(topics), await topics.open("t")
+            positions = await topic.publish([Message(b"")] * 2)
+            await received(subscription)
+            await subscription.ack(positions[0])
+            await topics.tick()
+            await subscription.ack(positions[1])
+            disk = SlowDisk(monkeypatch, store)
+            disk.passable.clear()
+            persisting = asyncio.create_task(topics.tick())
+            await asyncio.to_thread(disk.reached.wait)
+            deleting = asyncio.create_task(topics.delete("t") if whole else topic.unsubscribe("s"))
+            await asyncio.wait({deleting}, timeout=0.05)
+            disk.passable.set()
+            await persisting
+            assert await deleting
+        assert not caplog.records
+
+    asyncio.run(main())
+
+
 def test_a_persist_that_fails_is_logged_and_tried_again(caplog):
     async def main():
         async with opened(store, clock=clock, cursor=CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)) as topics:

@@ -157,6 +157,7 @@ def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():
     assert scraped.value("ackstate_subscription_blocked", Rule.UNACKED_RANGES) == 1
     assert scraped.value(SINCE, Rule.UNACKED_RANGES) == 7
 
+
 def test_a_subscription_without_limits_has_no_rules():
     topic = Topic(SubscriptionType.EXCLUSIVE)
     scraped = Scraped(topic.subscription)
