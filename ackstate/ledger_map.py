@@ -24,18 +24,15 @@ class LedgerMap:
     >>> log.next_valid(Position(3, 99))
     Position(ledger_id=6, entry_id=0)
 
-    Look-ups cost O(log ledgers). Not safe for concurrent mutation.
+    Look-ups cost O(log ledgers). One thread at a time may change it; meanwhile, any thread may look things up: each
+    call sees the log before or after a change.
 
     Source: ``ManagedLedgerImpl`` of Apache Pulsar (position arithmetic).
     """
 
     def __init__(self, first_ledger_id: int) -> None:
         check_position(Position(first_ledger_id, -1))
-        # Invariant: ids rise strictly; _starts[i] is the number of entries in all ledgers before the i-th,
-        # counted from the first ledger of all time, so that a trim need not change it.
-        self._ledger_ids = [first_ledger_id]
-        self._starts = [0]
-        self._open_count = 0
+        self._ledgers = _Ledgers([first_ledger_id], [0])
         self._last_confirmed = Position(first_ledger_id, -1)
 
     @classmethod
@@ -50,23 +47,27 @@ class LedgerMap:
         for before, after in pairwise(counts):
             if before >= after:
                 raise ValueError(f"ledger ids must rise, got {after} after {before}")
-        first, *others = counts
-        log = cls(first)
-        log.append(counts[first])
-        for ledger_id in others:
-            log.roll(ledger_id)
-            log.append(counts[ledger_id])
+        log = cls(next(iter(counts)))
+        starts, end = [], 0
+        for ledger_id, given in counts.items():
+            check_position(Position(ledger_id, -1))
+            count = _check_room(ledger_id, 0, given)
+            starts.append(end)
+            end += count
+            if count or log._last_confirmed.entry_id < 0:
+                log._last_confirmed = Position(ledger_id, count - 1)
+        log._ledgers = _Ledgers([*counts], starts, end - starts[-1])
         return log
 
     @property
     def first_ledger_id(self) -> int:
         """The oldest ledger that was not trimmed."""
-        return self._ledger_ids[0]
+        return self._ledgers.ids[0]
 
     @property
     def current_ledger_id(self) -> int:
         """The open ledger."""
-        return self._ledger_ids[-1]
+        return self._ledgers.ids[-1]
 
     @property
     def last_confirmed(self) -> Position:
@@ -80,10 +81,9 @@ class LedgerMap:
 
     def counts(self) -> dict[int, int]:
         """Return ledger id -> entry count, in order, as `from_counts` accepts it."""
-        ends = [*self._starts[1:], self._end]
-        return {
-            ledger_id: end - start for ledger_id, start, end in zip(self._ledger_ids, self._starts, ends, strict=True)
-        }
+        ledgers = self._ledgers
+        ends = [*ledgers.starts[1:], ledgers.end]
+        return {ledger_id: end - start for ledger_id, start, end in zip(ledgers.ids, ledgers.starts, ends, strict=True)}
 
     def append(self, count: int = 1) -> Position:
         """Add entries to the open ledger and return the last position of the log.
@@ -92,16 +92,15 @@ class LedgerMap:
             ValueError: The count is negative, or the ledger would exceed entry id 2**32 - 1.
             TypeError: The count is not an integer.
         """
-        count = operator.index(count)
-        if count < 0 or self._open_count + count > ENTRY_ID_MAX + 1:
-            raise ValueError(f"cannot append {count} entries to ledger {self.current_ledger_id}")
-        self._open_count += count
+        ledgers = self._ledgers
+        count = _check_room(ledgers.ids[-1], ledgers.open_count, count)
+        ledgers.open_count += count
         if count:
-            self._last_confirmed = Position(self.current_ledger_id, self._open_count - 1)
+            self._last_confirmed = Position(ledgers.ids[-1], ledgers.open_count - 1)
         return self._last_confirmed
 
     def roll(self, ledger_id: int) -> None:
-        """Close the open ledger and open a new one.
+        """Close the open ledger and open a new one. Complexity: O(ledgers).
 
         Raises:
             ValueError: The id is not above the open ledger's.
@@ -111,32 +110,34 @@ class LedgerMap:
             raise ValueError(
                 f"ledger id must be above that of the open ledger, {self.current_ledger_id}, got {ledger_id}"
             )
-        self._starts.append(self._end)
-        self._ledger_ids.append(ledger_id)
+        ledgers = self._ledgers
+        self._ledgers = _Ledgers([*ledgers.ids, ledger_id], [*ledgers.starts, ledgers.end])
         if self._last_confirmed.entry_id < 0:
             self._last_confirmed = Position(ledger_id, -1)
-        self._open_count = 0
 
     def trim(self, before_ledger_id: int) -> None:
         """Remove every ledger below `before_ledger_id`, but never the open ledger."""
-        kept_from = min(bisect_left(self._ledger_ids, before_ledger_id), len(self._ledger_ids) - 1)
-        del self._ledger_ids[:kept_from], self._starts[:kept_from]
+        ledgers = self._ledgers
+        kept_from = min(bisect_left(ledgers.ids, before_ledger_id), len(ledgers.ids) - 1)
+        self._ledgers = _Ledgers(ledgers.ids[kept_from:], ledgers.starts[kept_from:], ledgers.open_count)
 
     def has_ledger(self, ledger_id: int) -> bool:
         """Return whether the log has the ledger, empty or not; False for a trimmed one."""
-        return self._index(ledger_id) is not None
+        return self._ledgers.index(ledger_id) is not None
 
     def find_next_ledger(self, ledger_id: int) -> int | None:
         """Return the first ledger above an id, empty or not, or None."""
-        at = bisect_right(self._ledger_ids, ledger_id)
-        return self._ledger_ids[at] if at < len(self._ledger_ids) else None
+        ids = self._ledgers.ids
+        at = bisect_right(ids, ledger_id)
+        return ids[at] if at < len(ids) else None
 
     def entry_count(self, ledger_id: int) -> int:
         """Return the entry count of a ledger; 0 if it is unknown or trimmed."""
-        if ledger_id == self._ledger_ids[-1]:
-            return self._open_count
-        index = self._index(ledger_id)
-        return 0 if index is None else self._starts[index + 1] - self._starts[index]
+        ledgers = self._ledgers
+        if ledger_id == ledgers.ids[-1]:
+            return ledgers.open_count
+        index = ledgers.index(ledger_id)
+        return 0 if index is None else ledgers.count_at(index)
 
     def __contains__(self, position: object) -> bool:
         if not isinstance(position, tuple):
@@ -145,15 +146,15 @@ class LedgerMap:
         return bool(0 <= entry_id < self.entry_count(ledger_id))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._ledger_ids)
+        return iter(self._ledgers.ids)
 
     def ledgers_between(self, lower_ledger_id: int, upper_ledger_id: int) -> list[int]:
         """Return the ledgers above the lower id and below the upper one, in order; both may be unknown.
 
         Complexity: O(log ledgers + returned ledgers).
         """
-        low = bisect_right(self._ledger_ids, lower_ledger_id)
-        return self._ledger_ids[low : bisect_left(self._ledger_ids, upper_ledger_id)]
+        ids = self._ledgers.ids
+        return ids[bisect_right(ids, lower_ledger_id) : bisect_left(ids, upper_ledger_id)]
 
     def previous(self, position: Position) -> Position:
         """Return the previous position: in its ledger, or else the last entry of the nearest non-empty ledger before.
@@ -163,38 +164,41 @@ class LedgerMap:
         ledger_id, entry_id = position
         if entry_id > 0:
             return Position(ledger_id, entry_id - 1)
-        earlier = bisect_left(self._ledger_ids, ledger_id)
+        ledgers = self._ledgers
+        ids, starts = ledgers.ids, ledgers.starts
+        earlier = bisect_left(ids, ledger_id)
         if earlier == 0:
             return Position(ledger_id, -1)
-        end = self._starts[earlier] if earlier < len(self._starts) else self._end
+        end = starts[earlier] if earlier < len(starts) else ledgers.end
         # All ledgers whose start is below `end` come first; the last of them has the entry.
-        holder = bisect_left(self._starts, end, 0, earlier) - 1
+        holder = bisect_left(starts, end, 0, earlier) - 1
         if holder < 0:
-            return Position(self._ledger_ids[0], -1)
-        return Position(self._ledger_ids[holder], self._count_at(holder) - 1)
+            return Position(ids[0], -1)
+        return Position(ids[holder], ledgers.count_at(holder) - 1)
 
     def next_valid(self, position: Position) -> Position:
         """Return the next position that exists or will be written next: over the ends of ledgers and empty ones.
 
         At the end of the log it is the first entry of the open ledger if it is empty, else its next entry.
         """
-        ledger_id, entry_id = position
-        if ledger_id == self._ledger_ids[-1] and -1 <= entry_id < self._open_count:
+        (ledger_id, entry_id), ledgers = position, self._ledgers
+        ids, starts, open_count = ledgers.ids, ledgers.starts, ledgers.open_count
+        if ledger_id == ids[-1] and -1 <= entry_id < open_count:
             return Position(ledger_id, entry_id + 1)
-        index = bisect_left(self._ledger_ids, ledger_id)
-        if index < len(self._ledger_ids) and self._ledger_ids[index] == ledger_id:
-            if entry_id + 1 < self._count_at(index):
+        index = bisect_left(ids, ledger_id)
+        if index < len(ids) and ids[index] == ledger_id:
+            if entry_id + 1 < ledgers.count_at(index):
                 return Position(ledger_id, max(entry_id, -1) + 1)
             index += 1
         # The next entry after `start` entries is in the last ledger that starts there.
-        if index < len(self._starts):
-            holder = bisect_right(self._starts, self._starts[index]) - 1
-            return Position(self._ledger_ids[holder], 0)
-        return Position(self.current_ledger_id, self._open_count)
+        if index < len(starts):
+            return Position(ids[bisect_right(starts, starts[index]) - 1], 0)
+        return Position(ids[-1], open_count)
 
     def is_valid(self, position: Position) -> bool:
         """Return whether a position can be read next: its entry exists, or is the next one to be written."""
-        return position in self or position == (self.current_ledger_id, self._open_count)
+        ledgers = self._ledgers
+        return position in self or position == (ledgers.ids[-1], ledgers.open_count)
 
     def position_after(self, position: Position, count: int) -> Position:
         """Return the position that has `count` entries above `position` up to and with it; at most `last_confirmed`.
@@ -210,18 +214,20 @@ class LedgerMap:
             raise ValueError(f"the number of entries after {Position(*position)} must be at least 0, got {count}")
         if count == 0:
             return min(self.previous(self.next_valid(position)), self._last_confirmed)
-        wanted = self._entries_up_to(position) + count
-        if wanted >= self._end:
+        ledgers = self._ledgers
+        wanted = ledgers.entries_up_to(position) + count
+        if wanted >= ledgers.end:
             return self._last_confirmed
-        holder = bisect_left(self._starts, wanted) - 1
-        return Position(self._ledger_ids[holder], wanted - self._starts[holder] - 1)
+        holder = bisect_left(ledgers.starts, wanted) - 1
+        return Position(ledgers.ids[holder], wanted - ledgers.starts[holder] - 1)
 
     def count_between(self, lower: Position, upper: Position) -> int:
         """Return the number of entries in ``(lower, upper]``: above `lower` and not above `upper`.
 
         Unknown or trimmed ledgers count 0, and an end beyond a ledger's last entry counts up to it.
         """
-        return max(0, self._entries_up_to(upper) - self._entries_up_to(lower))
+        ledgers = self._ledgers
+        return max(0, ledgers.entries_up_to(upper) - ledgers.entries_up_to(lower))
 
     def check_written(self, position: Position) -> Position:
         """Refuse a position without an entry in the log, and return any other as `check_position` does.
@@ -235,7 +241,8 @@ class LedgerMap:
         # in the open ledger.
         if type(position) is not Position or type(ledger_id) is not int or type(entry_id) is not int:
             ledger_id, entry_id = position = check_position(position)
-        entry_count = self._open_count if ledger_id == self._ledger_ids[-1] else self.entry_count(ledger_id)
+        ledgers = self._ledgers
+        entry_count = ledgers.open_count if ledger_id == ledgers.ids[-1] else self.entry_count(ledger_id)
         if not 0 <= entry_id < entry_count:
             raise InvalidPositionError(
                 f"position {Position(*position)} is not in the message log: "
@@ -244,33 +251,60 @@ class LedgerMap:
             )
         return position
 
-    @property
-    def _end(self) -> int:
-        return self._starts[-1] + self._open_count
-
-    def _index(self, ledger_id: int) -> int | None:
-        index = bisect_left(self._ledger_ids, ledger_id)
-        found = index < len(self._ledger_ids) and self._ledger_ids[index] == ledger_id
-        return index if found else None
-
-    def _count_at(self, index: int) -> int:
-        end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
-        return end - self._starts[index]
-
-    def _entries_up_to(self, position: Position) -> int:
-        """Return the number of entries at or below a position, from the first ledger of all time."""
-        ledger_id, entry_id = position
-        index = bisect_right(self._ledger_ids, ledger_id) - 1
-        if index < 0:
-            return self._starts[0]
-        if self._ledger_ids[index] != ledger_id:
-            return self._starts[index] + self._count_at(index)
-        return self._starts[index] + min(max(entry_id + 1, 0), self._count_at(index))
-
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(ledgers)."""
-        assert len(self._ledger_ids) == len(self._starts) > 0
-        assert all(before < after for before, after in pairwise(self._ledger_ids))
-        assert all(before <= after for before, after in pairwise(self._starts))
-        counts = self.counts()
-        assert list(accumulate(counts.values(), initial=self._starts[0]))[-1] == self._end
+        ids, starts = self._ledgers.ids, self._ledgers.starts
+        assert len(ids) == len(starts) > 0
+        assert all(before < after for before, after in pairwise(ids))
+        assert all(before <= after for before, after in pairwise(starts))
+        assert list(accumulate(self.counts().values(), initial=starts[0]))[-1] == self._ledgers.end
+
+
+@final
+class _Ledgers:
+    """The ledgers from one roll or trim to the next, so that a reader's ids and counts belong together.
+
+    Only the count of the open ledger changes.
+
+    Attributes:
+        ids: They rise strictly.
+        starts: For each, the number of entries in all ledgers before it, counted from the first ledger of all time, so
+            that a trim need not change it.
+        open_count: The entries of the last one.
+    """
+
+    __slots__ = ("ids", "open_count", "starts")
+
+    def __init__(self, ids: list[int], starts: list[int], open_count: int = 0) -> None:
+        self.ids, self.starts, self.open_count = ids, starts, open_count
+
+    @property
+    def end(self) -> int:
+        return self.starts[-1] + self.open_count
+
+    def index(self, ledger_id: int) -> int | None:
+        index = bisect_left(self.ids, ledger_id)
+        found = index < len(self.ids) and self.ids[index] == ledger_id
+        return index if found else None
+
+    def count_at(self, index: int) -> int:
+        end = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
+        return end - self.starts[index]
+
+    def entries_up_to(self, position: Position) -> int:
+        """Return the number of entries at or below a position, from the first ledger of all time."""
+        ledger_id, entry_id = position
+        index = bisect_right(self.ids, ledger_id) - 1
+        if index < 0:
+            return self.starts[0]
+        if self.ids[index] != ledger_id:
+            return self.starts[index] + self.count_at(index)
+        return self.starts[index] + min(max(entry_id + 1, 0), self.count_at(index))
+
+
+def _check_room(ledger_id: int, held: int, count: int) -> int:
+    """Return the number of entries to add to a ledger that holds some; errors as `LedgerMap.append`."""
+    count = operator.index(count)
+    if count < 0 or held + count > ENTRY_ID_MAX + 1:
+        raise ValueError(f"cannot append {count} entries to ledger {ledger_id}")
+    return count

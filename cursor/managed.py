@@ -55,11 +55,13 @@ class ManagedCursor(FormerNames):
         intake: Accepts acks of several ledgers at once; holds the young age.
         view: Answers everything else about the cursor, and changes nothing.
         attached: The cursor properties, of the application and of the broker.
+        opened_ms: When it was opened.
     """
 
     def __init__(self, journal: Journal, ledgers: LedgerMap, *, config: CursorConfig, now_ms: int) -> None:
         self.topic = journal.topic
         self.ledgers = ledgers
+        self.opened_ms = now_ms
         self.lock = threading.RLock()
         self._state = CursorAckState(ledgers)
         self._listeners = Listeners()

@@ -115,8 +115,7 @@ class CursorCollector(Collector):
     Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. A
     cursor whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported.
 
-    A scrape calls subscriptions, and a call of a subscription must not overlap with a publish to its topic. If it does,
-    the numbers of that topic may be wrong in that scrape. Scrape in the thread that publishes to rule that out.
+    A scrape may overlap with any other call, publishes and trims included.
 
     Complexity: nothing for an ack; O(subscriptions and cursors) for a scrape, which takes the lock of each once. It
     reads the oldest unacked message of a subscription if that is another one than at the scrape before.

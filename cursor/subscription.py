@@ -96,7 +96,7 @@ class Subscription(SubscriptionDispatch, CursorListener):
             cursor.remove_listener(self)
             raise
         self._messages.delayed.mark_delete_persisted(cursor.persisted_mark_delete_position)
-        self._admission.observe(now_ms=0)
+        self._admission.observe(now_ms=cursor.opened_ms)
         log.add_listener(self._waiter)
 
     def ack(self, position: Position, *, now_ms: int) -> Receipt:

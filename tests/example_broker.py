@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pulsar
 from pulsar import InitialPosition
@@ -30,6 +32,8 @@ def environment():
 class BrokerProcess:
     """A broker on 127.0.0.1, which keeps its port when it is started again."""
 
+    options = ()
+
     def __init__(self, store, *, flush_ms=50):
         self.store = store
         self.flush_ms = flush_ms
@@ -39,7 +43,7 @@ class BrokerProcess:
 
     def start(self):
         command = [sys.executable, "-m", "examples.broker", self.store]
-        command += ["--port", str(self.port), "--flush-ms", str(self.flush_ms)]
+        command += ["--port", str(self.port), "--flush-ms", str(self.flush_ms), *self.options]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -49,9 +53,13 @@ class BrokerProcess:
             stderr=subprocess.PIPE,
             text=True,
         )
-        listening = re.fullmatch(r"listening on 127\.0\.0\.1 (\d+)\n", self.process.stdout.readline())
-        assert listening, self.process.stderr.read()
-        self.port = int(listening[1])
+        self.port = self.announced_port(r"listening on 127\.0\.0\.1 (\d+)\n")
+
+    def announced_port(self, pattern):
+        """Return the port in the next line that the broker prints."""
+        announced = re.fullmatch(pattern, self.process.stdout.readline())
+        assert announced, self.process.stderr.read()
+        return int(announced[1])
 
     @property
     def url(self):
@@ -82,6 +90,22 @@ class BrokerProcess:
                 for entry_id in range(log.ledgers.entry_count(ledger_id)):
                     acked |= acked_in_entry(log, cursor, ledger_id, entry_id)
             return acked
+
+
+class AdminBroker(BrokerProcess):
+    """A broker with its admin paths, which has another port for them whenever it is started."""
+
+    options = ("--admin-port", "0")
+
+    def announced_port(self, pattern):
+        port = super().announced_port(r"admin on http://127\.0\.0\.1:(\d+)\n")
+        self.admin_url = f"http://127.0.0.1:{port}"
+        return super().announced_port(pattern)
+
+    def unacked_count(self, topic, subscription):
+        """Return how many messages its consumers have not acked."""
+        with urlopen(f"{self.admin_url}/admin/v2/persistent/public/default/{topic}/stats") as answer:
+            return json.load(answer)["subscriptions"][subscription]["unackedMessages"]
 
 
 def acked_in_entry(log, cursor, ledger_id, entry_id):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ackstate.analysis.crash.model.client_events import ack, append, dispatch
+from ackstate.analysis.crash.model.client_events import ack, ack_at_once, append, dispatch
 from ackstate.analysis.crash.model.settings import Settings, Tracker
 from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message, persist_all
@@ -229,6 +229,16 @@ def falls_behind():
     story("dispatch", "a", 5)
     story.end()
     assert story.schedule.counts["derived"] > 0
+
+
+def acks_the_batch_that_closed_the_limit_of_the_broker():
+    story = Story(broker_max=12)
+    append(story.schedule, [Message(b""), Message(b""), Message(b"", message_count=20), Message(b"")])
+    story("dispatch", "a", 4)
+    story("ack", 0)
+    ack_at_once(story.schedule, story.side, [2])
+    story("dispatch", "b", 4)
+    story.end()
 
 
 def ticks_after_the_interval():

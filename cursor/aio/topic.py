@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, final
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, Unpack, final
 
 from ackstate.cursor.aio.subscription import AsyncSubscription
 from ackstate.cursor.aio.workers import finished
-from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.topic.start import Start
+from ackstate.cursor.steps import run
+from ackstate.cursor.topic.message import CheckedMessages, checked_messages
 from ackstate.errors import AckStateError, TopicClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.cursor.aio.workers import Workers
-    from ackstate.cursor.dispatch.consumers import SubscriptionType
-    from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.subscription import Subscription
     from ackstate.cursor.topic.message import Message
     from ackstate.cursor.topic.message_log import Publication
-    from ackstate.cursor.topic.start import StartTime
+    from ackstate.cursor.topic.subscribing import RequestedFields
     from ackstate.cursor.topic.topic import Topic
-    from ackstate.limits.gate import GateLimits
     from ackstate.position import Position
 
 _P = ParamSpec("_P")
@@ -33,7 +31,7 @@ _T = TypeVar("_T")
 class _Request(NamedTuple):
     """Messages that wait to be published, and the future of their positions."""
 
-    messages: Sequence[Message]
+    messages: CheckedMessages
     positions: asyncio.Future[list[Position]]
 
 
@@ -76,29 +74,16 @@ class AsyncTopic:
         if self._is_stopped:
             raise TopicClosedError(f"topic {self.name!r} is closed")
         loop = asyncio.get_running_loop()
-        request = _Request(self.topic.stamped(messages, now_ms=self.clock()), loop.create_future())
+        request = _Request(checked_messages(messages), loop.create_future())
         self._requests.append(request)
         if self._publishing is None:
             self._publishing = loop.create_task(self._publish_requests())
         return await finished(request.positions)
 
-    async def subscribe(  # noqa: PLR0913 - as `Topic.subscribe`
-        self,
-        name: str,
-        *,
-        start: Start | StartTime | Position = Start.LATEST,
-        kind: SubscriptionType | None = None,
-        limits: GateLimits | None = None,
-        options: SubscriptionOptions | None = None,
-        properties: Mapping[str, str] | None = None,
-        repair: Repair = Repair.NONE,
-    ) -> AsyncSubscription:
+    async def subscribe(self, name: str, **wanted: Unpack[RequestedFields]) -> AsyncSubscription:
         """Open a subscription, or create it; return the same object if it is open. See `Topic.subscribe`."""
-        subscription = await self.call(
-            self.topic.subscribe, name, start=start, kind=kind, limits=limits, options=options, properties=properties,
-            repair=repair, now_ms=self.clock(),
-        )  # fmt: skip
-        return self.of(name, subscription)
+        subscribe = partial(self.topic.subscribe, name, now_ms=self.clock(), **wanted)
+        return self.of(name, await self.call(subscribe))
 
     def of(self, name: str, subscription: Subscription) -> AsyncSubscription:
         """Return the subscription of this topic that has a name, for asyncio; the same object for the same one."""
@@ -109,7 +94,8 @@ class AsyncTopic:
 
     async def unsubscribe(self, name: str) -> bool:
         """Delete a subscription, and return whether there was one; see `Topic.unsubscribe`."""
-        is_found = await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
+        async with self.workers.persisting:  # A persist meanwhile would report that the cursor is fenced.
+            is_found = await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
         known = self._subscriptions.pop(name, None)
         if known is not None:
             known.closed()
@@ -152,7 +138,7 @@ class AsyncTopic:
     async def _publish(self, requests: Sequence[_Request]) -> None:
         """Publish requests together; one by one if one of them is refused."""
         try:
-            messages = [message for each in requests for message in each.messages]
+            messages = CheckedMessages(message for each in requests for message in each.messages)
             async with self.alone:
                 publication = await self._prepare(messages)
             appended = await self.workers.append(publication)
@@ -174,10 +160,12 @@ class AsyncTopic:
         else:
             _answer(requests, outcome)
 
-    async def _prepare(self, messages: Sequence[Message]) -> Publication:
-        if self.topic.log.has_room_for(len(messages)):
-            return self.topic.publisher.prepare(messages)
-        return await self.workers.run(self.topic.publisher.prepare, messages)  # It begins a ledger.
+    async def _prepare(self, messages: CheckedMessages) -> Publication:
+        now_ms = self.clock()
+        prepare = partial(run, self.topic.store, self.topic.preparing(messages, now_ms=now_ms))
+        if self.topic.prepares_at_once(len(messages), now_ms=now_ms):
+            return prepare()
+        return await self.workers.run(prepare)
 
 
 def _answer(requests: Sequence[_Request], outcome: Sequence[Position] | AckStateError) -> None:

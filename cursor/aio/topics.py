@@ -106,7 +106,7 @@ class AsyncTopics:
 
     async def delete(self, name: str) -> bool:
         """Delete a topic with its subscriptions, and return whether there was one. See `Topics.delete`."""
-        async with self._alone:
+        async with self._alone, self._workers.persisting:  # as `AsyncTopic.unsubscribe`
             topic = self._opened.get(name)
             if topic is None:
                 return await self._workers.run(self.topics.delete, name, now_ms=self._clock())

@@ -28,7 +28,7 @@ class Workers:
     To be used in one event loop.
 
     Attributes:
-        persisting: Held while cursors are persisted, or a log is trimmed, which must not happen at the same time.
+        persisting: Held while cursors are persisted or deleted, or a log is trimmed: one at a time.
     """
 
     def __init__(self) -> None:

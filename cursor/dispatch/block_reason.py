@@ -28,7 +28,7 @@ class BlockReason(NamedTuple):
         used: Its present usage, reservations included.
         limit: The most that `used` may be.
         released_at: The usage at which the rule opens.
-        since_ms: When it closed.
+        since_ms: When it closed; after a restart above the limit, when the cursor was opened.
         consumer: The consumer whose own limit it is; empty if the rule holds for all.
         store_error: Why the last persist failed, if it did: then the failing store is the cause.
         releases: For a limit on the ack state, the holes that reduce the usage when they are filled, by most first.

@@ -47,7 +47,7 @@ class SubscriptionReports:
         self.log = log
         self.cursor = cursor
         self.kind = kind
-        self._latest_ms = 0
+        self._latest_ms = cursor.opened_ms
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
         self._gate = gate

@@ -28,7 +28,7 @@ class RuleStats(NamedTuple):
     Attributes:
         rule: The rule.
         is_closed: Whether it keeps new messages back, from all consumers or from at least one.
-        since_ms: When it closed; None while it is open. 0 if it has been closed since the subscription was opened. If
+        since_ms: When it closed; None while it is open. After a restart above a limit, when the cursor was opened. If
             the rule closes for each consumer by itself, the earliest of these times.
         closed_count: How often it has closed since the gate was created, for any consumer.
     """

@@ -1,4 +1,4 @@
-"""Ends a ledger of a message log that is old, so that trimming can delete it."""
+"""Tells when a ledger of a message log is old and is to end, so that trimming can delete it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class LedgerAge:
         self._rollover_ms = rollover_ms
         self._ledger_id, self._begun_ms = log.ledgers.current_ledger_id, now_ms
 
-    def before_publish(self, *, now_ms: int) -> None:
-        """Make the publish begin a new ledger if the open one is old. A clock that went back by as much counts, too."""
+    def is_over(self, *, now_ms: int) -> bool:
+        """Return whether the open ledger is old. A clock that went back by as much counts, too."""
         ledger_id = self._log.ledgers.current_ledger_id
         if ledger_id != self._ledger_id:
             self._ledger_id, self._begun_ms = ledger_id, now_ms
-        elif 0 < self._rollover_ms <= abs(now_ms - self._begun_ms):
-            self._log.end_ledger()
+        return 0 < self._rollover_ms <= abs(now_ms - self._begun_ms)

@@ -32,6 +32,8 @@ class LedgerSizes:
         self._store = store
         self._ledgers = ledgers
         self._known = {ledger_id: size for ledger_id, size in known if ledgers.has_ledger(ledger_id)}
+        self._whole: int | None = None  # bytes of the log; None while the size of a ledger may be unknown
+        self._below = (-1, 0)  # a ledger, and the bytes of those before it
 
     @property
     def known(self) -> Mapping[int, int]:
@@ -46,16 +48,20 @@ class LedgerSizes:
         """Count entries that were appended to a ledger."""
         if ledger_id in self._known:
             self._known[ledger_id] += byte_count
+            if self._whole is not None:
+                self._whole += byte_count
 
     def forget(self, ledger_id: int) -> None:
         """Note that a ledger has entries that were not counted."""
         self._known.pop(ledger_id, None)
+        self._whole = None
 
     def trim(self) -> None:
         """Forget ledgers that the log no longer has."""
         self._known = {
             ledger_id: size for ledger_id, size in self._known.items() if self._ledgers.has_ledger(ledger_id)
         }
+        self._whole, self._below = None, (-1, 0)
 
     def of(self, ledger_id: int) -> int:
         """Return the bytes of a ledger; 0 if it is damaged, so that it does not count as space that is used.
@@ -70,9 +76,24 @@ class LedgerSizes:
             self._known = dict(sorted(self._known.items()))
         return self._known[ledger_id]
 
-    def total(self, ledger_ids: Iterable[int]) -> int:
-        """Return the bytes of some ledgers, errors and complexity as for `of`."""
-        return sum(map(self.of, ledger_ids))
+    @property
+    def whole(self) -> int:
+        """The bytes of the log, errors as for `of`. Complexity: O(1), but the first time after a trim."""
+        if self._whole is None:
+            self._whole = sum(map(self.of, self._ledgers))
+        return self._whole
+
+    def from_ledger(self, ledger_id: int) -> int:
+        """Return the bytes of a ledger of the log and of all later ones, errors as for `of`.
+
+        Complexity: O(ledgers between it and that of the last call), or O(ledgers) if it comes before that.
+        """
+        known_id, size = self._below
+        if ledger_id != known_id:
+            known_id, size = (known_id, size) if ledger_id > known_id else (-1, 0)
+            size += sum(map(self.of, self._ledgers.ledgers_between(known_id - 1, ledger_id)))
+            self._below = ledger_id, size
+        return self.whole - size
 
     def _read(self, ledger_id: int) -> int:
         read, count = self._store.ledgers.read, self._ledgers.entry_count(ledger_id)

@@ -117,18 +117,29 @@ def _former_order(first: Any, others: tuple[Any, ...], named: tuple[Any, ...]) -
     return first, *others, *named[len(others) - 2 :]
 
 
-def checked_messages(messages: Sequence[Message]) -> Sequence[Message]:
+@final
+class CheckedMessages(tuple[Message, ...]):
+    """Messages that can be stored. `checked_messages` makes them; any other caller has checked every field."""
+
+    __slots__ = ()
+
+
+def checked_messages(messages: Sequence[Message]) -> CheckedMessages:
     """Return messages that can be stored: a list of `Message`, each field of its type and in its range.
 
     Raises:
         TypeError: Something is of another type.
         ValueError: A number is out of range, or a property is too long.
+
+    Complexity: O(messages), and O(1) if they have been checked.
     """
+    if type(messages) is CheckedMessages:
+        return messages
     if isinstance(messages, Message):
         raise TypeError("messages must be a list of Message, got a single one: write publish([message])")
     if isinstance(messages, str | bytes | bytearray | memoryview) or not isinstance(messages, Iterable):
         raise TypeError(f"messages must be a list of Message, got {_shown(messages)}")
-    checked = list(messages)
+    checked = CheckedMessages(messages)
     for number, message in enumerate(checked):
         if not isinstance(message, Message):
             raise TypeError(f"messages[{number}] must be a Message, got {_shown(message)}")

@@ -15,18 +15,21 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.topic.message_log import Message, Publication
     from ackstate.cursor.topic.publisher import TopicPublisher
+    from ackstate.cursor.topic.topic import Topic
     from ackstate.position import Position
 
 
 def publish_all(
-    batches: Iterable[tuple[MessageLog | TopicPublisher, Sequence[Message]]],
+    batches: Iterable[tuple[MessageLog | TopicPublisher | Topic, Sequence[Message]]], *, now_ms: int = 0
 ) -> list[list[Position] | AckStateError]:
     """Append messages to the logs of many topics with one sync; those of one topic all or none.
 
     Logs that begin a ledger share the syncs of its steps: three for each 256 of them, in a store that writes together.
 
     Args:
-        batches: Each log, or the publisher of one, with its messages. The logs share a store, and each comes once.
+        batches: Each log, or the publisher or the topic of one, with its messages. The logs share a store, and each
+            comes once.
+        now_ms: As for `TopicPublisher.publish`. A log stores its messages as they are.
 
     Returns:
         For each, in order, the positions, or the error that its own `publish` would have raised: a topic that refuses
@@ -44,7 +47,10 @@ def publish_all(
         return []
     outcomes: dict[int, list[Position] | AckStateError] = {}
     prepared: dict[int, Publication] = {}
-    steps = [target.preparing(messages) for target, messages in batches]
+    steps = [
+        target.preparing(messages) if isinstance(target, MessageLog) else target.preparing(messages, now_ms=now_ms)
+        for target, messages in batches
+    ]
     for number, outcome in enumerate(run_all(logs[0].store, steps)):
         if isinstance(outcome, AckStateError):
             outcomes[number] = outcome

@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.cursor.steps import run
-from ackstate.cursor.topic.message import checked_messages
+from ackstate.cursor.topic.message import CheckedMessages, checked_messages
 from ackstate.cursor.topic_name import parse_topic
-from ackstate.limits.policies import DeliveryDelayExceededError
+from ackstate.integers import check_within, integer
+from ackstate.limits.policies import TIME_MS_MAX, DeliveryDelayExceededError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ class PublishCounters:
 class _Decided(NamedTuple):
     """Messages with the time at which they will be delivered."""
 
-    messages: list[Message]
+    messages: CheckedMessages
     overridden: int
 
 
@@ -126,27 +127,31 @@ class TopicPublisher:
         self._counters = counters
         counters.add_topic(topic)
 
-    def publish(self, messages: Sequence[Message]) -> list[Position]:
+    def publish(self, messages: Sequence[Message], *, now_ms: int = 0) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
+
+        Args:
+            messages: Those without a publish time are published at `now_ms`.
+            now_ms: The present; 0 leaves such messages without a publish time.
 
         Raises:
             DeliveryDelayExceededError: One of them has more than the maximum delay. None is stored; all that exceed the
                 maximum are counted.
             TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
-        return self._append(self._decide(messages))
+        return self._append(self._decide(messages, now_ms))
 
-    def prepare(self, messages: Sequence[Message]) -> Publication:
+    def prepare(self, messages: Sequence[Message], *, now_ms: int = 0) -> Publication:
         """Return messages at their delivery times for `publish_all`; see `MessageLog.prepare`.
 
         Raises:
             As `publish`; nothing is stored.
         """
-        return run(self.log.store, self.preparing(messages))
+        return run(self.log.store, self.preparing(messages, now_ms=now_ms))
 
-    def preparing(self, messages: Sequence[Message]) -> Steps[Publication]:
+    def preparing(self, messages: Sequence[Message], *, now_ms: int = 0) -> Steps[Publication]:
         """Return messages as `prepare`, in steps that can be taken together with those of other topics."""
-        decided = self._decide(messages)
+        decided = self._decide(messages, now_ms)
         publication = yield from self.log.preparing(decided.messages)
         return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
 
@@ -159,24 +164,27 @@ class TopicPublisher:
         self._count(OVERRIDDEN, decided.overridden)
         return positions
 
-    def _decide(self, messages: Sequence[Message]) -> _Decided:
+    def _decide(self, messages: Sequence[Message], now_ms: int) -> _Decided:
+        now_ms = integer("now_ms", now_ms)
+        check_within("now_ms", now_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
         policies = self._policies()
         refusal: DeliveryDelayExceededError | None = None
         decided: list[Message] = []
         rejected = overridden = 0
         for message in checked_messages(messages):
+            published_ms = message.publish_time_ms or now_ms
             try:
-                decision = policies.deliver_at(message.publish_time_ms, message.deliver_at_ms)
+                decision = policies.deliver_at(published_ms, message.deliver_at_ms)
             except DeliveryDelayExceededError as error:
                 refusal = error
                 rejected += message.message_count
                 continue
-            decided.append(message._replace(deliver_at_ms=decision.deliver_at_ms))
+            decided.append(message._replace(publish_time_ms=published_ms, deliver_at_ms=decision.deliver_at_ms))
             overridden += message.message_count if decision.overrides_client else 0
         if refusal is not None:
             self._count(REJECTED, rejected)
             raise refusal
-        return _Decided(decided, overridden)
+        return _Decided(CheckedMessages(decided), overridden)
 
     def _count(self, name: str, message_count: int) -> None:
         self._counters.count(name, topic=self._topic, message_count=message_count)
@@ -193,7 +201,7 @@ class PublishTransaction:
 
     def __init__(
         self,
-        decide: Callable[[Sequence[Message]], _Decided],
+        decide: Callable[[Sequence[Message], int], _Decided],
         append: Callable[[_Decided], list[Position]],
     ) -> None:
         self._decide = decide
@@ -202,15 +210,19 @@ class PublishTransaction:
         self._overridden = 0
         self._ended_by: str | None = None
 
-    def publish(self, messages: Sequence[Message]) -> None:
+    def publish(self, messages: Sequence[Message], *, now_ms: int = 0) -> None:
         """Add messages, all or none; the transaction continues if they are refused.
+
+        Args:
+            messages: As for `TopicPublisher.publish`.
+            now_ms: Likewise.
 
         Raises:
             DeliveryDelayExceededError: One of them has more than the maximum delay; all that do are counted.
             TypeError, ValueError: As `MessageLog.publish`.
         """
         self._check_open()
-        decided = self._decide(messages)
+        decided = self._decide(messages, now_ms)
         self._staged += decided.messages
         self._overridden += decided.overridden
 
@@ -222,7 +234,7 @@ class PublishTransaction:
             StoreError: The append failed; the transaction continues, to be committed again or aborted.
         """
         self._check_open()
-        positions = self._append(_Decided(self._staged, self._overridden))
+        positions = self._append(_Decided(CheckedMessages(self._staged), self._overridden))
         self._end("committed")
         return positions
 

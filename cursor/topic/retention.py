@@ -19,7 +19,7 @@ from ackstate.integers import check_within, integer
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message_log import MessageLog
@@ -75,6 +75,11 @@ class Retention:
                 check_within(name, value, least=0, most=_BYTES_END - 1)
         if not isinstance(self.backlog_policy, BacklogPolicy):
             raise TypeError(f"backlog_policy must be a BacklogPolicy, got {self.backlog_policy!r}")
+
+    @property
+    def refuses_publish(self) -> bool:
+        """Whether a backlog above its limit has messages refused."""
+        return self.backlog_policy is BacklogPolicy.REFUSE_PUBLISH
 
 
 class BacklogReport(NamedTuple):
@@ -198,12 +203,32 @@ def backlog_report(
         entry_count,
         byte_count,
         ledgers.count_between(before_all, last),
-        log.sizes.total(ledgers),
+        log.sizes.whole,
         held_by,
         lowest,
         tuple(sorted(name for name, mark_delete in mark_deletes.items() if mark_delete is None)),
         retention.backlog_bytes_max,
     )
+
+
+def is_backlog_exceeded(log: MessageLog, retention: Retention, mark_deletes: Iterable[Position | None]) -> bool:
+    """Return whether a `BacklogReport` would be above the limit, without the cost of one.
+
+    Args:
+        log: The log.
+        retention: Has the limit.
+        mark_deletes: The durable mark-delete position of each subscription; None for one that is unreadable.
+
+    Raises:
+        StoreError: The storage failed.
+
+    Complexity: O(1) while the whole log has not as many bytes, else O(subscriptions); see `LedgerSizes`.
+    """
+    limit = retention.backlog_bytes_max
+    if limit is None or log.sizes.whole <= limit:
+        return False
+    lowest = min((_lowest_unacked(log, mark_delete) for mark_delete in mark_deletes), default=None)
+    return lowest is not None and lowest <= log.ledgers.last_confirmed and _bytes_from(log, lowest) > limit
 
 
 def _mark_deletes(log: MessageLog, cursors: Cursors, stored: MarkDeletes | None) -> MarkDeletes:
@@ -218,7 +243,7 @@ def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int) -> Iter
     A ledger whose last message cannot be read is passed over: it is kept as long as the one after it.
     """
     closed = [ledger_id for ledger_id in log.ledgers if ledger_id != log.ledgers.current_ledger_id]
-    rest = log.sizes.total(log.ledgers) if closed and retention.size_bytes else 0
+    rest = log.sizes.whole if closed and retention.size_bytes else 0
     for ledger_id in closed:
         if retention.size_bytes:
             rest -= log.sizes.of(ledger_id)
@@ -253,7 +278,5 @@ def _lowest_unacked(log: MessageLog, mark_delete: Position | None) -> Position:
 
 def _bytes_from(log: MessageLog, first: Position) -> int:
     """Return about how many bytes the entries from one on have."""
-    above = log.sizes.total(ledger_id for ledger_id in log.ledgers if ledger_id > first.ledger_id)
-    entry_count = log.ledgers.entry_count(first.ledger_id)
-    in_ledger = log.sizes.of(first.ledger_id) * (entry_count - first.entry_id)
-    return above + -(-in_ledger // max(1, entry_count))
+    acked = log.sizes.of(first.ledger_id) * first.entry_id // max(1, log.ledgers.entry_count(first.ledger_id))
+    return log.sizes.from_ledger(first.ledger_id) - acked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ackstate.cursor.dispatch.consumers import SubscriptionType
 from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts
@@ -28,9 +28,20 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 
+class RequestedFields(TypedDict, total=False):
+    """The types of the fields of a `SubscriptionRequest`, for functions that take them as named arguments."""
+
+    start: Start | StartTime | Position
+    kind: SubscriptionType | None
+    limits: GateLimits | None
+    options: SubscriptionOptions | None
+    properties: Mapping[str, str] | None
+    repair: Repair
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """A subscription to be opened or created, for `Topic.subscribe_all`.
+    """A subscription to be opened or created, for `Topic.subscribe` and `Topic.subscribe_all`.
 
     Attributes:
         name: The name of the subscription, not empty.

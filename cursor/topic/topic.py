@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Self, Unpack, final
 
 from ackstate.cursor.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.cursor.journal.deletion import delete_subscription
-from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
 from ackstate.cursor.steps import run, run_all
 from ackstate.cursor.topic.ledger_age import LedgerAge
-from ackstate.cursor.topic.message import checked_messages
 from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.cursor.topic.publisher import TopicPublisher
-from ackstate.cursor.topic.retention import BacklogPolicy, backlog_report, stored_mark_deletes, trim_log
+from ackstate.cursor.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_log
 from ackstate.cursor.topic.settings import TopicSettings, delay_policies, delay_tick_ms
 from ackstate.cursor.topic.start import Start, StartTime
-from ackstate.cursor.topic.subscribing import SubscriptionRequest, open_subscription
+from ackstate.cursor.topic.subscribing import RequestedFields, SubscriptionRequest, open_subscription
 from ackstate.cursor.topic.subscription_type import check_type
 from ackstate.delay.index import TopicDelayIndex
 from ackstate.errors import AckStateError, TopicClosedError
@@ -26,8 +24,6 @@ from ackstate.integers import integer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ackstate.cursor.dispatch.consumers import SubscriptionType
-    from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult
@@ -35,8 +31,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Store
     from ackstate.cursor.subscription import Subscription
     from ackstate.cursor.topic.message import Message
+    from ackstate.cursor.topic.message_log import Publication
     from ackstate.cursor.topic.retention import BacklogReport
-    from ackstate.limits.gate import GateLimits
     from ackstate.position import Position
 
 _TRIM_AGAIN_MS = 60_000
@@ -134,48 +130,44 @@ class Topic:
             BacklogQuotaExceededError: The backlog is above its limit, and the retention has messages refused then.
             As `TopicPublisher.publish`.
         """
-        return self.publisher.publish(self.stamped(messages, now_ms=now_ms))
+        self._before_publish(now_ms=now_ms)
+        return self.publisher.publish(messages, now_ms=now_ms)
 
-    def stamped(self, messages: Sequence[Message], *, now_ms: int) -> list[Message]:
-        """Return messages with a publish time, which is the present for those without one, to be published elsewhere.
+    def preparing(self, messages: Sequence[Message], *, now_ms: int) -> Steps[Publication]:
+        """Return messages for `publish_all`, in steps that can be taken together with those of other topics.
 
         Raises:
-            TopicClosedError: The topic is closed.
-            BacklogQuotaExceededError: As `publish`.
-            TypeError, ValueError: As `MessageLog.publish`.
+            As `publish`; nothing is stored.
         """
-        now_ms = self._at(now_ms)
-        checked = checked_messages(messages)
-        self._ledger_age.before_publish(now_ms=now_ms)
-        if self.settings.retention.backlog_policy is BacklogPolicy.REFUSE_PUBLISH:
-            self.backlog_report().check(self.name)
-        return [each if each.publish_time_ms else each._replace(publish_time_ms=now_ms) for each in checked]
+        self._before_publish(now_ms=now_ms)
+        return (yield from self.publisher.preparing(messages, now_ms=now_ms))
 
-    def subscribe(  # noqa: PLR0913 - named, not packed
-        self,
-        name: str,
-        *,
-        start: Start | StartTime | Position = Start.LATEST,
-        kind: SubscriptionType | None = None,
-        limits: GateLimits | None = None,
-        options: SubscriptionOptions | None = None,
-        properties: Mapping[str, str] | None = None,
-        repair: Repair = Repair.NONE,
-        now_ms: int,
-    ) -> Subscription:
+    def prepares_at_once(self, count: int, *, now_ms: int) -> bool:
+        """Return whether `preparing` a number of messages waits for no disk."""
+        settings = self.settings
+        reads = settings.policies is not None or settings.retention.refuses_publish
+        return not reads and not self._ledger_age.is_over(now_ms=now_ms) and self.log.has_room_for(count)
+
+    def _before_publish(self, *, now_ms: int) -> None:
+        """Check that messages may be published, and let them begin a new ledger if the open one is old."""
+        if self._ledger_age.is_over(now_ms=self._at(now_ms)):
+            self.log.end_ledger()
+        retention = self.settings.retention
+        if retention.refuses_publish and is_backlog_exceeded(
+            self.log, retention, self._durable_mark_deletes().values()
+        ):
+            self.backlog_report().check(self.name)
+
+    def subscribe(self, name: str, *, now_ms: int, **wanted: Unpack[RequestedFields]) -> Subscription:
         """Open a subscription where it is stored, or create it; return the same object if it is open already.
 
         A new subscription is durable when this returns, with its start, its type and its properties.
 
         Args:
             name: The name of the subscription, not empty.
-            start: The first message that a new subscription reads; a stored one continues where it is.
-            kind: The type; None for the stored one, Shared for a new one.
-            limits: Those of this subscription; None for those of the topic. Exclusive and Failover have none.
-            options: Likewise.
-            properties: The application's properties of a new subscription.
-            repair: Used if the stored subscription cannot be read, as for `ManagedCursor.open`.
             now_ms: The present.
+            wanted: The other fields of `SubscriptionRequest`: `start`, `kind`, `limits`, `options`, `properties` and
+                `repair`.
 
         Raises:
             SubscriptionTypeError: It is stored with another type; it was not opened.
@@ -183,8 +175,7 @@ class Topic:
             TypeError, ValueError: An argument is of another type or out of range.
             As `ManagedCursor.open` and `start_position`.
         """
-        request = SubscriptionRequest(name, start, kind, limits, options, properties, repair)
-        return run(self.store, self.subscribing(request, now_ms=now_ms))
+        return run(self.store, self.subscribing(SubscriptionRequest(name, **wanted), now_ms=now_ms))
 
     def subscribe_all(
         self, requests: Iterable[SubscriptionRequest], *, now_ms: int
@@ -291,10 +282,14 @@ class Topic:
 
         Complexity: O(ledgers and subscriptions); the first call reads the subscriptions that are not open.
         """
+        return backlog_report(self.log, self.settings.retention, {}, stored=self._durable_mark_deletes())
+
+    def _durable_mark_deletes(self) -> dict[str, Position | None]:
+        """Return the durable mark-delete position of every subscription, open or not; None for an unreadable one."""
         if self._mark_deletes is None:
             self._mark_deletes = stored_mark_deletes(self.log)
-        cursors = self._open_cursors()
-        return backlog_report(self.log, self.settings.retention, cursors, stored=self._mark_deletes)
+        of_open = {name: each.persisted_mark_delete_position for name, each in self._open_cursors().items()}
+        return self._mark_deletes | of_open
 
     def _open_cursors(self) -> dict[str, ManagedCursor]:
         return {name: each.cursor for name, each in self.subscriptions.items()}

@@ -163,18 +163,8 @@ class Topics:
             KeyError: A topic is not open; nothing was stored.
             TypeError, ValueError: As `MessageLog.publish`; nothing was stored.
         """
-        now_ms = self._at(now_ms)
-        topics = [self[name] for name in messages]
-        outcomes: dict[str, list[Position] | AckStateError] = {}
-        accepted = []
-        for topic in topics:
-            try:
-                accepted.append((topic, topic.stamped(messages[topic.name], now_ms=now_ms)))
-            except AckStateError as error:
-                outcomes[topic.name] = error
-        published = publish_all((topic.publisher, batch) for topic, batch in accepted)
-        outcomes |= {topic.name: outcome for (topic, _), outcome in zip(accepted, published, strict=True)}
-        return {name: outcomes[name] for name in messages}
+        outcomes = publish_all([(self[name], batch) for name, batch in messages.items()], now_ms=self._at(now_ms))
+        return dict(zip(messages, outcomes, strict=True))
 
     def tick(self, *, now_ms: int) -> dict[tuple[str, str], PersistResult | AckStateError]:
         """Persist all subscriptions that are due, with one sync.

@@ -11,6 +11,7 @@ from ackstate.cursor import StoreError
 from examples.broker.commands import Commands
 from examples.broker.errors import ProtocolError, RefusedRequestError, fields_of
 from examples.broker.framing import MESSAGE_BYTES_MAX, CommandFrame, encode_frame, read_frame
+from examples.broker.pulsar_api_pb2 import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     Publishing = asyncio.Task[list[Position]]
 
 _PROTOCOL_VERSION = 19
+_OF_NO_REQUEST = 2**64 - 1
 _PROBE_S = 30.0
 _RECEIPTS_MAX = 1_000
 # The error of these requests has a command of its own.
@@ -84,7 +86,9 @@ class Connection:
         if frame.name != "connect":
             raise ProtocolError(f"the first command must be connect, got {frame.name or 'an unknown one'}")
         if frame.command.auth_method_name not in {"", "none"}:
-            raise ProtocolError("this broker has no authentication")
+            refusal = RefusedRequestError("this broker has no authentication", ServerError.AuthenticationError)
+            self.send("error", request_id=_OF_NO_REQUEST, **fields_of(refusal))
+            raise ProtocolError(str(refusal))
         version = min(frame.command.protocol_version, _PROTOCOL_VERSION)
         self.send("connected", server_version="ackstate", protocol_version=version, max_message_size=MESSAGE_BYTES_MAX)
 

@@ -241,8 +241,15 @@ def _binding(
         if used + needs[rule] > limit or used > closed_before.get(rule, NO_LIMIT)
     }
     broker = side.simulation.broker
-    if broker is not None and (broker.is_blocked or broker.unacked_messages + weight > side.simulation.broker_max):
-        binding.add(Rule.BROKER_UNACKED_MESSAGES)
+    if broker is not None:
+        used, waits_for = broker.unacked_messages, closed_before.get(Rule.BROKER_UNACKED_MESSAGES, NO_LIMIT)
+        # A subscription without a message in flight never waits.
+        if (
+            broker.is_blocked
+            or used + weight > side.simulation.broker_max
+            or (side.model.unacked() and used > waits_for)
+        ):
+            binding.add(Rule.BROKER_UNACKED_MESSAGES)
     return binding
 
 

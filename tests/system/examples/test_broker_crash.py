@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from itertools import count
 
 import pulsar
 import pytest
@@ -15,6 +15,7 @@ from pulsar import ConsumerType
 from ackstate.analysis.crash.subject import Operation, OperationKind
 from example_broker import (
     ROOT,
+    AdminBroker,
     BrokerProcess,
     client_of,
     environment,
@@ -45,6 +46,13 @@ def broker(tmp_path):
     broker.kill()
 
 
+@pytest.fixture
+def admin_broker(tmp_path):
+    broker = AdminBroker(tmp_path / "store")
+    yield broker
+    broker.kill()
+
+
 def ack(name, consumer, messages, *, share):
     """Ack a share of messages, which is a prefix if the acks are cumulative."""
     acked = messages[: round(len(messages) * share)]
@@ -57,8 +65,13 @@ def ack(name, consumer, messages, *, share):
     return {id_of(message) for message in acked}
 
 
-def test_a_crash_redelivers_what_is_not_durable_and_nothing_else(broker, tmp_path):
+def test_a_crash_redelivers_what_is_not_durable_and_nothing_else(admin_broker, tmp_path):
     """Acks of a first life are durable after a while, those of a second life never are; the clients are the same."""
+    broker, copies = admin_broker, count()
+
+    def durable_acks(name):
+        return broker.durable_acks(TOPIC, name, tmp_path / f"copy-{next(copies)}")
+
     with client_of(broker) as client:
         consumers = {name: subscribe(client, TOPIC, name, **options) for name, options in KINDS.items()}
         for number in range(5):
@@ -67,19 +80,22 @@ def test_a_crash_redelivers_what_is_not_durable_and_nothing_else(broker, tmp_pat
         messages = {name: receive(consumer, 40) for name, consumer in consumers.items()}
         published = {id_of(message) for message in messages["individual"]}
         durable = {name: ack(name, consumers[name], messages[name], share=0.5) for name in KINDS}
-        time.sleep(0.4)  # The client sends the acks in 0.1 s, and the broker persists them in 0.05 s.
+        wait_until(lambda: all(durable_acks(name) == durable[name] for name in KINDS))
         broker.kill()
         broker.flush_ms = 3_600_000
-        for life in range(2):
-            for name in KINDS:
-                assert broker.durable_acks(TOPIC, name, tmp_path / f"{life} {name}") == durable[name], name
+        for _ in range(2):
+            assert {name: durable_acks(name) for name in KINDS} == durable
             broker.start()
+            unacked = {}
             for name, consumer in consumers.items():
                 again = receive(consumer, len(published - durable[name]))
                 assert {id_of(message) for message in again} == published - durable[name], name
+                unacked[name] = len(again)
                 if name != "cumulative":  # Its client drops a message that it has acked once, even if it comes again.
-                    ack(name, consumer, again, share=0.5)
-            time.sleep(0.2)
+                    unacked[name] -= len(ack(name, consumer, again, share=0.5))
+            wait_until(
+                lambda unacked=unacked: all(broker.unacked_count(TOPIC, name) == unacked[name] for name in KINDS)
+            )
             broker.kill()
 
 

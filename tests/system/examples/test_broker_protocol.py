@@ -183,6 +183,14 @@ def test_failover_consumers_learn_which_of_them_is_active(running):
     run(running, story)
 
 
+def test_a_client_with_a_token_is_refused_and_hung_up_on(running):
+    async def told(client):
+        _, command = await client.ask("connect", protocol_version=21, auth_method_name="token")
+        assert (ServerError.Name(command.error), await client.is_hung_up_on()) == ("AuthenticationError", True)
+
+    run(running, told, as_client=False)
+
+
 def test_a_client_that_does_not_keep_to_the_protocol_is_hung_up_on(running):
     async def other_bytes(client):
         client.writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")

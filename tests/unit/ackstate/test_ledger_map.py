@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +117,43 @@ def test_a_refused_call_changes_nothing():
         with pytest.raises((ValueError, TypeError)):
             refused()
     assert log.counts() == {3: 2}
+
+
+LOOKUPS = {
+    "counts": LedgerMap.counts,
+    "entry_count": lambda log: [log.entry_count(ledger_id) for ledger_id in range(10)],
+    "count_between": lambda log: log.count_between(Position(0, -1), Position(99, 0)),
+    "next_valid": lambda log: log.next_valid(Position(5, 3)),
+    "previous": lambda log: log.previous(Position(99, 0)),
+    "position_after": lambda log: log.position_after(Position(2, 0), 3),
+    "ledgers": list,
+}
+
+
+CHANGES = {
+    "append": lambda log: log.append(2),
+    "roll": lambda log: log.roll(8),
+    "trim": lambda log: log.trim(5),
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_lookup_during_a_change_sees_the_log_before_or_after_it(change, lookup):
+    """The look-up happens before each line of the change, as another thread's may."""
+    log, seen = LedgerMap.from_counts({2: 3, 5: 4}), []
+
+    def trace(*_):
+        sys.settrace(None)
+        seen.append(lookup(log))
+        sys.settrace(trace)
+        return trace
+
+    before = lookup(log)
+    sys.settrace(trace)
+    try:
+        change(log)
+    finally:
+        sys.settrace(None)
+    assert len(seen) > 2
+    assert all(each in (before, lookup(log)) for each in seen)

@@ -8,10 +8,14 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+import ackstate.cursor.topic.topic as topic_module
 from ackstate.cursor import (
+    BacklogPolicy,
+    BacklogQuotaExceededError,
     CursorConfig,
     MemoryStore,
     Message,
+    Retention,
     StoreError,
     SubscriptionRequest,
     SubscriptionType,
@@ -22,6 +26,7 @@ from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.topic.settings import TopicSettings
 from ackstate.cursor.topic.start import Start
 from ackstate.errors import CursorClosedError, InvalidPositionError, TopicClosedError
+from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError
 
 
 class Clock:
@@ -175,26 +180,43 @@ def test_no_sync_of_a_topic_holds_up_a_call(monkeypatch):
     asyncio.run(main())
 
 
-def test_one_refused_publish_takes_no_other_with_it(monkeypatch):
+def test_one_refused_publish_takes_no_other_with_it():
     async def main():
-        store = MemoryStore()
-        async with opened(store) as topics:
+        limited = BrokerDelayedDelivery(max_delivery_delay_ms=1_000)
+        async with opened(delayed_delivery=limited) as topics:
             topic = await topics.open("t")
-            prepare = topic.topic.publisher.prepare
-
-            def picky(messages):
-                if any(message.payload == b"bad" for message in messages):
-                    raise StoreError("refused")
-                return prepare(messages)
-
-            monkeypatch.setattr(type(topic.topic.publisher), "prepare", lambda _, messages: picky(messages))
-            outcomes = await asyncio.gather(
-                *(topic.publish([Message(payload)]) for payload in (b"a", b"bad", b"b")), return_exceptions=True
-            )
-            assert [type(each) for each in outcomes] == [list, StoreError, list]
-            monkeypatch.undo()
+            batches = [Message(b"a")], [Message(b"bad", deliver_at_ms=10**15)], [Message(b"b")]
+            outcomes = await asyncio.gather(*map(topic.publish, batches), return_exceptions=True)
+            assert [type(each) for each in outcomes] == [list, DeliveryDelayExceededError, list]
             stored = [message.payload for message in topic.topic.log.read([outcomes[0][0], outcomes[2][0]])]
             assert stored == [b"a", b"b"]
+
+    asyncio.run(main())
+
+
+def test_a_backlog_above_its_limit_refuses_publishes_and_is_computed_by_no_loop(monkeypatch):
+    async def main():
+        threads = []
+        exceeded = topic_module.is_backlog_exceeded
+
+        def noted(*args):
+            threads.append(threading.current_thread())
+            return exceeded(*args)
+
+        monkeypatch.setattr(topic_module, "is_backlog_exceeded", noted)
+        limited = Retention(backlog_bytes_max=100, backlog_policy=BacklogPolicy.REFUSE_PUBLISH)
+        async with opened(retention=limited, cursor=CursorConfig(flush_interval_ms=0)) as topics:
+            subscription = await subscribed(topics)
+            topic = await topics.open("t")
+            await topic.publish([Message(bytes(100))])
+            refused = await asyncio.gather(
+                *[topic.publish(batch) for batch in ([Message(b"")], [])], return_exceptions=True
+            )
+            assert [type(each) for each in refused] == [BacklogQuotaExceededError] * 2
+            ((_, (delivery,)),) = (await subscription.next_round()).deliveries
+            await subscription.durable(await subscription.ack(delivery.position))
+            assert len(await topic.publish([Message(b"")])) == 1
+        assert threading.main_thread() not in threads
 
     asyncio.run(main())
 
@@ -345,6 +367,31 @@ def test_a_deleted_subscription_ends_the_wait_and_a_deleted_topic_too():
             with pytest.raises(TopicClosedError):
                 await topic.publish([Message(b"x")])
             assert not await topics.delete("t")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["subscription", "topic"])
+def test_a_deletion_waits_for_the_persist_under_way(monkeypatch, caplog, whole):
+    async def main():
+        store = MemoryStore()
+        async with opened(store, tick_ms=3_600_000, cursor=CursorConfig(flush_interval_ms=0)) as topics:
+            subscription, topic = await subscribed(topics), await topics.open("t")
+            positions = await topic.publish([Message(b"")] * 2)
+            await received(subscription)
+            await subscription.ack(positions[0])
+            await topics.tick()
+            await subscription.ack(positions[1])
+            disk = SlowDisk(monkeypatch, store)
+            disk.passable.clear()
+            persisting = asyncio.create_task(topics.tick())
+            await asyncio.to_thread(disk.reached.wait)
+            deleting = asyncio.create_task(topics.delete("t") if whole else topic.unsubscribe("s"))
+            await asyncio.wait({deleting}, timeout=0.05)
+            disk.passable.set()
+            await persisting
+            assert await deleting
+        assert not caplog.records
 
     asyncio.run(main())
 

@@ -12,6 +12,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import (
+    BacklogPolicy,
     CursorConfig,
     FileStore,
     ManagedCursor,
@@ -19,9 +20,12 @@ from ackstate.cursor import (
     Message,
     MessageLog,
     PersistTarget,
+    Retention,
     SqliteStore,
     Subscription,
     SubscriptionType,
+    Topic,
+    TopicSettings,
 )
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
@@ -147,3 +151,35 @@ def test_a_cumulative_ack_of_the_next_entry_costs_few_calls():
         counter("mark_delete", cursor.mark_delete, Position(3, entry_id), now_ms=1)
     assert cursor.mark_delete_position == Position(3, MESSAGES - 1)
     assert counter.per_message()["mark_delete"] <= 36
+
+
+def test_a_publish_checks_each_message_once():
+    topic, counter = Topic.open(MemoryStore(), "t", now_ms=0), CallCounter()
+    batch = [Message(b"x", properties={"a": "b"}) for _ in range(MESSAGES)]  # properties need several calls to check
+    counter("alone", MessageLog.open(MemoryStore(), topic="t").publish, batch)
+    counter("topic", topic.publish, batch, now_ms=1)
+    calls = counter.per_message()
+    per_check = 5
+    assert calls["topic"] < calls["alone"] + 2 * per_check
+
+
+def test_a_publish_that_a_backlog_may_refuse_looks_at_no_ledger():
+    """The log is above the limit of the backlog because of its retention."""
+
+    def calls(ledger_count):
+        retention = Retention(size_bytes=10**9, backlog_bytes_max=50, backlog_policy=BacklogPolicy.REFUSE_PUBLISH)
+        settings = TopicSettings(retention=retention, cursor=CursorConfig(flush_interval_ms=0))
+        topic, counter = Topic.open(MemoryStore(), "t", settings=settings, now_ms=0), CallCounter()
+        subscription = topic.subscribe("s", now_ms=0)
+        for _ in range(ledger_count):
+            topic.publish([Message(bytes(9))], now_ms=0)
+            topic.log.end_ledger()
+            subscription.clear_backlog(now_ms=0)
+            topic.tick(now_ms=0)
+        for _ in range(2):  # The first publish with a backlog adds the ledgers before it.
+            topic.publish([Message(b"")], now_ms=0)
+        counter("publish", topic.publish, [Message(b"")], now_ms=0)
+        assert len(topic.log.ledgers.counts()) == ledger_count + 1
+        return counter.counts["publish"]
+
+    assert calls(100) == calls(10) < 110

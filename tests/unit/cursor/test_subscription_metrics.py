@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ackstate import CursorClosedError, Position
 from ackstate.cursor import (
-    CursorConfig,
     ManagedCursor,
     MemoryStore,
     Message,
@@ -21,6 +20,7 @@ from ackstate.cursor import (
     Subscription,
     SubscriptionType,
     Topics,
+    TopicSettings,
 )
 from ackstate.cursor.metrics import CursorCollector
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
@@ -143,15 +143,19 @@ def test_the_limit_of_the_broker_blocks():
     assert scraped.value("pulsar_subscription_blocked_on_unacked_messages") == 1
 
 
-def test_a_limit_that_is_closed_since_a_restart_has_no_time():
-    topic = Topic(max_unacked_ranges=10, config=CursorConfig(flush_interval_ms=0))
-    topic.publish(9)
-    topic.dispatch(now_ms=1)
-    topic.ack(1, 3, 5, now_ms=1)
-    topic.subscription.change_limits(GateLimits(max_unacked_ranges=2), now_ms=0)
-    scraped = Scraped(topic.subscription)
+def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():
+    store, settings = MemoryStore(), TopicSettings(limits=GateLimits(max_unacked_ranges=2))
+    with Topics(store) as topics:
+        topic = topics.open("t", now_ms=0)
+        subscription = topic.subscribe("s", now_ms=0)
+        positions = topic.publish([Message(b"")] * 9, now_ms=1)
+        subscription.dispatch("a", 9, now_ms=1)
+        subscription.ack_many(positions[1::2], now_ms=1)
+    restarted = Topics(store, settings=settings).open("t", now_ms=6_000).subscribe("s", now_ms=7_000)
+    assert [reason.since_ms for reason in restarted.why_blocked()] == [7_000]
+    scraped = Scraped(restarted)
     assert scraped.value("ackstate_subscription_blocked", Rule.UNACKED_RANGES) == 1
-    assert scraped.value(SINCE, Rule.UNACKED_RANGES) is None
+    assert scraped.value(SINCE, Rule.UNACKED_RANGES) == 7
 
 
 def test_a_subscription_without_limits_has_no_rules():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from ackstate import Position
 from ackstate.cursor import (
     BacklogPolicy,
     BacklogQuotaExceededError,
@@ -148,3 +151,28 @@ def test_a_publish_above_the_limit_is_refused_and_the_next_after_acks_is_not():
     assert topic.log.ledgers.last_confirmed == before
     ack_all(topic, "s")
     assert len(publish(topic, 1)) == 1
+
+
+def test_the_sizes_of_ledgers_from_one_on_are_those_of_the_list():
+    random = Random(1)
+    topic = opened().open("t", now_ms=0)
+    log = topic.log
+    for _ in range(300):
+        log.publish([Message(bytes(random.randrange(9))) for _ in range(random.randrange(3))])
+        match random.randrange(6):
+            case 0:
+                log.end_ledger()
+            case 1:
+                log.sizes.forget(random.choice(list(log.ledgers)))
+            case 2:
+                log.trim(random.choice(list(log.ledgers)) if random.random() < 0.3 else 0)
+            case _:
+                first = random.choice(list(log.ledgers))
+                expected = sum(16 + len(each.payload) for each in all_messages(log, first))
+                assert log.sizes.from_ledger(first) == expected
+                assert log.sizes.whole == sum(map(log.sizes.of, log.ledgers))
+
+
+def all_messages(log, first):
+    counts = log.ledgers.counts().items()
+    return log.read([Position(ledger, entry) for ledger, count in counts if ledger >= first for entry in range(count)])

@@ -14,7 +14,7 @@ MESSAGES, SUBSCRIPTIONS = 2_000, 3
 
 
 class Broker:
-    """One publisher, and for each subscription a thread that dispatches and one that acks; another one persists."""
+    """One publisher, a thread that dispatches and one that acks for each subscription; others persist and scrape."""
 
     def __init__(self):
         settings = TopicSettings(entries_per_ledger_max=100, cursor=CursorConfig(flush_interval_ms=0))
@@ -30,7 +30,7 @@ class Broker:
         self.errors = []
 
     def run(self):
-        jobs = [self.publish, self.persist, *(job for name in self.sent for job in self.consumer(name))]
+        jobs = [self.publish, self.persist, self.scrape, *(job for name in self.sent for job in self.consumer(name))]
         threads = [threading.Thread(target=self.guarded, args=(job,)) for job in jobs]
         for thread in threads:
             thread.start()
@@ -62,6 +62,12 @@ class Broker:
                 self.topics.tick(now_ms=0)
             with self.alone, self.persisting:
                 self.topics.trim(now_ms=0)
+
+    def scrape(self):
+        """Read all numbers without a lock, as the thread of an HTTP server does."""
+        while not self.is_over():
+            for each in self.topic.subscriptions.values():
+                assert 0 <= each.stats().cursor.backlog <= MESSAGES
 
     def consumer(self, name):
         subscription, received = self.topic.subscriptions[name], []

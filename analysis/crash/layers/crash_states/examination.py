@@ -2,7 +2,8 @@
 
 A run executes a seeded workload and then, after each call of the disk, opens each state that a power cut there could
 leave: `ackstate.analysis.crash.simulated_crash` defines these states. The first one that breaks a promise ends the run,
-and its workload is shortened to the necessary steps. One run in twenty uses SQLite: see the module `sqlite`.
+and its workload is shortened to the necessary steps. One run in twenty uses SQLite: see the module `sqlite`. One in
+twenty has a message log that is trimmed: see `log_trims`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.log_trims import draw_log_workload, examine_log
 from ackstate.analysis.crash.layers.crash_states.moments import broken_by_error, judge
 from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
 from ackstate.analysis.crash.layers.crash_states.recovery import Recoveries
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _STEPS = 16
 _STEPS_ON_SQLITE = 20
 _SQLITE_ONE_IN = 20
+_LOG_ONE_IN = 20
 _COMPACTION_SIZE_MIN = 300
 _CALLS_TOLD = 12
 
@@ -67,11 +70,13 @@ class CrashStates:
         return runs_side_by_side(self.run, first_seed)
 
     def run(self, seed: int) -> RunOutcome:
-        """Return the outcome of the run of a seed, which uses SQLite for some seeds."""
+        """Return the outcome of the run of a seed, which uses SQLite or trims a log for some seeds."""
         random = Random(seed)  # noqa: S311 - repeatable, not secret
         if self._sqlite_one_in and seed % self._sqlite_one_in == self._sqlite_one_in - 1:
             workload = draw_workload(random, step_count=_STEPS_ON_SQLITE)
             return outcome(seed, workload, examine_sqlite, tries=12)
+        if seed % _LOG_ONE_IN == _LOG_ONE_IN // 2:
+            return outcome(seed, draw_log_workload(random), lambda shorter: examine_log(shorter, self._open_store))
         workload = draw_workload(random, step_count=_STEPS)
         return outcome(seed, workload, lambda shorter: examine(shorter, self._open_store))
 

@@ -104,13 +104,13 @@ class Recoveries:
         # Any escaped error is a finding: a plain crash must not cause one.
         try:
             store = self._open_store(disk.directory())
-            key = (_written(disk), content_of(store, self._workload.subscriptions))
+            key = (written(disk), content_of(store, self._workload.subscriptions))
             found = self._deep.of_content.get(key) or memory.of_content.get(key)
             if found is not None:
                 return found
             self.counts.recoveries += 1
             recovered = RecoveredDisk(open_cursors(store, self._workload))
-            size = sum(len(content) for _, content in _written(disk))
+            size = sum(len(content) for _, content in written(disk))
             live = live_size(store, self._workload.subscriptions)
             leftover = broken_by_leftovers(store, self._workload.subscriptions)
         except Exception as error:
@@ -129,7 +129,7 @@ class Recoveries:
 
     def _broken_by_a_crash(self, disk: SimulatedDisk, recovered: RecoveredDisk) -> Broken | None:
         """Recover after crashes of a recovery, and without a crash, and return the first difference."""
-        for state in _sample(disk):
+        for state in sample(disk):
             self.counts.states_of_recoveries += 1
             again = self._recover_again(state.files)
             broken = again.broken
@@ -140,12 +140,12 @@ class Recoveries:
         return None
 
 
-def _written(disk: SimulatedDisk) -> Files:
+def written(disk: SimulatedDisk) -> Files:
     """Return the contents of a disk without the zeros laid out in a log, which are irrelevant."""
     return tuple([(name, content.rstrip(b"\0")) for name, content in disk.files().items()])
 
 
-def _sample(disk: SimulatedDisk) -> Iterator[CrashState]:
+def sample(disk: SimulatedDisk) -> Iterator[CrashState]:
     """Yield crash states: after each call the worst, the mildest, and some of the others."""
     history, number = DiskHistory(disk.start), 0
     for call in (None, *disk.calls):

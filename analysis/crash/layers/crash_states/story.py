@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.oracle import counts
@@ -12,9 +12,12 @@ from ackstate.analysis.crash.shrink import Failing, shortest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ackstate.analysis.crash.layers.crash_states.log_trims import LogWorkload
     from ackstate.analysis.crash.layers.crash_states.workload import Workload
     from ackstate.analysis.crash.oracle import Broken
-    from ackstate.analysis.workloads.step import Step
+
+
+WorkloadT = TypeVar("WorkloadT", "Workload", "LogWorkload")
 
 
 class WorkloadFailure(NamedTuple):
@@ -30,7 +33,7 @@ class WorkloadFailure(NamedTuple):
     step: int
     disk: tuple[str, ...]
 
-    def told(self, workload: Workload) -> BrokenPromise:
+    def told(self, workload: WorkloadT) -> BrokenPromise:
         """Return the promise with its story."""
         story = (*replace(workload, steps=workload.steps[: self.step]).story(), *self.disk)
         return BrokenPromise(self.broken.promise, self.broken.found, story)
@@ -44,7 +47,7 @@ class Examined(NamedTuple):
     failure: WorkloadFailure | None
 
 
-def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examined], *, tries: int = 25) -> RunOutcome:
+def outcome(seed: int, workload: WorkloadT, examine: Callable[[WorkloadT], Examined], *, tries: int = 25) -> RunOutcome:
     """Examine a workload and, if it fails, the shortest that fails like it.
 
     Args:
@@ -67,11 +70,11 @@ def outcome(seed: int, workload: Workload, examine: Callable[[Workload], Examine
 
 
 def _shortest(
-    workload: Workload, failure: WorkloadFailure, examine: Callable[[Workload], Examined], *, tries: int
-) -> tuple[Workload, WorkloadFailure]:
+    workload: WorkloadT, failure: WorkloadFailure, examine: Callable[[WorkloadT], Examined], *, tries: int
+) -> tuple[WorkloadT, WorkloadFailure]:
     """Remove steps as long as the same promise is broken."""
 
-    def attempt(steps: tuple[Step, ...]) -> Failing[Step, WorkloadFailure] | None:
+    def attempt(steps: tuple[Any, ...]) -> Failing[Any, WorkloadFailure] | None:
         found = examine(replace(workload, steps=steps)).failure
         is_same = found is not None and found.broken.promise is failure.broken.promise
         return Failing(steps[: found.step], found) if found is not None and is_same else None

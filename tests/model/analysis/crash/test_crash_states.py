@@ -12,9 +12,10 @@ import pytest
 from ackstate import Position
 from ackstate.analysis.crash import simulated_disk
 from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.layers.crash_states import sqlite
+from ackstate.analysis.crash.layers.crash_states import examination, sqlite
 from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
+from ackstate.analysis.crash.layers.crash_states.log_trims import LogStep, LogStepKind, LogWorkload, examine_log
 from ackstate.analysis.crash.layers.crash_states.moments import Moment, judge
 from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
 from ackstate.analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
@@ -29,6 +30,9 @@ from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.stores import file_commit, file_generation, sqlite_database
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.cursor.topic import message_log
+from ackstate.cursor.topic.log_ownership import LogOwnership
+from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.errors import CorruptStateError
 
 SEEDS = (35, 7, 28)
@@ -402,3 +406,51 @@ def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
     failure = examine_sqlite(workload).failure
     assert failure.broken.promise is Promise.I10
     assert "the log ends at" in failure.disk[0]
+
+
+TRIMS = LogWorkload(
+    2,
+    tuple(
+        LogStep(kind, number)
+        for kind, number in (
+            (LogStepKind.PUBLISH, 2), (LogStepKind.PUBLISH, 2), (LogStepKind.ACK, 3), (LogStepKind.TRIM, 0),
+            (LogStepKind.PERSIST, 0), (LogStepKind.TRIM, 0), (LogStepKind.PUBLISH, 1),
+        )
+    ),
+)  # fmt: skip
+
+
+def broken_by_trims():
+    failure = examine_log(TRIMS, open_file_store).failure
+    return failure and failure.broken.promise
+
+
+def test_a_log_that_is_trimmed_survives_every_crash_state(monkeypatch):
+    monkeypatch.setattr(examination, "draw_log_workload", lambda _: TRIMS)
+    examined = CrashStates().run(10)
+    assert not examined.broken
+    assert examined.counts["trimmed_ledgers"] == 1
+
+
+def test_a_trim_that_trusts_acks_in_memory_is_found(monkeypatch):
+    monkeypatch.setattr(
+        ManagedCursor, "persisted_mark_delete_position", property(lambda self: self.mark_delete_position)
+    )
+    assert broken_by_trims() is Promise.I12
+
+
+def test_ledgers_that_a_trim_leaves_over_are_found(monkeypatch):
+    monkeypatch.setattr(MessageLog, "_delete_trimmed", nothing)
+    assert broken_by_trims() is Promise.I11
+
+
+def test_a_trim_without_a_durable_record_is_found(monkeypatch):
+    monkeypatch.setattr(LogOwnership, "trim", lambda *_, **__: None)
+    monkeypatch.setattr(MessageLog, "_delete_trimmed", nothing)
+    assert broken_by_trims() is Promise.I11
+
+
+def test_a_takeover_that_loses_the_last_message_is_found(monkeypatch):
+    split = message_log._split
+    monkeypatch.setattr(message_log, "_split", lambda ids, first: split(ids[:-1] if len(ids) > 1 else ids, first))
+    assert broken_by_trims() in {Promise.I11, Promise.I12}

@@ -35,6 +35,7 @@ from planted_cursor import (
 from schedule_stories import (
     Story,
     acks_into_a_batch,
+    acks_the_batch_that_closed_the_limit_of_the_broker,
     acks_until_the_gate_is_shut,
     acks_up_to_old_acks_while_no_write_succeeds,
     acks_while_a_persist_writes,
@@ -90,6 +91,7 @@ STORIES = {
         publishes_as_an_earlier_owner,
         appends_with_unknown_outcome_where_nothing_else_has_room,
         acks_up_to_old_acks_while_no_write_succeeds,
+        acks_the_batch_that_closed_the_limit_of_the_broker,
         persists_after_the_ledger_became_old,
         compacts,
         trims,

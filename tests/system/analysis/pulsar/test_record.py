@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import signal
 import subprocess
-import sys
 import time
 
 import pulsar
@@ -15,25 +13,9 @@ import pytest
 
 from ackstate.analysis.trace.check import check_events
 from command_line import ENTRY, run
-from example_broker import ROOT, BrokerProcess, client_of, environment, rest, subscribe
+from example_broker import AdminBroker, client_of, rest, subscribe
 
 TOPIC = "persistent://public/default/orders"
-
-
-class AdminBroker(BrokerProcess):
-    """The example broker with its admin paths; both ports stay the same when it is started again."""
-
-    admin_port = 0
-
-    def start(self):
-        command = [sys.executable, "-m", "examples.broker", self.store, "--flush-ms", str(self.flush_ms)]
-        command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.admin_port = int(re.fullmatch(r"admin on http://127\.0\.0\.1:(\d+)\n", self.process.stdout.readline())[1])
-        self.port = int(re.fullmatch(r"listening on 127\.0\.0\.1 (\d+)\n", self.process.stdout.readline())[1])
 
 
 @pytest.mark.slow
@@ -48,8 +30,17 @@ def test_the_redelivered_count_is_inside_the_interval(tmp_path, capsys, seed, fl
     try:
         with client_of(broker) as client:
             consumer = subscribe(client, "orders", "billing", pulsar.ConsumerType.Shared)
-            url = f"http://127.0.0.1:{broker.admin_port}"
-            command = [*ENTRY, "pulsar", "record", url, str(path), "--every", "1s", "--topics", "public/default/*"]
+            command = [
+                *ENTRY,
+                "pulsar",
+                "record",
+                broker.admin_url,
+                str(path),
+                "--every",
+                "1s",
+                "--topics",
+                "public/default/*",
+            ]
             recorder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             producer, end_s = client.create_producer("orders"), time.monotonic() + 7
             while time.monotonic() < end_s:
