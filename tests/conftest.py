@@ -35,7 +35,7 @@ SLOW_TO_START = ("spark", "bookkeeper_cluster", "browser")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Give pytest-xdist groups that stay in one process: tests that share what takes seconds to start, or a module."""
+    """Give pytest-xdist groups that stay in one process: tests with the same slow fixture, or of one module."""
 
     def shared(item):
         # Commands that use Spark in this process leave its virtual machine, which the next test with Spark finds.

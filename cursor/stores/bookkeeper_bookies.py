@@ -20,7 +20,7 @@ def unavailable_bookies(addresses: Sequence[str], available: set[str]) -> list[s
     """Return the bookies that do not accept writes or do not answer, in order.
 
     A killed or hanging bookie stays registered until its session ends, and the system accepts connections to a hanging
-    one. Hence the request: whatever the bookie does about it, it does something.
+    one. Hence the request, which a bookie that works answers or refuses.
 
     Args:
         addresses: All bookies, as ``host:port``.

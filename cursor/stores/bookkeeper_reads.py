@@ -90,5 +90,5 @@ def _would_be_found(client: BookKeeperClient, ledger: LedgerMetadata) -> bool:
     """Return whether an acknowledged entry is on a bookie that answers, although others do not."""
     ensemble = ledger.ensembles[max(ledger.ensembles)]
     missing = set(client.missing_bookies().wait()) & set(ensemble)
-    # None is missing if a bookie has come back meanwhile: it may have the entry.
+    # None is missing if a bookie has returned meanwhile: it may have the entry.
     return 0 < len(missing) < ledger.ack_quorum

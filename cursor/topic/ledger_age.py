@@ -1,4 +1,4 @@
-"""Tells when a ledger of a message log is old and is to end, so that trimming can delete it."""
+"""Ends a ledger of a message log when it is old, so that trimming can delete it."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Topic:
         return not reads and not self._ledger_age.is_over(now_ms=now_ms) and self.log.has_room_for(count)
 
     def _before_publish(self, *, now_ms: int) -> None:
-        """Check that messages may be published, and let them begin a new ledger if the open one is old."""
+        """Check that messages may be published, and end the open ledger if it is old."""
         if self._ledger_age.is_over(now_ms=self._at(now_ms)):
             self.log.end_ledger()
         retention = self.settings.retention

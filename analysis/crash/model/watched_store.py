@@ -32,7 +32,7 @@ class WatchedStore:
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
         self._joined: dict[str, tuple[SimulatedSubscription, MemoryStore]] = {}
-        self.ledgers, self.metadata = _Ledgers(self), _Metadata(self)
+        self.ledgers, self.metadata = _WatchedLedgers(self), _Metadata(self)
         self.is_left = False
 
     def join(self, side: SimulatedSubscription, session: MemoryStore) -> None:
@@ -88,7 +88,7 @@ class WatchedStore:
 
 
 @final
-class _Ledgers:
+class _WatchedLedgers:
     def __init__(self, store: WatchedStore) -> None:
         self._store = store
 

@@ -100,7 +100,7 @@ def draw_log_workload(random: Random) -> LogWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownEntries:
     """The promises at one moment.
 
     Attributes:
@@ -132,8 +132,8 @@ class _Moment(NamedTuple):
     """The promises after some calls of the disk, those before and after the step in progress."""
 
     step: int
-    before: _Known
-    after: _Known
+    before: _KnownEntries
+    after: _KnownEntries
 
 
 def examine_log(workload: LogWorkload, open_store: OpenStore) -> Examined:
@@ -166,7 +166,7 @@ class _Execution:
         self.moments: list[list[_Moment]] = []
         self.step = self.trimmed_count = 0
         self._workload, self._disk, self._open_store = workload, disk, open_store
-        self._known = _Known()
+        self._known = _KnownEntries()
 
     def run(self) -> None:
         self._during(self._open)
@@ -319,7 +319,7 @@ def _judge(recovered: _Recovered, moment: _Moment) -> Broken | None:
     return None
 
 
-def _check(recovered: _Recovered, before: _Known, after: _Known) -> None:
+def _check(recovered: _Recovered, before: _KnownEntries, after: _KnownEntries) -> None:
     first = recovered.ledger_ids[0]
     hold(Promise.I11, first >= before.trimmed_to, f"the log begins with ledger {first}, trimmed to {before.trimmed_to}")
     for position, number in before.confirmed.items():
