@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
+.PHONY: help setup lock demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,6 +22,11 @@ help: ## list the targets
 
 setup: ## make or refresh .venv, and find or install Java
 	@bash .ci/setup
+
+lock: setup ## upgrade the locked Python packages, all or NAMES='a b', and list their licences in docs/licences.md
+	bash .ci/lock $(NAMES)
+	@bash .ci/setup
+	.venv/bin/python -m website.dependencies docs/licences.md
 
 demo: setup ## kill a broker, then the example broker under Pulsar's own clients; ARGS='...' passes options of ackstate demo
 	@$(JAVA) .venv/bin/ackstate demo $(ARGS)
@@ -81,7 +86,6 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	$(PYTEST) tests/soak
 	@bash .ci/setup stores
 	@bash .ci/setup browser
-	@bash .ci/setup docs
 	$(PYTEST) -m soak tests/system tests/model tests/unit
 	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
@@ -113,15 +117,18 @@ bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 	done
 	@.venv/bin/python -m benchmarks.delay.draw
 
-dist: setup ## the wheel and the source distribution into dist/; two builds of a commit give the same wheel
+# ACKSTATE_SOURCE_URL, if set, is where sources can be read: https://HOST/OWNER/NAME/blob/main. Links of the README and
+# the project's URLs lead there, by default to the remote `origin`.
+dist: setup ## the wheel, the source distribution and a bill of materials into dist/; two builds of a commit are equal
 	rm -rf dist
-	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv/bin/python -m build --no-isolation --outdir dist
-	.venv/bin/python -m twine check --strict dist/*
+	umask 022; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
+		.venv/bin/python -m build --no-isolation --outdir dist && \
+		.venv/bin/python -m twine check --strict dist/* && \
+		.venv/bin/python -m website.dependencies dist/ackstate.cdx.json
 
 # ACKSTATE_SOURCE_URL, if set, is where the site's links to source files lead: https://HOST/OWNER/NAME/blob/main.
 # Not --quiet: then MkDocs would not count warnings.
 docs: setup ## build the documentation site into out/site; it works offline, also when opened as files
-	@bash .ci/setup docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
 	@echo out/site/index.html
 

@@ -10,7 +10,7 @@ def warn_renamed(old: str, new: str, *, category: type[Warning] = DeprecationWar
 
     Args:
         old: The former name, as the caller wrote it.
-        new: What to write instead.
+        new: The replacement.
         category: `DeprecationWarning` for names in Python code, `FutureWarning` for words on the command line.
         stacklevel: As in `warnings.warn`, counted from the caller: 1 is the caller, 2 the caller of the caller.
     """

@@ -228,9 +228,13 @@ def _warnings_in_a_line() -> Iterator[None]:
     """Show a word of the command line that is deprecated in one line, without a place in the code."""
     usual = warnings.formatwarning
 
-    def text(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    def text(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
         """Return the text of a warning."""
-        return f"ackstate: warning: {message}\n" if category is FutureWarning else usual(message, category, *place)
+        if category is FutureWarning:
+            return f"ackstate: warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = text
     try:

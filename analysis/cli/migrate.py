@@ -1,4 +1,4 @@
-"""`ackstate migrate` rewrites what an older release wrote and this one cannot continue, or reads with less protection."""
+"""`ackstate migrate` rewrites traces and daily states of older releases in the present versions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class _Source(NamedTuple):
-    """What a path holds.
+    """The contents of a path.
 
     Attributes:
         what: Its kind.
         version: Its version; 0 for several.
         current: The version that a migration writes.
         note: Why nothing is rewritten; empty if something must be.
-        state: What it was computed from, if it is a daily state.
+        state: Its policies and days, if it is a daily state.
     """
 
     what: str
@@ -43,14 +43,14 @@ def migrate(
             metavar="[TARGET]",
             parser=location_argument,
             show_default=False,
-            help="Where to write it; nothing is there.",
+            help="The new one; nothing is there.",
         ),
     ] = None,
     traces: Annotated[
         Any,
         typer.Option(metavar="DIR", parser=location_argument, help="The daily traces from which a state was computed."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Rewrite a trace or a daily state of an older release in the present version.
@@ -79,7 +79,7 @@ def migrate(
 
 
 def _found(source: Location) -> _Source:
-    """Return what a path holds.
+    """Return the contents of a path.
 
     Raises:
         AckStateError: It holds nothing that ackstate has written, or something damaged, or of a newer release.
@@ -122,7 +122,7 @@ def _intention(found: _Source) -> str:
 
 
 def _written(source: Location, target: Location | None, traces: Location | None, found: _Source) -> str:
-    """Write the target, and return what was written."""
+    """Write the target, and describe it."""
     if target is None:
         raise typer.BadParameter("TARGET is missing; --dry-run needs none")
     if (target.is_dir() and any(not each.name.startswith(".") for each in target.iterdir())) or target.is_file():

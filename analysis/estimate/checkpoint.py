@@ -305,6 +305,7 @@ def _grid(policies: Sequence[Mapping[str, str] | None]) -> str:
 
 
 def body_digest(body: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest's body."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

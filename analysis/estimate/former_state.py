@@ -1,4 +1,4 @@
-"""Reads what a daily state of an earlier version was computed from, and computes it again.
+"""Computes a daily state of an earlier version again, from its policies and days.
 
 States up to version 6 have the attributes of classes that no longer exist. Their manifests name the policies and the
 days, which are enough to replay the days into a state of the present version.
@@ -27,7 +27,7 @@ _LEAST = 5
 
 
 class FormerState(NamedTuple):
-    """What a state was computed from.
+    """The policies and days of a state.
 
     Attributes:
         version: The version of the state, at most `VERSION`.
@@ -43,7 +43,7 @@ class FormerState(NamedTuple):
 
 
 def find_state(path: Location) -> FormerState | None:
-    """Return what a state directory was computed from; None if the path is no state.
+    """Return the policies and days of a state directory; None if the path is no state.
 
     Raises:
         CheckpointError: The state is damaged, or older than release 0.1.0.

@@ -24,7 +24,7 @@ IN_STYLES = re.compile(r"(?:url\([\"']?|@import\s+[\"'])(?:https?:)?//")
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.xdist_group("website"),
-    # The packages that build the site are an extra of their own: `bash .ci/setup docs`.
+    # An environment that was not made by `make setup` may lack them.
     pytest.mark.usefixtures("packages"),
 ]
 

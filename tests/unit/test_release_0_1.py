@@ -1,4 +1,4 @@
-"""What release 0.1.0 wrote: stores, a recording, a trace and a daily state, with the answers of that release.
+"""Stores, a recording, a trace and a daily state of release 0.1.0 give the answers that this release gave.
 
 `tests/golden/release-0.1.tar.gz` was written by the code and the commands of release 0.1.0, and never changes.
 """
@@ -32,6 +32,13 @@ def release(tmp_path, monkeypatch):
         archive.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_its_golden_files_have_not_changed():
+    expected = dict(reversed(line.split()) for line in GOLDEN.with_name("release-0.1.sha256").read_text().splitlines())
+    assert len(expected) == 28
+    found = {name: hashlib.sha256(GOLDEN.with_name(name).read_bytes()).hexdigest() for name in expected}
+    assert found == expected
 
 
 def of_release(name):
