@@ -273,7 +273,7 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
         # Opened here, because Arrow rejects names that are not valid text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             schema = _check_schema(file, parquet)
-            check_row_groups(file, parquet)
+            check_row_groups(file)
             more = ["event_count"] if is_packed(schema) else []
             rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, *more])
         for name in rows.column_names:
