@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lock demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
+.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,6 +16,8 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 PARALLEL = -n auto --dist loadgroup --no-loadscope-reorder --durations=20
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
+# Of a proof, all parts together.
+BUDGET ?= 30m
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 16
@@ -92,6 +94,14 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
+
+proof: setup ## crashes, models, planted bugs, calibration, live brokers and fuzzing for BUDGET=30m, into docs/proof.md
+	@bash .ci/setup bookkeeper
+	@bash .ci/setup fuzz
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m proof --budget $(BUDGET) $(ARGS)
+
+first-ten-minutes: ## clone, demo, tests, wheel, tutorial and report as a new user has them, each timed; ARGS=--quick
+	@python3 tests/first_ten_minutes.py $(ARGS)
 
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \
