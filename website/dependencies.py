@@ -121,8 +121,12 @@ def licence(name: str) -> str:
         metadata = distribution(name).metadata
     except PackageNotFoundError:
         return ""
-    said = metadata.get("License-Expression") or _classified(metadata) or _written(metadata) or _title(name)
+    said = _field(metadata, "License-Expression") or _classified(metadata) or _written(metadata) or _title(name)
     return said.replace("|", "/") or "not stated"
+
+
+def _field(metadata: PackageMetadata, name: str) -> str:
+    return next(iter(metadata.get_all(name) or ()), "")
 
 
 def _classified(metadata: PackageMetadata) -> str:
@@ -131,7 +135,7 @@ def _classified(metadata: PackageMetadata) -> str:
 
 
 def _written(metadata: PackageMetadata) -> str:
-    text = metadata.get("License") or ""
+    text = _field(metadata, "License")
     return text if len(text) <= _TEXT_MAX and "\n" not in text else ""
 
 

@@ -6,13 +6,17 @@ Arrow reads the columns themselves, the same damage is an error as any other.
 
 from __future__ import annotations
 
-import struct
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MAGIC = b"PAR1"
 _DEPTH_MAX = 16
 # Types of Thrift's compact protocol.
 _TRUE, _FALSE, _BYTE, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13
+_SIZES = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8, _UUID: 16}
+"""Bytes of values of a fixed size; a truth has a byte in a list alone."""
 # Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 _ROW_GROUPS, _COLUMNS, _ROW_COUNT, _META_DATA = 4, 1, 3, 3
 _PATH, _VALUE_COUNT, _UNCOMPRESSED_BYTES = 3, 5, 6
@@ -83,33 +87,31 @@ class _Reader:
             raise ValueError("its footer is nested too deeply")
         if _BYTE < kind <= _I64:
             return self._signed()
-        if kind in {_TRUE, _FALSE, _BYTE}:  # Of a list: a field has the truth in its head.
-            return self._take(1)[0]
+        if kind in _SIZES:
+            return self._take(_SIZES[kind])
         if kind == _BINARY:
             return self._take(self._unsigned())
-        if kind == _STRUCT:
-            return self.struct(depth + 1)
-        if kind in {_LIST, _SET}:
-            return self._list(depth)
-        if kind == _MAP:
-            return self._map(depth)
-        if kind == _DOUBLE:
-            return struct.unpack("<d", self._take(8))[0]
-        if kind == _UUID:
-            return self._take(16)
-        raise ValueError(f"its footer has a value of type {kind}")
+        readers: dict[int, Callable[[int], Any]] = {
+            _STRUCT: self.struct,
+            _LIST: self._list,
+            _SET: self._list,
+            _MAP: self._map,
+        }
+        if kind not in readers:
+            raise ValueError(f"its footer has a value of type {kind}")
+        return readers[kind](depth + 1)
 
     def _list(self, depth: int) -> list[Any]:
         head = self._take(1)[0]
         count = head >> 4 if head >> 4 < 15 else self._unsigned()
         self._check_count(count)
-        return [self._value(head & 0x0F, depth + 1) for _ in range(count)]
+        return [self._value(head & 0x0F, depth) for _ in range(count)]
 
     def _map(self, depth: int) -> list[tuple[Any, Any]]:
         count = self._unsigned()
         self._check_count(count)
         kinds = self._take(1)[0] if count else 0
-        return [(self._value(kinds >> 4, depth + 1), self._value(kinds & 0x0F, depth + 1)) for _ in range(count)]
+        return [(self._value(kinds >> 4, depth), self._value(kinds & 0x0F, depth)) for _ in range(count)]
 
     def _check_count(self, count: int) -> None:
         # Each element has at least a byte.

@@ -1,4 +1,4 @@
-"""Fuzzes every target for its share of the time, and reports what was tried: python -P -m fuzz --help.
+"""Fuzzes every target for its share of the time: python -P -m fuzz --help.
 
 The corpus, `corpus.zip`, holds inputs that reached code which no seed reaches; `--keep` adds those of this run.
 """
@@ -30,7 +30,9 @@ with redirect_stderr(StringIO()), atheris.instrument_imports(include=_OURS, enab
 _EXECUTED = re.compile(r"^stat::number_of_executed_units: (\d+)", re.MULTILINE)
 _PULSE = re.compile(r"^#(\d+)\t", re.MULTILINE)
 _COVERED = re.compile(r"\bcov: (\d+)")
-_REASON = re.compile(r"^ *(?:===.*|[\w.]*(?:Error|Exception)\b.*|terminate called.*|==\d+== ERROR.*|ALARM.*)$", re.MULTILINE)
+_REASON = re.compile(
+    r"^ *(?:===.*|[\w.]*(?:Error|Exception)\b.*|terminate called.*|==\d+== ERROR.*|ALARM.*)$", re.MULTILINE
+)
 _INPUT_BYTES_MAX = 65_536
 _SEAL_SHARE = 0.9
 _INPUT_S_MAX = 25
@@ -99,7 +101,7 @@ def _be_fuzzer(name: str, seconds: int, directory: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         target = TARGETS[name]
-        choose = random.Random(seconds)  # noqa: S311 - no secret
+        choose = random.Random(seconds)
 
         def one_input(data: bytes) -> None:
             """Decode; anything that escapes is a failure."""
@@ -118,7 +120,7 @@ def _be_fuzzer(name: str, seconds: int, directory: Path) -> None:
         atheris.Setup([sys.argv[0], *options], one_input, **({"custom_mutator": mutated} if target.seal else {}))
         atheris.Fuzz()
         status = 0
-    except BaseException:  # noqa: BLE001 - it ends here
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -149,7 +149,7 @@ def in_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
     """Return a decoder of a file: `read` takes its directory."""
 
     def decode(data: bytes) -> Any:
-        with tempfile.TemporaryDirectory(prefix="ackstate-fuzz-", dir="/dev/shm") as directory:  # noqa: S108
+        with tempfile.TemporaryDirectory(prefix="ackstate-fuzz-", dir="/dev/shm") as directory:
             file = Path(directory, name)
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(data)
@@ -261,9 +261,7 @@ BROKER_CONF = [
 
 
 def _state(name: str) -> Target:
-    return Target(
-        _text(lambda text: decoded(text, policies_of(name))), golden(f"redelivery-state-v7-{name}.json")
-    )
+    return Target(_text(lambda text: decoded(text, policies_of(name))), golden(f"redelivery-state-v7-{name}.json"))
 
 
 TARGETS = {
