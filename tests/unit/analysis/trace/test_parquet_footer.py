@@ -41,7 +41,7 @@ def test_damage_is_a_value_error():
     choose = random.Random(7)
     refused = 0
     for cut in range(len(sound)):
-        with pytest.raises(ValueError, match="footer|Parquet"):
+        with pytest.raises(ValueError, match=r"footer|Parquet"):
             column_sizes(sound[:cut])
     for _ in range(2_000):
         data = bytearray(sound)
