@@ -76,6 +76,9 @@ def finished(command: list[str], seconds: float, log: Path, **environment: str) 
         )  # fmt: skip
         try:
             status = process.wait(seconds)
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         except subprocess.TimeoutExpired:
             status = -1
             # The session is that of the command, so that its children are interrupted, too.
@@ -122,6 +125,8 @@ def models(seconds: float, out: Path) -> Result:
     ended = finished(command, seconds, out / "models.log", HYPOTHESIS_PROFILE="nightly")
     outcomes = {what: int(count) for count, what in _OUTCOMES.findall(ended.output)}
     failures = tuple(re.findall(r"^(?:FAILED|ERROR) (.*)$", ended.output, re.MULTILINE))
+    if ended.status < 0 and not outcomes:
+        return Result({}, (), "its time was over before a test had ended")
     if not outcomes or (ended.status > 0 and not failures):
         failures += (f"exit status {ended.status}: {_last_line(ended.output)}",)
     passed = outcomes.get("passed", 0)
