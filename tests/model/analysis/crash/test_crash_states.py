@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections import Counter
 from itertools import islice
 from random import Random
@@ -12,7 +14,7 @@ import pytest
 from ackstate import Position
 from ackstate.analysis.crash import simulated_disk
 from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.layers.crash_states import sqlite
+from ackstate.analysis.crash.layers.crash_states import processes, sqlite
 from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
 from ackstate.analysis.crash.layers.crash_states.moments import Moment, judge
@@ -402,3 +404,19 @@ def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
     failure = examine_sqlite(workload).failure
     assert failure.broken.promise is Promise.I10
     assert "the log ends at" in failure.disk[0]
+
+
+def test_a_worker_that_loses_its_signal_does_not_outlive_the_layer(monkeypatch):
+    """The `KeyboardInterrupt` of a handler is lost in a callback of Python's own, and a second signal is ignored."""
+    monkeypatch.setattr(processes, "_END_S", 0.2)
+
+    def run(seed):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return seed
+
+    runs = runs_side_by_side(run, 3)
+    assert [next(runs), next(runs)] == [3, 4]
+    workers = multiprocessing.active_children()
+    runs.close()
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)
