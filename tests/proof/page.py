@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Status
 
-`make proof` writes this page. It crashes our cursor in every layer, runs the models, plants historical bugs, compares
-kills with the estimate, kills live brokers, and fuzzes every decoder of foreign bytes. `BUDGET=2h` chooses the time;
-each part has a share of it.
+`make proof` writes this page. It crashes our cursor in [every layer](crash-testing.md), runs the models, plants
+[historical bugs](kill-matrix.md), compares kills with [the estimate](calibration.md), kills live brokers, and fuzzes
+every decoder of foreign bytes. `BUDGET=2h` chooses the time; each part has a share of it.
 
 **{verdict}** The proof began on {begun} with a budget of {budget_s:,} s, on {machine}.
 
