@@ -17,7 +17,7 @@ PARALLEL = -n auto --dist loadgroup --no-loadscope-reorder --durations=20
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
 # Of a proof, all parts together.
-BUDGET ?= 30m
+BUDGET ?= 1h
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 16
@@ -95,9 +95,10 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
 
-proof: setup ## crashes, models, planted bugs, calibration, live brokers and fuzzing for BUDGET=30m, into docs/proof.md
+proof: setup ## crashes, models, planted bugs, calibration, live brokers and fuzzing for BUDGET=1h, into docs/proof.md
 	@bash .ci/setup bookkeeper
 	@bash .ci/setup fuzz
+	-@bash .ci/setup live
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m proof --budget $(BUDGET) $(ARGS)
 
 first-ten-minutes: ## clone, demo, tests, wheel, tutorial and report as a new user has them, each timed; ARGS=--quick

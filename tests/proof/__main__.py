@@ -1,4 +1,4 @@
-"""Runs every part of a proof for its share of the time, and writes the status: python -P -m proof --budget 30m.
+"""Runs every part of a proof for its share of the time, and writes the status: python -P -m proof --budget 1h.
 
 Exit status: 0 nothing failed, 1 something failed, 2 nothing could be run.
 """
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -P -m proof", description=__doc__)
-    parser.add_argument("--budget", default="30m", help="the time of all parts together: 10m, 2h; 30m by default")
+    parser.add_argument("--budget", default="1h", help="the time of all parts together: 10m, 2h; 1h by default")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="NAME")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "proof", help="for logs and details")
     parser.add_argument("--status", type=Path, default=STATUS, help="the result as JSON")
