@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
+.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,12 +16,19 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 PARALLEL = -n auto --dist loadgroup --no-loadscope-reorder --durations=20
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
+# Of a proof, all parts together.
+BUDGET ?= 1h
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 16
 
 setup: ## make or refresh .venv, and find or install Java
 	@bash .ci/setup
+
+lock: setup ## upgrade the locked Python packages, all or NAMES='a b', and list their licences in docs/licences.md
+	bash .ci/lock $(NAMES)
+	@bash .ci/setup
+	.venv/bin/python -m website.dependencies docs/licences.md
 
 demo: setup ## kill a broker, then the example broker under Pulsar's own clients; ARGS='...' passes options of ackstate demo
 	@$(JAVA) .venv/bin/ackstate demo $(ARGS)
@@ -79,13 +86,21 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	$(PYTEST) tests/soak
 	@bash .ci/setup stores
 	@bash .ci/setup browser
-	@bash .ci/setup docs
 	$(PYTEST) -m soak tests/system tests/model tests/unit
 	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
+
+proof: setup ## crashes, models, planted bugs, calibration, live brokers and fuzzing for BUDGET=1h, into docs/proof.md
+	@bash .ci/setup bookkeeper
+	@bash .ci/setup fuzz
+	-@bash .ci/setup live
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m proof --budget $(BUDGET) $(ARGS)
+
+first-ten-minutes: ## clone, demo, tests, wheel, tutorial and report as a new user has them, each timed; ARGS=--quick
+	@python3 tests/first_ten_minutes.py $(ARGS)
 
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \
@@ -111,15 +126,18 @@ bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 	done
 	@.venv/bin/python -m benchmarks.delay.draw
 
-dist: setup ## the wheel and the source distribution into dist/; two builds of a commit give the same wheel
+# ACKSTATE_SOURCE_URL, if set, is where sources can be read: https://HOST/OWNER/NAME/blob/main. Links of the README and
+# the project's URLs lead there, by default to the remote `origin`.
+dist: setup ## the wheel, the source distribution and a bill of materials into dist/; two builds of a commit are equal
 	rm -rf dist
-	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv/bin/python -m build --no-isolation --outdir dist
-	.venv/bin/python -m twine check --strict dist/*
+	umask 022; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
+		.venv/bin/python -m build --no-isolation --outdir dist && \
+		.venv/bin/python -m twine check --strict dist/* && \
+		.venv/bin/python -m website.dependencies dist/ackstate.cdx.json
 
 # ACKSTATE_SOURCE_URL, if set, is where the site's links to source files lead: https://HOST/OWNER/NAME/blob/main.
 # Not --quiet: then MkDocs would not count warnings.
 docs: setup ## build the documentation site into out/site; it works offline, also when opened as files
-	@bash .ci/setup docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
 	@echo out/site/index.html
 

@@ -36,13 +36,18 @@ def number(figure: float) -> str:
     return f"{figure:.3g}"
 
 
-def rewrite() -> None:
-    """Put the tables of all results into README.md, between its two marks."""
-    readme = _HERE / "README.md"
-    before, rest = readme.read_text().split(_BEGIN)
+def filled(page: str) -> str:
+    """Return README.md with the tables of all results between its two marks."""
+    before, rest = page.split(_BEGIN)
     _, after = rest.split(_END)
     parts = [_section(path) for path in sorted((_HERE / "results").glob("*.json"))]
-    readme.write_text(before + _BEGIN + "\n\n" + "".join(parts) + _END + after)
+    return before + _BEGIN + "\n\n" + "".join(parts) + _END + after
+
+
+def rewrite() -> None:
+    """Put the tables of all results into README.md."""
+    readme = _HERE / "README.md"
+    readme.write_text(filled(readme.read_text()))
 
 
 def _section(path: Path) -> str:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ackstate.checkout import alias
+from ackstate.renamed import warn_renamed
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
@@ -244,7 +245,9 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 if not TYPE_CHECKING:  # Else every name would be one.
 
     def __getattr__(name: str) -> Any:
-        name = _FORMER.get(name, name)
+        if name in _FORMER:
+            warn_renamed(f"ackstate.cursor.{name}", f"ackstate.cursor.{_FORMER[name]}")
+            return getattr(import_module(__name__), _FORMER[name])
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(f"ackstate.cursor.{_MODULES[name]}"), name)

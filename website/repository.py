@@ -81,6 +81,21 @@ class Repository(NamedTuple):
 
         return "".join(part if is_code else _LINK.sub(adapted, part) for part, is_code in _parts(markdown))
 
+    def absolute(self, markdown: str) -> str:
+        """Return a page of the root with links that work on another host: they lead to `source_url`.
+
+        Without one, a link becomes its label.
+        """
+        return "".join(part if is_code else _LINK.sub(self._absolute, part) for part, is_code in _parts(markdown))
+
+    def _absolute(self, link: re.Match[str]) -> str:
+        if _SCHEME.match(link["target"]) and not link["target"].startswith("#"):
+            return link[0]
+        if not self.source_url:
+            return link["label"]
+        target = link["target"] if not link["target"].startswith("#") else f"README.md{link['target']}"
+        return f"{link['bang']}[{link['label']}]({self.source_url}/{target})"
+
     def _adapted(self, link: re.Match[str], *, folder: str, site_folder: str) -> str:
         target, hash_, anchor = link["target"].partition("#")
         if _SCHEME.match(link["target"]) or not target:

@@ -9,6 +9,7 @@ import re
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ackstate.cursor import CursorConfig, DeadLetterPolicy, Retention, SubscriptionOptions, TopicSettings
@@ -119,10 +120,11 @@ def settings(kind: type) -> list[SettingRow]:
 def descriptions(kind: type) -> dict[str, str]:
     """Return the section `Attributes` of a class docstring: name -> description."""
     found: dict[str, str] = {}
-    section = re.search(r"^ *Attributes:\n(.*?)(?:\n\s*\n|\Z)", kind.__doc__ or "", re.MULTILINE | re.DOTALL)
+    text = cleandoc(kind.__doc__ or "")  # Python 3.13 does that itself.
+    section = re.search(r"^Attributes:\n(.*?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL)
     name = ""
     for line in (section[1] if section else "").splitlines():
-        started = re.match(r"^ {8}(\w+): (.*)$", line)
+        started = re.match(r"^ {4}(\w+): (.*)$", line)
         if started:
             name = started[1]
             found[name] = started[2]

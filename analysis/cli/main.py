@@ -14,6 +14,7 @@ import logging.handlers
 import signal
 import sys
 import threading
+import warnings
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
@@ -29,7 +30,8 @@ from ackstate.analysis.cli.demo import demo
 from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
-from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, usage_error_text
+from ackstate.analysis.cli.migrate import migrate
+from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, OldCommand, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_exporter import exporter
 from ackstate.analysis.cli.pulsar_record import record
@@ -149,7 +151,7 @@ app.command("demo", short_help="Kill a live broker, recover it, predict, compare
 _redelivery_help = "Redelivery of a crash at every instant."
 app.command("redelivery", cls=CommandWithOldOptions, short_help=_redelivery_help)(redelivery)
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
-app.command("package", hidden=True)(spark_package)  # the old name
+app.command("package", cls=OldCommand, hidden=True)(spark_package)
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
 app.command("recover", short_help="Recover the cursors of a dead broker.")(recover)
 app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
@@ -158,6 +160,7 @@ app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
 app.command("fsck", short_help="Check a store, and show the effect of each repair.")(fsck)
 app.command("inspect", short_help="Show the cursors of a store.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
+app.command("migrate", short_help="Rewrite a trace or a daily state of an older release.")(migrate)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real Pulsar brokers.")
@@ -199,13 +202,13 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
         sys.stdout.reconfigure(errors="replace")
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless a handler is installed.
     logging.basicConfig(handlers=[logging.NullHandler()])
-    warnings = logging.handlers.BufferingHandler(_WARNINGS_MAX)
-    logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [warnings]
+    remarks = logging.handlers.BufferingHandler(_WARNINGS_MAX)
+    logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [remarks]
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
-    with _lost_interrupts_repeated():
+    with _lost_interrupts_repeated(), _warnings_in_a_line():
         status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
     # A failure is printed in one line.
-    for text in dict.fromkeys(each.getMessage() for each in warnings.buffer if status == 0):
+    for text in dict.fromkeys(each.getMessage() for each in remarks.buffer if status == 0):
         complain(f"warning: {text}")
     sys.exit(status)
 
@@ -217,6 +220,26 @@ class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         complain(f"warning: {record.getMessage()}")
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Show a word of the command line that is deprecated in one line, without a place in the code."""
+    usual = warnings.formatwarning
+
+    def text(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        """Return the text of a warning."""
+        if category is FutureWarning:
+            return f"ackstate: warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = text
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextmanager

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Final
 
 from typer.core import TyperCommand, TyperGroup
 
+from ackstate.renamed import warn_renamed
 from ackstate.spelling import did_you_mean
 
 RENAMED_OPTIONS: Final = {
     "--trace-json": "--trace-summary", "--broker-runs": "--recorded-runs", "--baseline": "--current-policy",
 }  # fmt: skip
-"""Old name -> name; the old name is not in the help, and will be removed with the next release."""
+"""Old name -> name; the old name is not in the help."""
 
 
 class CommandGroup(TyperGroup):
@@ -45,7 +46,23 @@ class CommandWithOldOptions(TyperCommand):
 
     def _by_new_name(self, word: str) -> str:
         name, equals, value = word.partition("=")
+        if name in self.renamed:
+            warn_renamed(name, self.renamed[name], category=FutureWarning)
         return f"{self.renamed.get(name, name)}{equals}{value}"
+
+
+class OldCommand(TyperCommand):
+    """A command under its old name, which is not in the help."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.hidden = True
+
+    def invoke(self, ctx: Any) -> Any:
+        """Warn, and run the command."""
+        assert self.callback is not None
+        warn_renamed(str(self.name), self.callback.__name__.replace("_", "-"), category=FutureWarning)
+        return super().invoke(ctx)
 
 
 def usage_error_text(error: Any) -> str:

@@ -86,7 +86,7 @@ class Checkpoint:
         """
         if not state.exists():
             return None
-        manifest = _latest_manifest(state)
+        manifest = latest_manifest(state)
         if manifest is None:
             return None
         checkpoint = cls._read(manifest)
@@ -120,7 +120,7 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{path}: the state is damaged, {error}; {RESTART}") from None
         check_version(version, f"{path}: the state")
-        if digest != _digest(body):
+        if digest != body_digest(body):
             raise CheckpointError(f"{manifest}: the state is damaged, its checksum is wrong; {RESTART}")
         try:
             return cls._of(manifest, Fields(body))
@@ -250,10 +250,10 @@ def _manifest_text(directory: Location, beside: Location, checkpoint: Checkpoint
     digests = {name: _file_digest(beside / name) for name in _parquet_files(directory, beside)}
     fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
     body: dict[str, Any] = {"magic": MAGIC, "version": VERSION, "schema": SCHEMA} | fields | {"files": digests}
-    return json.dumps({"body": body, "sha256": _digest(body)}, indent=1)
+    return json.dumps({"body": body, "sha256": body_digest(body)}, indent=1)
 
 
-def _latest_manifest(state: Location) -> Location | None:
+def latest_manifest(state: Location) -> Location | None:
     """Return the manifest of the latest checkpoint; raise CheckpointError if there are other files."""
     if isinstance(state, StorePath):
         return max(_manifests(state), default=None)
@@ -304,7 +304,8 @@ def _grid(policies: Sequence[Mapping[str, str] | None]) -> str:
     return "the policies " + ", ".join(labels) if len(labels) > 1 else labels[0]
 
 
-def _digest(body: Mapping[str, Any]) -> str:
+def body_digest(body: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest's body."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

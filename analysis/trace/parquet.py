@@ -251,6 +251,12 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     return Span(min(begins), max(ends), count, row_groups_max, True in packed, size_bytes, True in polled)
 
 
+def version_of(path: Location) -> int:
+    """Return the version of a trace that `check_trace` has accepted."""
+    with trace_files(path)[0].open("rb") as source:
+        return int((pq.read_metadata(source).metadata or {}).get(VERSION_KEY, b"1"))
+
+
 def _polled_until_ms(file: Location, notes: Mapping[bytes, bytes]) -> int:
     """Return the time of the last poll; 0 if it is unknown."""
     text = notes.get(POLLED_UNTIL_KEY, b"0")
@@ -267,7 +273,7 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
         # Opened here, because Arrow rejects names that are not valid text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             schema = _check_schema(file, parquet)
-            check_row_groups(file, parquet)
+            check_row_groups(file)
             more = ["event_count"] if is_packed(schema) else []
             rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, *more])
         for name in rows.column_names:

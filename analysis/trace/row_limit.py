@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate.analysis.trace.events import EVENT_COLUMNS, TraceError
+from ackstate.analysis.trace.manifest import footer
+from ackstate.analysis.trace.parquet_footer import column_sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from ackstate.analysis.location import Location
 
@@ -37,27 +38,26 @@ def row_events_max() -> int:
     return int(text)
 
 
-def check_row_groups(file: Location, parquet: pq.ParquetFile) -> None:
+def check_row_groups(file: Location) -> None:
     """Refuse row groups that would take too much memory, from their footer alone.
 
     Raises:
         TraceError: A row group has more events than its rows may have.
+        ValueError: The footer is damaged.
+        OSError: The file cannot be read.
     """
     most = row_events_max()
-    for number in range(parquet.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        allowed = most * min(max(group.num_rows, 1), ROWS_AT_ONCE)
-        for index in range(group.num_columns):
-            column = group.column(index)
-            if column.path_in_schema.split(".")[0] not in EVENT_COLUMNS:
-                continue
-            # Packed events are one value a row, of up to 8 bytes an event.
-            is_large = column.total_uncompressed_size > 8 * allowed + _ROW_BYTES * group.num_rows
-            if column.num_values > allowed or (column.num_values == group.num_rows and is_large):
-                raise TraceError(
-                    f"{file}: row group {number} has {column.num_values} values of {column.total_uncompressed_size} "
-                    f"bytes in {group.num_rows} rows; a row must have at most {most} events, or set {OPTION}"
-                )
+    for column in column_sizes(footer(file)[1]):
+        if column.name not in EVENT_COLUMNS:
+            continue
+        allowed = most * min(max(column.row_count, 1), ROWS_AT_ONCE)
+        # Packed events are one value a row, of up to 8 bytes an event.
+        is_large = column.uncompressed_bytes > 8 * allowed + _ROW_BYTES * column.row_count
+        if column.value_count > allowed or (column.value_count == column.row_count and is_large):
+            raise TraceError(
+                f"{file}: row group {column.row_group} has {column.value_count} values of {column.uncompressed_bytes} "
+                f"bytes in {column.row_count} rows; a row must have at most {most} events, or set {OPTION}"
+            )
 
 
 def check_rows(file: Location, rows: pa.Table) -> None:

@@ -41,17 +41,17 @@ TOTALS = Path(__file__).parents[2] / "benchmarks" / "crash.json"
 """What `make soak` adds up."""
 
 
-def read_cells():
+def read_cells(measured=MEASURED):
     """Return the earlier measurements, by row and layer."""
-    if not MEASURED.exists():
+    if not measured.exists():
         return {}
-    rows = json.loads(MEASURED.read_text(encoding="utf-8"))
+    rows = json.loads(measured.read_text(encoding="utf-8"))
     return {name: {layer: Cell.of(plain) for layer, plain in row.items()} for name, row in rows.items()}
 
 
-def write_cells(cells):
+def write_cells(cells, measured):
     rows = {name: {layer: cell.plain() for layer, cell in row.items()} for name, row in cells.items()}
-    MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    measured.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def main(arguments=None):
@@ -64,6 +64,10 @@ def main(arguments=None):
             command = [sys.executable, "-P", "-m", "museum.matrix", *sys.argv[1:]]
             return subprocess.run(command, env=environment(compiled(Path(directory))), check=False).returncode
     exhibits = {exhibit.name: exhibit for exhibit in EXHIBITS}
+    measured, page = MEASURED, PAGE
+    if options.out:
+        measured, page = options.out / MEASURED.name, options.out / PAGE.name
+        measured.unlink(missing_ok=True)
     for name in options.exhibits:
         for layer in options.layers:
             # That the product survives says the more, the longer it was tried.
@@ -72,15 +76,15 @@ def main(arguments=None):
             cell = run_cell(RUNS[layer], exhibits.get(name), budget)
             _print_cell(name, layer, cell)
             # Read again: two of these may be at work on different layers.
-            cells = read_cells()
+            cells = read_cells(measured)
             cells.setdefault(name, {})[layer] = cell
-            write_cells(cells)
-    cells = read_cells()
+            write_cells(cells, measured)
+    cells = read_cells(measured)
     missing = [name for name in (*exhibits, PRODUCT) if len(cells.get(name, ())) < len(LAYERS)]
     if missing:
         print(f"not all was run: {', '.join(missing)}; the page was left as it is", file=sys.stderr)
         return 0
-    PAGE.write_text(render(cells, read_totals(TOTALS)), encoding="utf-8")
+    page.write_text(render(cells, read_totals(TOTALS)), encoding="utf-8")
     return 0 if is_good(cells) else 1
 
 
@@ -91,6 +95,7 @@ def _options(arguments):
     parser.add_argument("--exhibits", nargs="+", choices=names, default=names, metavar="M1..M16|none")
     parser.add_argument("--scale", type=float, default=1.0, help="multiple of the usual budget of a cell")
     parser.add_argument("--seed", type=int, default=0, help="where each layer begins")
+    parser.add_argument("--out", type=Path, help="write the measurements and the page into this directory instead")
     return parser.parse_args(arguments)
 
 

@@ -34,7 +34,8 @@ IS_CHECKOUT = (ROOT / "cursor").is_dir()
 """Whether this is a checkout: a source distribution has the folders only once, below ackstate/."""
 LEFT_BEHIND = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "*.egg-info", "build", "dist", "out")
 # Both matter: times in an archive are those of the clock otherwise, and modes those of the user.
-REPRODUCIBLE = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+SOURCE = "https://example.org/ackstate/blob/main"
+REPRODUCIBLE = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "ACKSTATE_SOURCE_URL": SOURCE}
 
 
 def built(kind, place):
@@ -46,6 +47,21 @@ def built(kind, place):
     assert done.returncode == 0, done.stderr
     (found,) = (path for path in place.iterdir() if path.suffix in {".whl", ".gz"})
     return found
+
+
+def fresh_environment(directory):
+    """Create an environment that has the packages of this one, but not ackstate; return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+    # The packages are there already, and need not be fetched.
+    (place,) = directory.glob("lib/python*/site-packages")
+    (place / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    return directory / "bin" / "python"
+
+
+def install(python, *what):
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    installed = subprocess.run([*command, "--ignore-installed", *what], capture_output=True, text=True, check=False)
+    assert installed.returncode == 0, installed.stderr
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +80,22 @@ def test_two_builds_give_the_same_wheel(wheel, tmp_path):
 def test_the_source_distribution_has_all_that_its_tests_need(tmp_path):
     with tarfile.open(built("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path, filter="data")
     here = Path(__file__).relative_to(ROOT).as_posix()
     assert {here, ".ci/setup", "Makefile", "docs/glossary.md", "examples/broker/__main__.py"} <= names
     assert {f"ackstate/{folder}/__init__.py" for folder in FOLDERS} <= names
     vectors = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "vectors").iterdir()}
     assert vectors <= names
+    (unpacked,) = tmp_path.glob("ackstate-*/")
+    python = fresh_environment(tmp_path / "fresh")
+    install(python, "--no-deps", "--no-build-isolation", unpacked)
+    some = ["tests/unit/limits", "tests/unit/test_release_0_1.py", "tests/unit/website/test_repository.py"]
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some], cwd=unpacked, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
 
 
 @pytest.mark.slow
@@ -83,6 +110,9 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
     assert not [name for name in names if "calibration/" in name]
     assert "ackstate = ackstate.analysis.cli:main" in entry_points
     assert "Provides-Extra: spark" in metadata
+    assert f"Project-URL: Source, {SOURCE}\n" in metadata
+    assert f"]({SOURCE}/docs/embedding.md)" in metadata
+    assert "](docs/" not in metadata
     assert "ackstate/wire/pulsar/cursor_state.proto" in names
 
 
@@ -90,16 +120,10 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_the_wheel_and_flask_limiter_live_side_by_side(wheel, tmp_path, ours_first):
     """Flask-Limiter and slowapi stand on a distribution whose package is called `limits`."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
-    python = tmp_path / "bin" / "python"
-    # Our requirements are there already, and need not be fetched.
-    (place,) = tmp_path.glob("lib/python*/site-packages")
-    (place / "needed.pth").write_text(sysconfig.get_path("purelib"))
-    ours, theirs = ["--no-deps", "--ignore-installed", wheel], ["Flask-Limiter"]
+    python = fresh_environment(tmp_path)
+    ours, theirs = ["--no-deps", wheel], ["Flask-Limiter"]
     for what in (ours, theirs) if ours_first else (theirs, ours):
-        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
-        installed = subprocess.run([*install, *what], capture_output=True, text=True, check=False)
-        assert installed.returncode == 0, installed.stderr
+        install(python, *what)
     done = subprocess.run([python, "-P", "-c", SIDE_BY_SIDE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "ackstate.limits.gate limits.limits 1\n"), done.stderr
 

@@ -6,7 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,7 +28,7 @@ IN_STYLES = re.compile(r"(?:url\([\"']?|@import\s+[\"'])(?:https?:)?//")
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.xdist_group("website"),
-    # The packages that build the site are an extra of their own: `bash .ci/setup docs`.
+    # An environment that was not made by `make setup` may lack them.
     pytest.mark.usefixtures("packages"),
 ]
 
@@ -129,23 +133,41 @@ def test_broken_links_fail_the_build_and_are_named(packages, tmp_path):
 
 @pytest.mark.browser
 @pytest.mark.skipif(bool(chromium.MISSING), reason=f"needs {' and '.join(chromium.MISSING)}")
-def test_search_works_in_pages_that_are_opened_as_files(site, tmp_path):
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_search_works_in_pages_that_are_opened_as_files_or_served(site, tmp_path, scheme):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    browser = chromium.chromium(tmp_path / "profile")
-    try:
+    with ExitStack() as served:
+        root = site.as_uri() if scheme == "file" else served.enter_context(server_of(site))
+        browser = chromium.chromium(tmp_path / "profile")
+        served.callback(browser.quit)
         chromium.emulate(browser, width=1_300, scheme="dark")
-        browser.get((site / "guides" / "set-limits.html").as_uri())
+        browser.get(f"{root}/guides/set-limits.html")
         browser.find_element(By.CSS_SELECTOR, "input.md-search__input").send_keys("maxUnPersistAckRecordsBytes")
         results = "a.md-search-result__link"
         WebDriverWait(browser, 60).until(lambda page: page.find_elements(By.CSS_SELECTOR, results))
         found = [each.get_attribute("href") for each in browser.find_elements(By.CSS_SELECTOR, results)]
         assert any("reference/settings.html" in each for each in found), found
-        assert all(each.startswith("file:") for each in found)
+        assert all(each.startswith(root) for each in found)
         paper = browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
         assert chromium.luminance(paper) < 0.3
-        foreign = [url for url in chromium.requests(browser) if not url.startswith(("file:", "data:", "about:"))]
+        foreign = [url for url in chromium.requests(browser) if not url.startswith((root, "data:", "about:", "blob:"))]
         assert foreign == []
-    finally:
-        browser.quit()
+
+
+@contextmanager
+def server_of(directory):
+    """Serve a directory over HTTP while the block runs; yield its URL."""
+    handler = partial(QuietHandler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass

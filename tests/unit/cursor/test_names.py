@@ -41,7 +41,9 @@ def test_a_module_is_imported_when_one_of_its_names_is_used():
 def test_documented_names_can_still_be_imported_from_their_former_modules(former):
     module = import_module(f"ackstate.cursor.{former}")
     for name in module.__all__:
-        assert getattr(module, name) is getattr(ackstate.cursor, name)
+        with pytest.warns(DeprecationWarning, match=f"write ackstate.cursor.{name}$") as warned:
+            assert getattr(module, name) is getattr(ackstate.cursor, name)
+        assert warned[0].filename == __file__
 
 
 def test_what_moved_to_the_view_and_the_reader_is_found_under_its_former_name():
@@ -49,14 +51,21 @@ def test_what_moved_to_the_view_and_the_reader_is_found_under_its_former_name():
         MemoryStore(), topic="t", subscription="s", ledgers=LedgerMap.from_counts({3: 9}), now_ms=0
     )
     cursor.ack(Position(3, 2), now_ms=0)
-    assert cursor.unpersisted_record_bytes == cursor.view.unpersisted_record_bytes > 0
-    assert cursor.holes() == cursor.view.holes() != []
-    assert cursor.read(1) == [Position(3, 0)]
-    assert cursor.has_unread
+    with pytest.warns(DeprecationWarning, match=r"write ManagedCursor.view.unpersisted_record_bytes$") as warned:
+        assert cursor.unpersisted_record_bytes == cursor.view.unpersisted_record_bytes > 0
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=r"write ManagedCursor.view.holes$"):
+        assert cursor.holes() == cursor.view.holes() != []
+    with pytest.warns(DeprecationWarning, match=r"write ManagedCursor.reader.read$"):
+        assert cursor.read(1) == [Position(3, 0)]
+    with pytest.warns(DeprecationWarning, match=r"write ManagedCursor.attached.put_internal$"):
+        cursor.put_internal_property("#pulsar.internal.x", "y")
     with pytest.raises(AttributeError, match="no attribute 'undurable'"):
         _ = cursor.undurable
 
 
 def test_the_former_names_of_enums_are_found():
-    assert ackstate.cursor.Route is ackstate.cursor.PersistTarget
-    assert ackstate.cursor.Source is ackstate.cursor.RecoverySource
+    for former, name in (("Route", "PersistTarget"), ("Source", "RecoverySource")):
+        with pytest.warns(DeprecationWarning, match=f"write ackstate.cursor.{name}$") as warned:
+            assert getattr(ackstate.cursor, former) is getattr(ackstate.cursor, name)
+        assert warned[0].filename == __file__

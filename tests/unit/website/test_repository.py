@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from website.navigation import completed
 from website.repository import Repository
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -62,3 +67,15 @@ def test_pages_that_the_navigation_does_not_list_become_guides():
     ]  # fmt: skip
     with pytest.raises(ValueError, match="'Guides'"):
         completed(["a.md"], pages=[], sections={})
+
+
+def test_links_for_a_package_index_are_absolute():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    adapted = Repository(ROOT, "https://example.org/blob/v1").absolute(text)
+    links = re.findall(r"\]\(([^)]*)\)", adapted)
+    assert len(links) > 20
+    assert all(re.match(r"https://example\.org/blob/v1/\w", each) for each in links), links
+    assert "](" not in Repository(ROOT).absolute(text)
+    assert Repository(ROOT, "https://a").absolute("[x](#y) [z](https://b)\n```\n[c](d)\n```\n") == (
+        "[x](https://a/README.md#y) [z](https://b)\n```\n[c](d)\n```\n"
+    )

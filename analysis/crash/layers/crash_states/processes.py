@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PROCESSES_MAX = 2
 _RUNS_AHEAD = 2
+_END_S = 10.0
+"""A worker that has not ended by then is killed."""
 
 
 def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iterator[RunOutcome]:
@@ -52,6 +54,9 @@ def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iter
         for worker, pipe in workers:
             pipe.close()
             worker.terminate()
+            # The exception by which a worker ends is lost if it is raised in a callback of Python's own.
+            worker.join(_END_S)
+            worker.kill()
             worker.join()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections import Counter
 from itertools import islice
 from random import Random
@@ -12,7 +14,7 @@ import pytest
 from ackstate import Position
 from ackstate.analysis.crash import simulated_disk
 from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.layers.crash_states import examination, sqlite
+from ackstate.analysis.crash.layers.crash_states import examination, processes, sqlite
 from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
 from ackstate.analysis.crash.layers.crash_states.execution import Execution
 from ackstate.analysis.crash.layers.crash_states.log_trims import LogStep, LogStepKind, LogWorkload, examine_log
@@ -454,3 +456,19 @@ def test_a_takeover_that_loses_the_last_message_is_found(monkeypatch):
     split = message_log._split
     monkeypatch.setattr(message_log, "_split", lambda ids, first: split(ids[:-1] if len(ids) > 1 else ids, first))
     assert broken_by_trims() in {Promise.I11, Promise.I12}
+
+
+def test_a_worker_that_loses_its_signal_does_not_outlive_the_layer(monkeypatch):
+    """The `KeyboardInterrupt` of a handler is lost in a callback of Python's own, and a second signal is ignored."""
+    monkeypatch.setattr(processes, "_END_S", 0.2)
+
+    def run(seed):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return seed
+
+    runs = runs_side_by_side(run, 3)
+    assert [next(runs), next(runs)] == [3, 4]
+    workers = multiprocessing.active_children()
+    runs.close()
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)

@@ -23,7 +23,7 @@ def trace(tmp_path):
 def test_a_sweep_writes_a_report_of_what_its_json_says(spark, trace, tmp_path, capsys):
     report, origin = tmp_path / "report.html", tmp_path / "made.json"
     origin.write_text(json.dumps({"plan": {"seed": 77}}))
-    words = ("sweep", trace, "--set", "flush_interval_ms=20,5000", "--report", report, "--trace-json", origin)
+    words = ("sweep", trace, "--set", "flush_interval_ms=20,5000", "--report", report, "--trace-summary", origin)
     assert status_of(*words, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     page = report.read_text(encoding="utf-8")

@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from ackstate.analysis.cli.names import RENAMED_OPTIONS
-from command_line import assert_one_line, run
+from command_line import assert_one_line, run, run_apart
 
 COMMAND = Path(sys.executable).parent / "ackstate"
 
@@ -102,6 +103,17 @@ def test_a_recording_may_have_a_name_like_a_command(tmp_path, monkeypatch, capsy
 # --- names of before
 
 
+def warned_of(old, new, *, is_old=True):
+    """Expect a warning that names the replacement; none for a present name."""
+    return pytest.warns(FutureWarning, match=f"^{old} is deprecated.* write {new}$") if is_old else nullcontext()
+
+
+def test_an_old_name_is_answered_with_one_line(tmp_path):
+    done = run_apart("package", tmp_path / "package")
+    assert done.status == 0
+    assert done.err == "ackstate: warning: package is deprecated, and release 0.3 removes it: write spark-package\n"
+
+
 def test_old_options_work_and_are_in_no_help(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace").mkdir()
@@ -113,9 +125,11 @@ def test_old_options_work_and_are_in_no_help(tmp_path, monkeypatch, capsys):
             assert new in told
             assert old not in told
             for name in (old, new):
-                refused = run(capsys, command, *rest, name, "file")
+                with warned_of(old, new, is_old=name == old):
+                    refused = run(capsys, command, *rest, name, "file")
                 assert_one_line(refused, "--calibration, --recorded-runs and --trace-summary go with --report")
-            assert_one_line(run(capsys, command, *rest, f"{old}="), f"'{new}'")
+            with warned_of(old, new):
+                assert_one_line(run(capsys, command, *rest, f"{old}="), f"'{new}'")
 
 
 def test_the_current_policy_has_an_old_option(tmp_path, monkeypatch, capsys):
@@ -124,7 +138,8 @@ def test_the_current_policy_has_an_old_option(tmp_path, monkeypatch, capsys):
     assert "--current-policy" in (told := run(capsys, "sweep", "--help").out)
     assert "--baseline" not in told
     for name in ("--baseline", "--current-policy"):
-        refused = run(capsys, "sweep", "trace", "--set", "tick_ms=1", name, "x")
+        with warned_of("--baseline", "--current-policy", is_old=name == "--baseline"):
+            refused = run(capsys, "sweep", "trace", "--set", "tick_ms=1", name, "x")
         assert_one_line(refused, "current policy must be KEY=V KEY=V or default, got 'x'")
 
 
@@ -137,7 +152,8 @@ def test_the_old_command_packs_the_same(tmp_path, capsys):
     assert "spark-package" in run(capsys).out
     assert "\n  package" not in run(capsys).out
     for name in ("package", "spark-package"):
-        assert run(capsys, name, tmp_path / name).status == 0
+        with warned_of("package", "spark-package", is_old=name == "package"):
+            assert run(capsys, name, tmp_path / name).status == 0
     old, new = ({file.name for file in (tmp_path / name).iterdir()} for name in ("package", "spark-package"))
     assert old == new == {"ackstate.zip", "ackstate_job.py"}
     assert zipfile.ZipFile(tmp_path / "package" / "ackstate.zip").namelist()

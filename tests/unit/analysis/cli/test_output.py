@@ -70,8 +70,8 @@ def csv_value(text):
         (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),
         (["--report", "r.html", "--calibration", "none.json"], "none.json: No such file"),
         (["--report", "r.html", "--calibration", "bad.json"], "bad.json: point 0 lacks one of policy, predicted"),
-        (["--report", "r.html", "--trace-json", "bad.json"], "bad.json: not output of ackstate trace with --json"),
-        (["--report", "r.html", "--broker-runs", "bad.json"], "bad.json"),
+        (["--report", "r.html", "--trace-summary", "bad.json"], "bad.json: not output of ackstate trace with --json"),
+        (["--report", "r.html", "--recorded-runs", "bad.json"], "bad.json"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_no_report(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures

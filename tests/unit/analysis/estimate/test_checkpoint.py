@@ -146,7 +146,7 @@ def test_in_a_store_damage_and_strangers_are_refused(store, tmp_path, directory)
         {f"{run.name}/x": "x", "run-b/x": "x"},
     ):
         body = good["body"] | {"files": files}
-        manifest.write_text(json.dumps({"body": body, "sha256": checkpoint._digest(body)}))
+        manifest.write_text(json.dumps({"body": body, "sha256": checkpoint.body_digest(body)}))
         with pytest.raises(
             CheckpointError, match=r"000001\.json: the state is damaged: files must be files of one run"
         ):
@@ -238,7 +238,7 @@ def test_every_flipped_byte_of_a_checkpoint_and_a_missing_file_are_noticed(state
 def test_a_manifest_that_is_sealed_and_wrong_is_refused_by_the_name_of_its_field(state, field, value, said):
     path = state / "000002" / "manifest.json"
     body = json.loads(path.read_text())["body"] | {field: value}
-    path.write_text(json.dumps({"body": body, "sha256": checkpoint._digest(body)}))
+    path.write_text(json.dumps({"body": body, "sha256": checkpoint.body_digest(body)}))
     with pytest.raises(CheckpointError) as refused:
         Checkpoint.latest(state, POLICIES)
     assert str(refused.value).startswith(f"{path}: the state is damaged: {said}")

@@ -1,0 +1,164 @@
+"""Takes the first steps of a new user, and prints the time of each: make first-ten-minutes.
+
+Clone the repository, `make demo`, `make test`, install the wheel into an empty environment, and follow the tutorial
+with it: write the broker, talk to it, kill it, and open its report in a browser. It runs with the system's Python, in
+a new directory. `--quick` runs `make check` instead of `make test`; `--skip STEP` leaves a step out.
+
+Exit status: 0 every step succeeded, 1 a step failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = ("clone", "demo", "test", "wheel", "tutorial", "report")
+
+
+class StepError(Exception):
+    """A step failed."""
+
+
+class Visit:
+    """The state of a visit: directories, and the Python that has the wheel."""
+
+    def __init__(self, directory: Path, *, is_quick: bool) -> None:
+        self.directory = directory
+        self.is_quick = is_quick
+        self.clone_ = directory / "ackstate"
+        self.python = directory / "empty" / "bin" / "python"
+        self.shop = directory / "tutorial"
+
+    def clone(self) -> str:
+        """Clone the commit of this checkout."""
+        run(["git", "clone", "--quiet", ROOT, self.clone_], cwd=self.directory)
+        return run(["git", "log", "-1", "--format=%h"], cwd=self.clone_).strip()
+
+    def demo(self) -> str:
+        """Run `make demo`, which sets up the environment first."""
+        return last_line(run(["make", "demo"], cwd=self.clone_))
+
+    def test(self) -> str:
+        """Run the tests."""
+        output = run(["make", "check" if self.is_quick else "test"], cwd=self.clone_)
+        return next((line for line in reversed(output.splitlines()) if " passed" in line), "no test ran").strip("= ")
+
+    def wheel(self) -> str:
+        """Build the wheel, and install it into an empty environment."""
+        run(["make", "dist"], cwd=self.clone_)
+        (wheel,) = (self.clone_ / "dist").glob("*.whl")
+        run([self.clone_ / ".venv" / "bin" / "python", "-m", "venv", self.directory / "empty"])
+        run([self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[spark]"])
+        return run([self.python.with_name("ackstate"), "--version"], cwd=self.directory).strip()
+
+    def tutorial(self) -> str:
+        """Write the broker of the tutorial, talk to it, kill it, and start it again, as the page shows."""
+        page = (self.clone_ / "docs" / "tutorial.md").read_text(encoding="utf-8")
+        self.shop.mkdir()
+        with socket.create_server(("127.0.0.1", 0)) as server:  # Another broker may have the port of the page.
+            port = str(server.getsockname()[1])
+        for name, code in zip(
+            ("broker.py", "ask.py"), re.findall(r"```python\n(.*?)```", page, re.DOTALL), strict=True
+        ):
+            (self.shop / name).write_text(code.replace("6650", port), encoding="utf-8")
+        brokers: list[subprocess.Popen[str]] = []
+        commands = 0
+        try:
+            for console in re.findall(r"```console\n(.*?)```", page.partition("## Read its report")[0], re.DOTALL):
+                for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", console, re.MULTILINE):
+                    commands += 1
+                    self._obey(command, shown.strip(), brokers)
+        finally:
+            for broker in brokers:
+                broker.kill()
+                broker.wait()
+        return f"{commands} commands answered as the page shows"
+
+    def _obey(self, command: str, shown: str, brokers: list[subprocess.Popen[str]]) -> None:
+        """Run a command of the page, and compare its output."""
+        if command.endswith("&"):
+            words = command.split()[1:-1]
+            process = subprocess.Popen([self.python, *words], cwd=self.shop, stdout=subprocess.PIPE, text=True)
+            brokers.append(process)
+            assert process.stdout is not None
+            found = process.stdout.readline().strip()
+        elif command.startswith("kill"):
+            os.kill(brokers[-1].pid, signal.SIGKILL)
+            brokers[-1].wait()
+            return
+        else:
+            found = run([self.python, *command.split()[1:]], cwd=self.shop).strip()
+        if found != shown:
+            raise StepError(f"{command!r} printed {found!r}, and the page shows {shown!r}")
+
+    def report(self) -> str:
+        """Compute the report of the killed broker, and open it in a browser."""
+        ackstate = self.python.with_name("ackstate")
+        run([ackstate, "trace", "convert", "shop/recording", "trace"], cwd=self.shop)
+        run([ackstate, "redelivery", "trace", "--engine", "local", "--report", "report.html"], cwd=self.shop)
+        browser = shutil.which("chromium") or shutil.which("google-chrome")
+        if browser is None:
+            return "written; there is no Chromium to open it with"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.shop / 'profile'}"]
+        shown = run([browser, *options, "--dump-dom", (self.shop / "report.html").as_uri()], cwd=self.shop)
+        if "billing" not in shown or "<svg" not in shown:
+            raise StepError("the browser shows no curve of billing")
+        return f"{(self.shop / 'report.html').stat().st_size:,} bytes, shown with its curve"
+
+
+def run(command: list[object], *, cwd: Path | None = None) -> str:
+    """Run a command, and return its output."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise StepError(f"{' '.join(map(str, command))} exited with {done.returncode}:\n{tail}")
+    return done.stdout
+
+
+def last_line(output: str) -> str:
+    return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+
+
+def main() -> int:
+    """Run the steps, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="make first-ten-minutes", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="make check instead of make test")
+    parser.add_argument("--skip", action="append", choices=STEPS, default=[], help="leave a step out")
+    parser.add_argument("--keep", action="store_true", help="leave the directory")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="ackstate-first-"))
+    visit = Visit(directory, is_quick=options.quick)
+    begun_s, failed = time.monotonic(), False
+    for step in [each for each in STEPS if each not in options.skip]:
+        step_s = time.monotonic()
+        try:
+            said = getattr(visit, step)()
+        except (StepError, OSError, ValueError) as error:
+            said, failed = f"FAILED: {error}", True
+        print(f"{step:<10}{time.monotonic() - step_s:>8.1f} s  {said}", flush=True)
+        if failed:
+            break
+    print(f"{'all':<10}{time.monotonic() - begun_s:>8.1f} s", flush=True)
+    if options.keep:
+        print(directory)
+    else:
+        with suppress(OSError):
+            shutil.rmtree(directory)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

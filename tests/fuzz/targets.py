@@ -1,0 +1,352 @@
+"""The decoders of foreign bytes, each with real bytes to begin from.
+
+A target must return, or raise `AckStateError`; text that a caller passes may also be refused with `ValueError`. Any
+other exception is a failure, and so are a crash, a hang and a gigabyte of memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import google_crc32c
+
+from ackstate import AckStateError, LedgerMap, Position
+from ackstate.analysis.crash import conversation
+from ackstate.analysis.durations import Duration
+from ackstate.analysis.estimate.checkpoint import Checkpoint
+from ackstate.analysis.estimate.daily_state import decoded, decoded_broker
+from ackstate.analysis.estimate.former_state import find_state
+from ackstate.analysis.pulsar.recorded_run import parse_run
+from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
+from ackstate.analysis.trace.bad_rows import BadRowsMax
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.manifest import MANIFEST, listed_names
+from ackstate.analysis.trace.recorder import read_recording
+from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.cursor.stores import bookkeeper_entries, bookkeeper_nodes, pulsar_rocksdb, zookeeper_nodes
+from ackstate.cursor.stores.file import FileStore
+from ackstate.cursor.stores.pulsar_nodes import parse_pulsar_url
+from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.topic.log_ownership import decode_log_record
+from ackstate.cursor.topic.message import Message, decode_messages, encode_message
+from ackstate.cursor.topic.policy_store import decode_policies
+from ackstate.properties import decode_properties
+from ackstate.wire import native, native_pointer, native_shared, pulsar
+from ackstate.wire.native_deltas import JournalOffset, decode_deltas
+from ackstate.wire.pulsar import delay_snapshot
+from ackstate.wire.pulsar.ledger_info import decode_ledger_info
+from ackstate.wire.pulsar.message_entry import decode_message_times
+from examples.broker import framing
+from golden_states import policies_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+TESTS = Path(__file__).parents[1]
+GOLDEN, VECTORS = TESTS / "golden", TESTS / "vectors"
+LEDGERS = LedgerMap.from_counts({3: 100, 5: 0, 6: 70_000, 9: 10})
+ZOOKEEPER_PATH = "/ledgers/7"
+_LINE_MAX = 30_000
+"""Longer lines of vectors are no seeds: the fuzzer would mutate them for ever."""
+
+
+class Target(NamedTuple):
+    """A decoder.
+
+    Attributes:
+        decode: Takes bytes.
+        seeds: Returns bytes that it accepts, or refuses late.
+        seal: Gives damaged bytes a checksum that fits, so that they reach the checks behind it.
+        refuses: The exceptions that it may raise.
+    """
+
+    decode: Callable[[bytes], Any]
+    seeds: Callable[[], Sequence[bytes]]
+    seal: Callable[[bytes], bytes] | None = None
+    refuses: tuple[type[Exception], ...] = (AckStateError,)
+
+
+def run(target: Target, data: bytes) -> bool:
+    """Decode, and return whether the bytes were accepted; raise any error that a target may not raise."""
+    try:
+        state = target.decode(data)
+    except target.refuses:
+        return False
+    if hasattr(state, "deleted") and hasattr(state.deleted, "_check"):
+        state.deleted._check()
+    return True
+
+
+def sealed_at_end(data: bytes) -> bytes:
+    return data[:-4] + google_crc32c.value(data[:-4]).to_bytes(4, "little") if len(data) >= 4 else data
+
+
+def sealed_snapshot(data: bytes) -> bytes:
+    if data[:3] != b"\x85\x86\x31" or len(data) < 7:
+        return data
+    return data[:3] + google_crc32c.value(data[7:]).to_bytes(4, "little") + data[7:]
+
+
+def sealed_node(data: bytes) -> bytes:
+    if len(data) < 16:
+        return data
+    data = data[:8] + (len(data) - 16).to_bytes(4, "little") + data[12:]
+    checksum = google_crc32c.value(ZOOKEEPER_PATH.encode())
+    checksum = google_crc32c.extend(google_crc32c.extend(checksum, data[:12]), data[16:])
+    return data[:12] + checksum.to_bytes(4, "little") + data[16:]
+
+
+def sealed_lines(data: bytes) -> bytes:
+    body = data[: data.rfind(b"\n", 0, -1) + 1]
+    return body + b'{"crc32c":"%08x"}\n' % google_crc32c.value(body)
+
+
+def golden(*names: str) -> Callable[[], Sequence[bytes]]:
+    return lambda: [path.read_bytes() for name in names for path in sorted(GOLDEN.glob(name))]
+
+
+@cache
+def release() -> Path:
+    """Return a directory with the files of release 0.1; it is deleted when the process ends."""
+    directory = tempfile.TemporaryDirectory(prefix="ackstate-fuzz-")
+    release.kept = directory  # type: ignore[attr-defined]
+    with tarfile.open(GOLDEN / "release-0.1.tar.gz") as archive:
+        archive.extractall(directory.name, filter="data")
+    return Path(directory.name)
+
+
+def released(*names: str) -> Callable[[], Sequence[bytes]]:
+    return lambda: [path.read_bytes() for name in names for path in sorted(release().glob(name))]
+
+
+def vectors(name: str, *fields: str) -> Callable[[], Sequence[bytes]]:
+    """Return a function that returns hexadecimal fields of a few recorded lines as bytes."""
+
+    def found() -> Sequence[bytes]:
+        with gzip.open(VECTORS / name, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for _, line in zip(range(400), lines, strict=False)]
+        seeds = {bytes.fromhex(row[field]) for row in rows for field in fields if field in row}
+        return sorted(seeds, key=len)[:: max(1, len(seeds) // 40)]
+
+    return found
+
+
+def lines_of(name: str) -> Sequence[bytes]:
+    with gzip.open(VECTORS / name, "rb") as lines:
+        return [line for _, line in zip(range(40), lines, strict=False) if len(line) < _LINE_MAX]
+
+
+def in_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
+    """Return a decoder of a file: `read` takes its directory."""
+
+    def decode(data: bytes) -> Any:
+        with tempfile.TemporaryDirectory(prefix="ackstate-fuzz-", dir="/dev/shm") as directory:
+            file = Path(directory, name)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(data)
+            return read(Path(directory))
+
+    return decode
+
+
+def _segment(data: bytes) -> Any:
+    return delay_snapshot.decode_segment(data, what="segment")
+
+
+def _messages(data: bytes) -> Any:
+    return list(decode_messages([(3, [data])]))
+
+
+def _frame(data: bytes) -> Any:
+    entry = framing.decode_frame(data).entry
+    return framing.message_of(entry, framing.decode_metadata(entry)) if entry else None
+
+
+def _node(data: bytes) -> Any:
+    for decode in (
+        lambda: zookeeper_nodes.decode_ledger(7, data),
+        lambda: zookeeper_nodes.decode_chunk(ZOOKEEPER_PATH, data),
+        lambda: zookeeper_nodes.decode_counter(ZOOKEEPER_PATH, data),
+        lambda: bookkeeper_nodes.decode_ledger(7, data),
+    ):
+        try:
+            decode()
+        except AckStateError:
+            continue
+
+
+def _node_seeds() -> Sequence[bytes]:
+    nodes, states = zookeeper_nodes, bookkeeper_nodes
+    ledger = nodes.LedgerState(9, nodes.LedgerStatus.OPEN, "owner")
+    segments = tuple(states.Segment(number, 3, states.SegmentStatus.SEALED) for number in (4, 5))
+    return [
+        nodes.encode_ledger(7, ledger), nodes.encode_chunk(ZOOKEEPER_PATH, nodes.Chunk(2, b"part")),
+        nodes.encode_counter(ZOOKEEPER_PATH, 12),
+        states.encode_ledger(7, states.SegmentedLedger(nodes.LedgerStatus.OPEN, "owner", segments)),
+    ]  # fmt: skip
+
+
+def _text(parse: Callable[[str], Any]) -> Callable[[bytes], Any]:
+    return lambda data: parse(data.decode("utf-8", "replace"))
+
+
+def _json(kind: Any) -> Callable[[bytes], Any]:
+    def decode(data: bytes) -> Any:
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return read_object(kind, content, what="answer")
+
+    return decode
+
+
+def _stats(prefix: str) -> Callable[[], Sequence[bytes]]:
+    return lambda: [path.read_bytes() for path in sorted((VECTORS / "internal-stats").glob(f"{prefix}*.json"))][:3]
+
+
+def _recording(directory: Path) -> Any:
+    return list(read_recording(directory))
+
+
+def _converted(directory: Path) -> Any:
+    return convert([directory / "lines"], directory / "trace", bad_rows_max=BadRowsMax(), text_bytes_max=1 << 20)
+
+
+def _file_store(directory: Path) -> None:
+    shutil.copy(release() / "file" / "MADE", directory)
+    FileStore.open_copy(directory, copy_bytes_max=1 << 24).close()
+
+
+def _sqlite_store(directory: Path) -> None:
+    SqliteStore.open_copy(directory, copy_bytes_max=1 << 24).close()
+
+
+def _both_states(directory: Path) -> Any:
+    find_state(directory)
+    return Checkpoint.latest(directory, [None])
+
+
+def _values(data: bytes) -> None:
+    pulsar_rocksdb.decode_value(data, what="value")
+
+
+def _value_seeds() -> Sequence[bytes]:
+    return [pulsar_rocksdb.encode_value(pulsar_rocksdb.RocksDbValue(b"value", 1, 2, 3, 4, is_ephemeral=False))]
+
+
+JSON_LINES = [
+    b'{"topic": "t", "ts_ms": 1700000000000, "kind": "publish", "ledger_id": 3, "first_entry": 0, "last_entry": 99}\n'
+    b'{"topic": "t", "subscription": "s", "ts_ms": 1700000000005, "kind": "ack", "ledger_id": 3, "first_entry": 1}\n',
+]
+CONVERSATION = [
+    b'{"op": "ack", "number": 1, "ledger": 3, "entry": 7}\n', b'{"op": "persist", "number": 2}\n',
+    b'{"op": "recover", "directory": "/d", "ledgers": {"3": 9}}\n', b'{"ready": true}\n',
+    b'{"accepted": 1, "redelivery_if_crashed": 3}\n', b'{"durable": [1, 2]}\n', b'{"acked": [[3, 0, 7]]}\n',
+]  # fmt: skip
+TEXTS = [b"5s", b"1.5h", b"90ms", b"pulsar+zk://h:2181,i:2181/tenant/ns/topic", b"pulsar+rocksdb:/data", b"10%"]
+BROKER_CONF = [
+    b"managedLedgerMaxUnackedRangesToPersist=10000\nmanagedLedgerDefaultMarkDeleteRateLimit=1.0\n"
+    b"# comment\nmanagedCursorInfoCompressionType=LZ4\nacknowledgmentAtBatchIndexLevelEnabled = \\u0074rue\n"
+]
+
+
+def _state(name: str) -> Target:
+    return Target(_text(lambda text: decoded(text, policies_of(name))), golden(f"redelivery-state-v7-{name}.json"))
+
+
+TARGETS = {
+    "native-record": Target(native.decode, golden("native-record-v[12].bin"), sealed_at_end),
+    "native-record-v3": Target(native_shared.decode_shared, golden("native-record-v3.bin"), sealed_at_end),
+    "native-deltas": Target(
+        lambda data: decode_deltas([data], JournalOffset(2, 7, 0xDEADBEEF, Position(3, -1))),
+        golden("native-record-v2.bin"), sealed_at_end,
+    ),
+    "cursor-pointer": Target(native_pointer.decode_pointer, golden("cursor-pointer-*.bin"), sealed_at_end),
+    "log-record": Target(decode_log_record, golden("log-record-*.bin"), sealed_at_end),
+    "position-info": Target(
+        lambda data: pulsar.decode_position_info(data, LEDGERS),
+        vectors("positioninfo.jsonl.gz", "longArrayHex", "messageRangeHex"),
+    ),
+    "cursor-info": Target(
+        lambda data: pulsar.decode_cursor_info(data, LEDGERS), vectors("broker-positioninfo.jsonl.gz", "hex")
+    ),
+    "delay-metadata": Target(
+        lambda data: delay_snapshot.decode_metadata(data, what="snapshot"),
+        golden("delay-snapshot-v1.bin", "delay-snapshot-pulsar.bin"), sealed_snapshot,
+    ),
+    "delay-segment": Target(_segment, golden("delay-snapshot-segment-*.bin")),
+    "ledger-info": Target(decode_ledger_info, lambda: [bytes.fromhex("0a0808031064180020000a0408051000")]),
+    "pulsar-entry": Target(decode_message_times, lambda: [_pulsar_entry()]),
+    "pulsar-rocksdb": Target(_values, _value_seeds),
+    "bookkeeper-metadata": Target(
+        lambda data: pulsar_rocksdb.closed_ledger_last(data, what="ledger"),
+        lambda: [b"BookieMetadataFormatVersion\t3\n" + bytes.fromhex("0e0803100318022005280330073802")],
+    ),
+    "zookeeper-node": Target(_node, _node_seeds, sealed_node),
+    "bookkeeper-entry": Target(
+        lambda data: bookkeeper_entries.decode_entry(data, "entry"), lambda: [b"\1\2\0\0\0\0abc", b"\1\3" + bytes(40)]
+    ),
+    "message": Target(_messages, lambda: [
+        encode_message(Message(b"payload", key=key, properties=properties))
+        for key in (None, b"key") for properties in ({}, {"name": "text"})
+    ]),
+    "policies": Target(decode_policies, golden("policies-*.bin")),
+    "ack-states": Target(decode_ack_states, golden("ack-states-*.ack"), sealed_lines),
+    "recording": Target(in_file("000001.events", _recording), released("recording/*.events")),
+    "polled-recording": Target(in_file("000001.events", _recording), golden("polled-recording-*.events")),
+    "json-lines": Target(in_file("lines", _converted), lambda: JSON_LINES),
+    "ack-log": Target(in_file("lines", _converted), lambda: lines_of("broker-redelivery.jsonl.gz")[:2]),
+    "parquet-trace": Target(
+        in_file("trace.parquet", check_events), lambda: [*released("days/*/*.parquet")(), *golden("*.parquet")()]
+    ),
+    "trace-manifest": Target(in_file(MANIFEST, listed_names), lambda: [
+        b'{"magic": "ackstate trace", "version": 1, "files": {"a.parquet": {"bytes": 4, "footer_sha256": "00"}}}'
+    ]),
+    "file-store": Target(in_file("log-0000000000000001", _file_store), released("file/log-*")),
+    "sqlite-store": Target(in_file("ackstate.sqlite3", _sqlite_store), released("sqlite/ackstate.sqlite3")),
+    "state-manifest": Target(in_file("000001/manifest.json", _both_states), released("state/*/manifest.json")),
+    **{f"daily-state-{name}": _state(name) for name in ("counted", "young", "gated")},
+    "broker-state": Target(_text(lambda text: decoded_broker(text, 2)), golden("redelivery-state-v7-broker.json")),
+    "recorded-run": Target(_text(parse_run), lambda: lines_of("broker-redelivery.jsonl.gz")[:3]),
+    "internal-stats": Target(_json(TopicInternals), _stats("internalStats")),
+    "topic-stats": Target(_json(TopicStats), _stats("stats")),
+    "broker-conf": Target(
+        lambda data: cursor_settings(decode_properties(data)), lambda: BROKER_CONF,
+        refuses=(AckStateError, ValueError),
+    ),
+    "broker-frame": Target(_frame, lambda: [framing.encode_frame("ping")[4:], _send_frame()]),
+    "subject-answer": Target(conversation.read_answer, lambda: CONVERSATION),
+    "subject-request": Target(conversation.read_request, lambda: CONVERSATION),
+    **{
+        name: Target(_text(parse), lambda: TEXTS, refuses=(AckStateError, ValueError))
+        for name, parse in (("duration", Duration.parse), ("url", parse_pulsar_url), ("bad-rows", BadRowsMax.parse))
+    },
+}  # fmt: skip
+"""Every decoder of bytes from a file, a store, a network or a user, by name."""
+
+
+def _entry() -> bytes:
+    from examples.broker.pulsar_api_pb2 import MessageMetadata
+
+    metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1_700_000_000_000)
+    encoded = metadata.SerializeToString()
+    body = len(encoded).to_bytes(4) + encoded + b"payload"
+    return b"\x0e\x01" + google_crc32c.value(body).to_bytes(4) + body
+
+
+def _pulsar_entry() -> bytes:
+    return _entry()
+
+
+def _send_frame() -> bytes:
+    return framing.encode_frame("send", _entry(), producer_id=1, sequence_id=2)[4:]

@@ -1,0 +1,52 @@
+"""Renders the result of a proof as docs/proof.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_HEAD = """\
+# Status
+
+`make proof` writes this page. It crashes our cursor in [every layer](crash-testing.md), runs the models, plants
+[historical bugs](kill-matrix.md), compares kills with [the estimate](calibration.md), kills live brokers, and fuzzes
+every decoder of foreign bytes. `BUDGET=2h` chooses the time; each part has a share of it.
+
+**{verdict}** The proof began on {begun} with a budget of {budget_s:,} s, on {machine}.
+
+| part | time | tried | failed |
+|---|--:|---|--:|
+"""
+
+
+def render(status: Mapping[str, Any]) -> str:
+    """Return the page of a status, as `proof.__main__` writes it."""
+    parts = status["parts"]
+    failed = sum(len(part["failures"]) for part in parts)
+    idle = sum(not part["tried"] for part in parts)
+    verdict = f"{failed} failures." if failed else "Nothing failed."
+    if idle:
+        verdict += f" {idle} of {len(parts)} parts could not run."
+    text = _HEAD.format(verdict=verdict, **{key: status[key] for key in ("begun", "budget_s", "machine")})
+    return text + "\n".join(map(_row, parts)) + "\n" + "".join(_details(parts))
+
+
+def _row(part: Mapping[str, Any]) -> str:
+    tried = "; ".join(f"{count:,} {what}" for what, count in part["tried"].items()) or "not run"
+    return f"| {part['title']} | {part['seconds']:,} s | {tried} | {len(part['failures']):,} |"
+
+
+def _details(parts: list[Mapping[str, Any]]) -> Iterator[str]:
+    limits = [f"- {part['title']}: {_plain(part['not_run'])}" for part in parts if part["not_run"]]
+    failures = [f"- {part['title']}: {_plain(each)}" for part in parts for each in part["failures"]]
+    if limits:
+        yield "\n## Not run, or not completely\n\n" + "\n".join(limits) + "\n"
+    if failures:
+        yield "\n## Failures\n\n" + "\n".join(failures) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is, in one line."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")

@@ -1,0 +1,71 @@
+"""Every marked figure of the pages is that of a committed result."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks import figures, table
+from benchmarks.pulsar import page as pulsar_page
+from benchmarks.pulsar.results import Results
+from museum import matrix
+from museum.page import render
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.relative_to(figures.ROOT).as_posix())
+def test_a_page_has_the_figures_of_the_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert figures.filled(text) == text, "run python -m benchmarks.figures"
+
+
+def test_a_figure_that_differs_is_replaced():
+    text = "a <!--= scale | as recorded, 10,000,000 events | s | .1f -->9.9<!--/--> b"
+    assert re.fullmatch(r"a <!--= scale .* -->1\.\d<!--/--> b", figures.filled(text))
+
+
+def test_a_figure_has_the_format_that_it_names():
+    base = "scale | as recorded, 10,000,000 events | s |"
+    row = next(
+        each for each in figures._read("scale")["figures"]
+        if (each["what"], each["unit"]) == ("as recorded, 10,000,000 events", "s")
+    )  # fmt: skip
+    median, against = row["spread"]["median"], row["against"]["figure"]
+    assert figures.figure(f"{base} .3f") == f"{median:.3f}"
+    assert figures.figure(f"{base} *1000 ,.0f") == f"{median * 1000:,.0f}"
+    assert figures.figure(f"{base} .2f against") == f"{against:.2f}"
+    assert figures.figure(f"{base} .2f inverse") == f"{against / median:.2f}"
+    assert figures.figure("calibration | totals.kills | ,.0f") == f"{figures._read('calibration')['totals']['kills']:,}"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing | a | s | .1f", "no result 'nothing'"),
+        ("scale | nothing | s | .1f", "0 rows 'nothing'"),
+        ("scale | DuckDB over rows, 10,000,000 events | s | .1f ratio", "compared with nothing"),
+        ("calibration | totals.nothing | .1f", "no 'totals.nothing'"),
+        ("scale", "a figure must be"),
+    ],
+)
+def test_a_figure_without_a_result_is_refused(name, said):
+    with pytest.raises(ValueError, match=said):
+        figures.filled(f"<!--= {name} -->1<!--/-->")
+
+
+def test_a_figure_that_is_not_closed_is_refused():
+    with pytest.raises(ValueError, match="not closed"):
+        figures.filled("<!--= scale | a | s | .1f -->1 s")
+
+
+def test_the_tables_of_the_benchmarks_are_those_of_the_results():
+    text = (figures.ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert table.filled(text) == text, "run python -m benchmarks.table"
+
+
+def test_the_comparison_with_pulsar_is_that_of_its_result():
+    assert pulsar_page.page(Results.read()) == pulsar_page.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_kill_matrix_is_that_of_its_result():
+    assert render(matrix.read_cells(), matrix.read_totals(matrix.TOTALS)) == matrix.PAGE.read_text(encoding="utf-8")
