@@ -265,7 +265,11 @@ def _read_ends(path: Path) -> tuple[dict[_Key, Recorded], int]:
                         _fold(folds.setdefault(key, AckAccumulator()), chunk, is_topic=not key[1])
                         last[key] = int(chunk.ts_ms[-1])
                         until_ms = max(until_ms, int(chunk.until_ms.max()))
-    return {key: Recorded(fold.acked, last[key]) for key, fold in folds.items()}, until_ms
+    recorded = {
+        key: Recorded({each: bitmap for each, bitmap in fold.acked.items() if bitmap}, last[key])
+        for key, fold in folds.items()
+    }
+    return recorded, until_ms
 
 
 def _chunk(columns: Sequence[Int64s]) -> PolledChunk:

@@ -104,6 +104,16 @@ class LiveBroker:
         of_namespaces = [name for each in (*namespaces, *of_tenants) for name in self._of_namespace(each)]
         return sorted({*of_namespaces, *(partition for each in topics for partition in self._partitions(each))})
 
+    def includes(self, topic: str) -> bool:
+        """Return whether `topics` lists a topic, or one of its partitions, if it exists."""
+        topics, namespaces, tenants = self._chosen
+        whole = _PARTITION.sub("", topic)
+        namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
+        tenant = namespace.partition("/")[0]
+        if not (topics or namespaces or tenants):
+            return tenant != _SYSTEM_TENANT
+        return whole in map(_whole_name, topics) or namespace in namespaces or tenant in tenants
+
     def settings(self, topic: str) -> BrokerSettings:
         """Return the settings in effect for one of `topics`: of the broker, its namespace, and the topic itself.
 
@@ -152,7 +162,7 @@ class LiveBroker:
         count = answer.get("partitions") if isinstance(answer, dict) else None
         if not isinstance(count, int):
             raise SnapshotError(f"{path}/partitions: must be a number of partitions, got {str(answer)[:40]!r}")
-        whole = topic if topic.startswith(_PERSISTENT) else f"{_PERSISTENT}{_with_namespace(topic)}"
+        whole = _whole_name(topic)
         return [f"{whole}-partition-{number}" for number in range(count)] if count else [whole]
 
     def _broker_settings(self) -> BrokerSettings:
@@ -260,8 +270,10 @@ class RecordedAnswers:
             raise SnapshotError(f"{path}: expected a file named {expected}")
 
 
-def _with_namespace(topic: str) -> str:
-    return topic if "/" in topic else f"public/default/{topic}"
+def _whole_name(topic: str) -> str:
+    if topic.startswith(_PERSISTENT):
+        return topic
+    return f"{_PERSISTENT}{topic}" if "/" in topic else f"{_PERSISTENT}public/default/{topic}"
 
 
 def _tenant_path(tenant: str) -> str:
