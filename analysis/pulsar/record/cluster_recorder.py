@@ -175,7 +175,9 @@ class ClusterRecorder:
     # --- Topics
 
     def _list(self) -> Sequence[str]:
-        return [topic for topic in self._source.topics() if not self._glob or matches(topic, self._glob)]
+        topics = self._source.topics()
+        self._trace.note_broker(self._source.cursor_properties)
+        return [topic for topic in topics if not self._glob or matches(topic, self._glob)]
 
     def _take_listing(self, listing: Future[Sequence[str]]) -> None:
         try:

@@ -12,6 +12,7 @@ from ackstate.analysis.admin_client import namespace_path, topic_path
 from ackstate.analysis.pulsar.snapshot.admin_rest import RefusedError
 from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
 from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.cursor.pulsar_conf import CURSOR_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
 _SYSTEM_TENANT = "pulsar"
+_OURS = "(ackstate "  # in the version that a broker reports which embeds this library
 _NOT_TO_BE_READ = 403
 _NOT_SET = frozenset({404, 405, 412})  # no such policy, or topic policies are disabled
 _FILE = re.compile(r"(internalStats|stats)-(.+)\.json")
@@ -61,6 +63,10 @@ class Source(Protocol):
 class LiveBroker:
     """Requests answers over REST. Threads may share it.
 
+    Attributes:
+        cursor_properties: The broker's settings of cursors, by key of ``broker.conf``, when `topics` was last called;
+            empty if they may not be read. None if the broker is not Pulsar's.
+
     Args:
         admin: An open connection pool.
         topics: Only these, with all of their partitions.
@@ -85,6 +91,7 @@ class LiveBroker:
             for name in names:
                 path(name)  # refused before any request
         self._of_broker = BrokerSettings()
+        self.cursor_properties: dict[str, str] | None = None
         self._known: dict[str, BrokerSettings] = {}
         self._locks: dict[str, Lock] = {}
 
@@ -167,6 +174,8 @@ class LiveBroker:
 
     def _broker_settings(self) -> BrokerSettings:
         version = self._admin.get_text("/admin/v2/brokers/version").strip('"')
+        is_pulsar = _OURS not in version
+        self.cursor_properties = {} if is_pulsar else None
         try:
             configuration = self._admin.get("/admin/v2/brokers/configuration/runtime")
         except RefusedError as error:
@@ -174,7 +183,10 @@ class LiveBroker:
                 raise
             why = f"the configuration may not be read: the defaults of Pulsar {version}"
             return broker_settings(None, version, assumed=why)
-        return broker_settings(_texts(configuration, "configuration of the broker"), version)
+        texts = _texts(configuration, "configuration of the broker")
+        if is_pulsar:
+            self.cursor_properties = {key: texts[key] for key in CURSOR_KEYS if key in texts}
+        return broker_settings(texts, version)
 
     def _with_namespace(self, settings: BrokerSettings, namespace: str) -> BrokerSettings:
         policies = self._policy(namespace_path(namespace))

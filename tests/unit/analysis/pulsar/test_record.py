@@ -30,7 +30,7 @@ from ackstate.analysis.trace.manifest import listed_names
 from ackstate.analysis.trace.parquet import check_trace, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from command_line import ENTRY, assert_one_line, run, tree, write_token
-from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
+from pulsar_admin import CONFIGURATION, INTERNALS, PATH, RUNTIME, STATS, TOPIC, serving, topic_answers
 from trace_files import write_acks
 
 T0 = 1_700_000_000_000
@@ -521,12 +521,18 @@ def test_a_token_is_sent_and_never_shown(capsys, tmp_path):
     assert "payload" not in outcome.out + outcome.err
 
 
-def test_for_a_time_and_the_intervals_in_tables_and_json(capsys, tmp_path):
+def test_the_command_records_for_a_time(capsys, tmp_path):
+    path = tmp_path / "trace"
+    with serving() as broker:
+        outcome = run(capsys, "pulsar", "record", broker.url, path, "--for", "1s")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert re.fullmatch(rf"{path}: \d+ events in \d polls? of 1 topic, 1 cursor\n", outcome.out)
+
+
+def test_the_intervals_in_tables_and_json(capsys, tmp_path):
     path = tmp_path / "trace"
     with serving({f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
-        outcome = run(capsys, "pulsar", "record", broker.url, path, "--for", "2s")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert re.fullmatch(rf"{path}: \d+ events in \d polls of 1 topic, 1 cursor\n", outcome.out)
+        record(broker.url, path, polls=3)
     (found,) = json.loads(run(capsys, "redelivery", path, "--engine", "local", "--json").out)["subscriptions"]
     assert (found["low"]["max"], found["max"]) == (2, 4), "two were acked, and nothing was written since"
     text = run(capsys, "redelivery", path, "--engine", "local").out
@@ -545,10 +551,48 @@ def test_for_a_time_and_the_intervals_in_tables_and_json(capsys, tmp_path):
     assert "low_expected" in table.read_text().partition("\n")[0]
 
 
+RUNTIME_SETTINGS = CONFIGURATION | {
+    "managedLedgerDefaultMarkDeleteRateLimit": "0.5", "managedLedgerCursorPositionFlushSeconds": "30",
+    "brokerClientAuthenticationParameters": "secret",
+}  # fmt: skip
+
+
+def test_the_policy_in_force_is_that_of_the_recorded_broker(capsys, tmp_path):
+    """And it is compared only with what such a broker can do."""
+    path = tmp_path / "trace"
+    with serving({RUNTIME: RUNTIME_SETTINGS, f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
+        record(broker.url, path, polls=2)
+    assert "secret" not in (path / "_broker.json").read_text()
+    assert check_events(path).subscriptions == 1
+    found = json.loads(run(capsys, "sweep", path, "--engine", "local", "--json").out)
+    assert found["baseline"].startswith("format=PULSAR flush_interval_ms=30000 mark_delete_rate_limit=0.5")
+    assert found["baseline_source"] == "read from the broker while it was recorded"
+    labels = [each["label"] for each in found["policies"][1:]]
+    assert [label for label in labels if "format=PULSAR" not in label] == ["flush_interval_ms=2000"], "native, beside"
+    grid = ["--set", "mark_delete_rate_limit=2", "--json"]
+    found = json.loads(run(capsys, "sweep", path, "--engine", "local", *grid).out)
+    assert {each["policy"]["format"] for each in found["policies"][1:]} == {"PULSAR"}
+    found = json.loads(run(capsys, "sweep", path, "--engine", "local", "--current-policy", "default", *grid).out)
+    assert found["baseline"] == "default", "the operator knows better"
+
+
+def test_the_settings_of_a_broker_may_be_unknown(capsys, tmp_path):
+    with serving({RUNTIME: (403, b"", {})}) as broker:
+        record(broker.url, tmp_path / "refused", polls=2)
+        broker.answers["/admin/v2/brokers/version"] = (200, b"5.0.0-M1 (ackstate 1.0)", {})
+        record(broker.url, tmp_path / "ours", polls=2)
+    found = json.loads(run(capsys, "sweep", tmp_path / "refused", "--engine", "local", "--json").out)
+    assert found["baseline_source"] == "the defaults of Pulsar 4.2"
+    assert "could not be read" in found["warnings"][0]
+    assert not (tmp_path / "ours" / "_broker.json").exists(), "it is no Pulsar broker"
+    (tmp_path / "refused" / "_broker.json").write_text('{"managedLedgerDefaultMarkDeleteRateLimit": "x"}')
+    assert_one_line(run(capsys, "sweep", tmp_path / "refused", "--engine", "local"), "_broker.json", "must be a number")
+
+
 def test_a_report_of_a_trace_of_polls_can_be_made(capsys, tmp_path):
     path = tmp_path / "trace"
     with serving({f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
-        run(capsys, "pulsar", "record", broker.url, path, "--for", "2s")
+        record(broker.url, path, polls=3)
     outcome = run(capsys, "redelivery", path, "--engine", "local", "--report", tmp_path / "report.html")
     assert (outcome.status, outcome.err) == (0, "")
 
