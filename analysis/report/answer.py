@@ -200,8 +200,8 @@ def _native(advice: Recommendation) -> str:
     total = advice.native.total
     return (
         f'<p class="aside">Not a setting of Pulsar: ackstate\'s native journal '
-        f"({escape(policy_text(advice.native.policy))}) would redeliver {count_text(total.expected or 0)} messages per "
-        f"broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
+        f"({escape(policy_text(advice.native.policy))}) would redeliver {interval_text(total, 'expected')} messages "
+        f"per broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
     )
 
 
