@@ -118,7 +118,8 @@ def _print_resumed(trace: Path, resumed: Resumed) -> None:
 def _print_end(trace: Path, found: Progress) -> None:
     subjects = f"{counted(found.topics, 'topic')}, {counted(found.cursors, 'cursor')}"
     unread = f", {counted(found.unread, 'topic')} not read: {found.last_failure}" if found.unread else ""
-    console.write(printable(f"{trace}: {found.events:,} events in {found.polls:,} polls of {subjects}{unread}") + "\n")
+    polls = counted(found.polls, "poll")
+    console.write(printable(f"{trace}: {found.events:,} events in {polls} of {subjects}{unread}") + "\n")
 
 
 def _line(state: Progress) -> str:

@@ -81,8 +81,9 @@ def sweep(
     written, and whether another policy is better in every respect. The
     recording comes first. The recommendation is compared with the policy
     in force: as named, read from a broker's configuration, or inferred
-    from the recording. With --broker-conf, settings that do not vary are
-    those of the broker. Without a grid, a few usual policies are compared.
+    from the recording. A trace of ackstate pulsar record has the settings of
+    its broker. With those, or with --broker-conf, settings that do not vary
+    are those of the broker. Without a grid, a few usual policies are compared.
     """
     flags = list(settings or ())
     if flush_interval_ms is not None:
@@ -95,18 +96,23 @@ def sweep(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
     with starting(engine, master) as session:
+        from ackstate.analysis.estimate.broker_conf import runs_on_pulsar
         from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
         from ackstate.analysis.replay.policy import Policy
         from ackstate.analysis.trace.parquet import check_trace
 
-        base = None if broker_conf is None else _broker_policy(broker_conf).to_mapping()
+        named = policy_of_text(current_policy) if current_policy not in ("", *_RECORDED) else None
+        broker = None if broker_conf is None else _broker_policy(broker_conf)
+        covered = check_trace(trace)
+        known = _known(trace, named, broker, broker_conf)
+        if broker is None and named is None and known is not None and runs_on_pulsar(known.policy):
+            broker = known.policy
+        base = None if broker is None else broker.to_mapping()
         texts = key_value_pairs(flags)
         policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
-        named = policy_of_text(current_policy) if current_policy not in ("", *_RECORDED) else None
-        covered = check_trace(trace)
-        current = None if current_policy in _RECORDED else _current(trace, named, broker_conf)
+        current = None if current_policy in _RECORDED else known
         if not policies:
-            policies = candidates(Policy() if current is None else current.policy)
+            policies = candidates(current.policy if current is not None else broker or Policy())
         elif current is not None and current.policy not in policies:
             policies = [current.policy, *policies]
         result, _ = estimated(
@@ -117,15 +123,19 @@ def sweep(
     output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)
 
 
-def _current(trace: Location, named: Policy | None, broker_conf: Path | None) -> CurrentPolicy | None:
+def _known(
+    trace: Location, named: Policy | None, broker: Policy | None, broker_conf: Path | None
+) -> CurrentPolicy | None:
     """Return the policy in force; None if it is unknown."""
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, recorded_rhythm
 
     rhythm = recorded_rhythm(trace)
-    if broker_conf is not None:
-        return CurrentPolicy.given(_broker_policy(broker_conf), f"read from {broker_conf.name}", rhythm)
+    if broker is not None and broker_conf is not None:
+        return CurrentPolicy.given(broker, f"read from {broker_conf.name}", rhythm)
     if named is not None:
         return CurrentPolicy.given(named, "named with --current-policy", rhythm)
+    if (recorded := CurrentPolicy.of_recorded_broker(trace, rhythm)) is not None:
+        return recorded
     return None if rhythm is None else CurrentPolicy.inferred(rhythm)
 
 

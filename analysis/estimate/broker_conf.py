@@ -43,6 +43,10 @@ class BrokerSetting(NamedTuple):
         return f"{self.key}={self.value}"
 
 
+PULSAR_KEYS = frozenset({"format", "range_limit_rule"})
+"""Settings that are the same in all policies of a Pulsar 4.2 broker."""
+
+
 def runs_on_pulsar(policy: Policy) -> bool:
     """Return whether a Pulsar 4.2 broker can run a policy: every setting has a key there, and a value that it takes."""
     config = policy.cursor

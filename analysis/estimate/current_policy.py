@@ -14,11 +14,11 @@ from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace.chunk_rows import events_of, is_packed, packed_columns
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import trace_files
-from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
+from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.properties import decode_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from ackstate.analysis.location import Location
 
@@ -37,6 +37,8 @@ PULSAR_4_2 = {
     "range_count_max": "10000",
 }  # fmt: skip
 """The policy of a Pulsar 4.2 broker with its default settings; see `Policy.from_mapping`."""
+BROKER_SETTINGS = "_broker.json"
+"""In the directory of a trace of polls: the settings of the broker that was recorded."""
 
 
 class PersistRhythm(NamedTuple):
@@ -78,6 +80,23 @@ class CurrentPolicy:
         return cls(policy, source, tuple(_contradictions(policy, rhythm)))
 
     @classmethod
+    def of_recorded_broker(cls, trace: Location, rhythm: PersistRhythm | None) -> CurrentPolicy | None:
+        """Return the policy of the Pulsar broker that was recorded; None if the trace does not name it.
+
+        Raises:
+            PolicyError: The settings are invalid.
+            OSError: They cannot be read.
+        """
+        path = trace / BROKER_SETTINGS
+        if not path.exists():
+            return None
+        policy = read_broker_policy(path)
+        if _properties(path):
+            return cls.given(policy, "read from the broker while it was recorded", rhythm)
+        doubt = "The broker's settings could not be read while it was recorded. Name them with --broker-conf"
+        return cls(policy, "the defaults of Pulsar 4.2", (doubt,))
+
+    @classmethod
     def inferred(cls, rhythm: PersistRhythm) -> CurrentPolicy:
         """Return the policy that persists at the interval of a recording."""
         source = f"inferred from {rhythm.gap_count:,} intervals between persists"
@@ -111,7 +130,7 @@ def recorded_rhythm(path: Location) -> PersistRhythm | None:
     return PersistRhythm(interval_ms, len(gaps), near / len(gaps))
 
 
-def read_broker_policy(path: Path) -> Policy:
+def read_broker_policy(path: Location) -> Policy:
     """Return the policy of a Pulsar 4.2 broker.
 
     Args:
@@ -129,11 +148,12 @@ def read_broker_policy(path: Path) -> Policy:
         raise PolicyError(f"{path}: {error}") from None
 
 
-def _properties(path: Path) -> Mapping[str, str]:
-    start = path.read_bytes().lstrip()[:1]
-    if start != b"{":
-        return read_properties(path)
-    found = json.loads(path.read_text(encoding="utf-8"))
+def _properties(path: Location) -> Mapping[str, str]:
+    with path.open("rb") as file:
+        data = file.read()
+    if data.lstrip()[:1] != b"{":
+        return decode_properties(data)
+    found = json.loads(data)
     return {key: str(value) for key, value in found.items() if value is not None}
 
 

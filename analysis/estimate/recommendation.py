@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _SECOND_MS = 1_000
 GAIN_MIN = 0.01
 """A setting that saves a smaller share of the current redelivery is not recommended."""
+_MESSAGES_MIN = 0.5  # nor one that saves fewer messages per crash, which would be shown as 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class Recommendation:
     def sentence(self) -> str:
         """The recommendation in one sentence."""
         if self.recommended is None:
-            number = self.current.total.expected or 0
             current = "the recorded one" if self.current.policy is AS_RECORDED else policy_text(self.current.policy)
-            return f"no policy of the grid is better than the current policy ({current}): {number:,.0f} {_PER_CRASH}"
+            number = messages_text(self.current.total)
+            return f"no policy of the grid is better than the current policy ({current}): {number} {_PER_CRASH}"
         said = "; ".join(each.text for each in self.changes) or (
             f"{_settings(self.recommended)} instead of {_settings(self.current)}"
         )
@@ -141,7 +142,7 @@ def _without_idle_change(
     """Return the policy without the change that gains least, if that is next to nothing; else None."""
     assert chosen.policy is not None
     assert current.policy is not None
-    least = GAIN_MIN * current.badness[0]
+    least = _least_gain(current)
     simpler = [
         without
         for change in _changes(chosen, current, known)
@@ -153,10 +154,15 @@ def _without_idle_change(
 
 def _choose(possible: Sequence[PolicyResult], current: PolicyResult) -> PolicyResult | None:
     front = _front(possible)
-    better = [each for each in front if each.badness[0] < (1 - GAIN_MIN) * current.badness[0]]
+    better = [each for each in front if current.badness[0] - each.badness[0] > _least_gain(current)]
     compared = front if current.policy is AS_RECORDED else [*front, current]
     most = [max(values) for values in zip(*(each.badness for each in [*compared, current]), strict=True)]
     return min(better, key=lambda each: _distance(each, most), default=None)
+
+
+def _least_gain(current: PolicyResult) -> float:
+    """Return the messages per broker crash that a change must save."""
+    return max(GAIN_MIN * current.badness[0], _MESSAGES_MIN)
 
 
 def _front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
@@ -192,11 +198,20 @@ def short_number(number: float, *, sign: str = "-") -> str:
     return f"{number:{sign},.0f}" if abs(number) >= 999.5 else f"{number:{sign},.3g}"
 
 
+def messages_text(total: Estimate) -> str:
+    """Return the mean redelivery, an interval in a trace of polls."""
+    high = f"{total.expected or 0:,.0f}"
+    if total.low is None or (low := f"{total.low.expected or 0:,.0f}") == high:
+        return high
+    return f"{low} to {high}"
+
+
 _PER_CRASH = "messages redelivered per broker crash"
 
 
 def _gain(chosen: Estimate, other: Estimate) -> str:
-    told = [f"{other.expected or 0:,.0f} -> {chosen.expected or 0:,.0f} {_PER_CRASH}", *price_texts(chosen, other)]
+    before, after = messages_text(other), messages_text(chosen)
+    told = [f"{before} -> {after} {_PER_CRASH}", *price_texts(chosen, other)]
     return ", ".join(told)
 
 

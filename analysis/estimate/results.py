@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from ackstate.analysis.estimate.recommendation import Recommendation, recommend
+from ackstate.analysis.estimate.recommendation import Recommendation, messages_text, recommend
 from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
 
 if TYPE_CHECKING:
@@ -199,9 +199,14 @@ class SweepResult:
 
     @property
     def recorded(self) -> PolicyResult | None:
-        """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable."""
+        """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable.
+
+        A trace of polls has no persists, but times at which there may have been one.
+        """
         found = next((each for each in self.policies if each.policy is AS_RECORDED), None)
-        return None if found is None or found.total.write_count is None else found
+        if found is None or (found.total.write_count is None and found.total.low is None):
+            return None
+        return found
 
     @property
     def recommended(self) -> PolicyResult | None:
@@ -230,8 +235,8 @@ class SweepResult:
             )
         if recorded is not None and recorded is not current and _differ(recorded, current):
             found.append(
-                f"The recording does not match the current policy: {recorded.total.expected or 0:,.0f} messages per "
-                f"broker crash were recorded, and {current.total.expected or 0:,.0f} are replayed"
+                f"The recording does not match the current policy: {messages_text(recorded.total)} messages per "
+                f"broker crash were recorded, and {messages_text(current.total)} are replayed"
             )
         return found
 
@@ -270,8 +275,10 @@ class SweepResult:
 
 
 def _differ(recorded: PolicyResult, current: PolicyResult) -> bool:
-    numbers = sorted((recorded.total.expected or 0.0, current.total.expected or 0.0))
-    return numbers[1] > _MISMATCH * numbers[0] + 1
+    """Return whether the means, or all means in their intervals, differ by more than the factor."""
+    lows = [(each.low or each).expected or 0.0 for each in (recorded.total, current.total)]
+    highs = [each.expected or 0.0 for each in (recorded.total, current.total)]
+    return max(lows) > _MISMATCH * min(highs) + 1
 
 
 _NUMBERS = tuple(name for name in Estimate.__dataclass_fields__ if name != "low")

@@ -6,11 +6,18 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.broker_conf import PAUSE_KEY, admin_commands, broker_settings_of, runs_on_pulsar
+from ackstate.analysis.estimate.broker_conf import (
+    PAUSE_KEY,
+    PULSAR_KEYS,
+    admin_commands,
+    broker_settings_of,
+    runs_on_pulsar,
+)
 from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
 from ackstate.analysis.estimate.setting_words import policy_text, setting_text
 from ackstate.analysis.html_page import printable
 from ackstate.analysis.report.contents import (
+    CAUSE_NAMES,
     Share,
     causes,
     count_text,
@@ -18,6 +25,7 @@ from ackstate.analysis.report.contents import (
     interval_text,
     main_subscriptions,
     role_text,
+    short_name,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
 
-POLLED = "Recorded by polls, so each number is an interval; charts, causes and prices are those of its upper end"
+POLLED = "Recorded by polls, so redelivery is an interval; charts, causes and savings are those of its upper end"
 """For a trace of polls."""
 _MAIN_MAX = 3
 _NAMESPACES_MAX = 3
@@ -78,7 +86,7 @@ def _settings_text(contents: Contents, policy: PolicyResult) -> str:
 def _policy_text(policy: Policy) -> str:
     if not runs_on_pulsar(policy):
         return policy_text(policy)
-    shown = [key for key in policy.to_mapping() if key not in {"format", "range_limit_rule"}]
+    shown = [key for key in policy.to_mapping() if key not in PULSAR_KEYS]
     return f"Pulsar 4.2: {', '.join(setting_text(key, policy.texts[key]) for key in shown)}"
 
 
@@ -87,7 +95,7 @@ def _who(contents: Contents) -> str:
     found = main_subscriptions(reference, count_max=_MAIN_MAX)
     count = sum(each.scope == "subscription" for each in reference.estimates)
     if not found:
-        return "<p>No subscription.</p>"
+        return ""
     rest = count - len(found)
     share = 1 - sum(each.share for each in found)
     more = f"<p>{rest:,} other{'s' if rest != 1 else ''}: {share:.0%}</p>" if rest and share >= 0.005 else ""
@@ -96,18 +104,23 @@ def _who(contents: Contents) -> str:
 
 def _why(contents: Contents) -> str:
     found = causes(contents.reference)
-    return _shares(found) if found else "<p>Nothing is redelivered, or the trace has no duration.</p>"
+    return _shares(found) if found else ""
 
 
 def _shares(found: Sequence[Share], before_detail: str = "") -> str:
     rows = "".join(
-        f'<li><span class="name"><bdi>{escape(printable(each.name))}</bdi> '
-        f"<small>{before_detail}<bdi>{escape(printable(each.detail))}</bdi></small></span>"
+        f'<li><span class="name"><bdi>{escape(short_name(printable(each.name)))}</bdi> '
+        f"<small>{before_detail}<bdi>{escape(_detail(each))}</bdi></small></span>"
         f'<span class="amount">{_amount(each)} <small>{escape(_percent(each.share))}</small></span>'
         f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
         for each in found
     )
     return f'<ul class="shares">{rows}</ul>'
+
+
+def _detail(each: Share) -> str:
+    """Return a topic, perhaps shortened, or the explanation of a cause."""
+    return each.detail if each.name in CAUSE_NAMES.values() else short_name(printable(each.detail))
 
 
 def _amount(each: Share) -> str:
@@ -187,8 +200,8 @@ def _native(advice: Recommendation) -> str:
     total = advice.native.total
     return (
         f'<p class="aside">Not a setting of Pulsar: ackstate\'s native journal '
-        f"({escape(policy_text(advice.native.policy))}) would redeliver {count_text(total.expected or 0)} messages per "
-        f"broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
+        f"({escape(policy_text(advice.native.policy))}) would redeliver {interval_text(total, 'expected')} messages "
+        f"per broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
     )
 
 
@@ -204,7 +217,7 @@ def _price(contents: Contents) -> str:
     body = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_number(each)}</td>" for each in numbers)}</tr>'
         for name, numbers in rows
-        if any(number is not None for number in numbers)
+        if any(numbers)
     )
     if not body:
         return ""

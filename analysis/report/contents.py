@@ -27,6 +27,7 @@ _CAUSE_DETAILS = {
     "cut_by_bytes": "in records beyond the limit in bytes",
     "cut_by_route": "in the metadata store, which holds less",
 }
+_NAME_LENGTH_MAX, _NAME_BEGIN = 62, 38
 ROLE_COLOURS = {RECORDED: 0, CURRENT: 1, RECOMMENDED: 2}
 """The colour of each role in all charts."""
 
@@ -179,6 +180,17 @@ def count_text(number: float, high: float | None = None) -> str:
     if high is not None and high != number:
         return f"{count_text(number)} to {count_text(high)}"
     return f"{number:,.0f}" if number >= 100 else f"{number:,.3g}"
+
+
+def short_name(text: str) -> str:
+    """Return a name without its middle if it is long: many long names differ only at their ends.
+
+    >>> short_name("team-1-" + "service-" * 20 + "067")
+    'team-1-service-service-service-service…ice-service-service-067'
+    """
+    return (
+        text if len(text) <= _NAME_LENGTH_MAX else f"{text[:_NAME_BEGIN]}…{text[_NAME_BEGIN - _NAME_LENGTH_MAX + 1 :]}"
+    )
 
 
 def time_text(ts_ms: int) -> str:

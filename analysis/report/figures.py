@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_axis, time_axis
+from ackstate.analysis.estimate.broker_conf import PULSAR_KEYS, runs_on_pulsar
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
 from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
 from ackstate.analysis.html_page import printable, table
@@ -18,6 +19,7 @@ from ackstate.analysis.report.contents import (
     count_text,
     interval_text,
     role_text,
+    short_name,
     time_text,
 )
 from ackstate.analysis.report.inputs import KINDS
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.chart import Layer
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.pulsar.replay_table import JudgedPrediction
+    from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.curves import Curve
     from ackstate.analysis.report.inputs import CalibrationPoint
@@ -48,7 +51,6 @@ _WIDE = 50
 _RUNS_MAX = 40
 # More signs could not be distinguished, and would make the page large.
 _MARKS_MAX = 200
-_NAME_LENGTH_MAX = 60
 
 
 class Slice(NamedTuple):
@@ -165,12 +167,12 @@ def worst_figures(contents: Contents) -> str:
         summary = f"{name}: {', '.join(said)} {_OF_SUBSCRIPTION}"
         drawing = Chart(times, most, layers, summary, 90).html(has_key=False)
         panels.append(
-            f'<div class="panel"><h4><bdi>{escape(_short(name))}</bdi></h4>'
-            f'<p class="of"><bdi>{escape(_short(printable(curve.topic)))}</bdi></p>'
+            f'<div class="panel"><h4><bdi>{escape(short_name(name))}</bdi></h4>'
+            f'<p class="of"><bdi>{escape(short_name(printable(curve.topic)))}</bdi></p>'
             f'<p class="numbers">{", ".join(said)}</p>{drawing}</div>'
         )
     title = f"The {len(found)} worst subscriptions" if len(found) > 1 else "The worst subscription"
-    names = [f"{_short(printable(curve.subscription))} of {_short(printable(curve.topic))}" for curve in found]
+    names = [f"{short_name(printable(curve.subscription))} of {short_name(printable(curve.topic))}" for curve in found]
     scale = ", on one scale" if len(found) > 1 else ""
     caption = " ".join([f"{escape(role[:1].upper() + role[1:])}{scale}.", *_band_texts(found)])
     drawn = f'<div class="panels">{"".join(panels)}</div>'
@@ -266,8 +268,15 @@ def policy_names(result: SweepResult) -> dict[str, str]:
     """Return the label of each policy -> all settings that vary in the grid, with their units, in words."""
     tried = [each.policy for each in result.policies if each.policy is not None]
     varied = varied_settings(tried) or ["flush_interval_ms"]
-    names = {each.label: ", ".join(setting_text(key, each.texts[key]) for key in varied) for each in tried}
+    names = {each.label: _name_of(each, varied) for each in tried}
     return {each.label: names.get(each.label, each.label) for each in result.policies}
+
+
+def _name_of(policy: Policy, varied: Sequence[str]) -> str:
+    is_pulsar = "format" in varied and runs_on_pulsar(policy)
+    shown = [key for key in varied if not is_pulsar or key not in PULSAR_KEYS]
+    words = ", ".join(setting_text(key, policy.texts[key]) for key in shown)
+    return f"Pulsar 4.2: {words}" if is_pulsar else words
 
 
 def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
@@ -277,15 +286,15 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     diagonal = Band("observed as predicted", [(0, 0, 0), (axis.high, axis.high, axis.high)], 5)
     marks = [
         Marks(name, [
-            (each.predicted, each.observed, f"{_short(printable(each.policy))}: predicted {each.predicted:,}, observed "
-             f"{each.observed:,}") for each in points[:_MARKS_MAX] if each.kind == kind
+            (each.predicted, each.observed, f"{short_name(printable(each.policy))}: predicted {each.predicted:,}, "
+             f"observed {each.observed:,}") for each in points[:_MARKS_MAX] if each.kind == kind
         ], sign, colour)
         for colour, ((kind, name), sign) in enumerate(zip(KINDS.items(), "○▽", strict=True))
     ]  # fmt: skip
     layers: list[Layer] = [diagonal, *(each for each in marks if each.points)]
     chart = Chart(axis, y, layers, "observed over predicted messages").html()
     rows = [
-        (_short(printable(each.policy)), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
+        (short_name(printable(each.policy)), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
         for each in _thin(points)
     ]
     numbers = table(("policy", "ended by", "predicted", "observed"), rows)
@@ -298,7 +307,7 @@ def broker_figure(verdicts: Sequence[JudgedPrediction]) -> str:
     numbers = [n for each in shown for n in (each.prediction.high, len(each.measured or ()))]
     x = number_axis("messages", numbers)
     rows = "".join(
-        f'<tr><th scope="row"><bdi>{escape(_short(printable(each.prediction.topic)))}</bdi></th>'
+        f'<tr><th scope="row"><bdi>{escape(short_name(printable(each.prediction.topic)))}</bdi></th>'
         f'<td class="bar"><span class="interval c0" style="left:{x.share(each.prediction.low):.2%};'
         f'width:{x.share(each.prediction.high) - x.share(each.prediction.low):.2%}"></span>'
         + (f'<i class="c1" style="left:{x.share(len(each.measured)):.2%}">✕</i>' if each.measured is not None else "")
@@ -386,7 +395,3 @@ def _prices(result: PolicyResult) -> tuple[float, float, float]:
 
 def _is_wide(numbers: Sequence[float]) -> bool:
     return min(numbers) > 0 and max(numbers) > _WIDE * min(numbers)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _NAME_LENGTH_MAX else f"{text[: _NAME_LENGTH_MAX - 1]}…"

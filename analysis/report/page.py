@@ -67,7 +67,9 @@ def _scope(contents: Contents) -> str:
 Part = tuple[str, str, str]
 
 
-def _over_time(contents: Contents) -> Part:
+def _over_time(contents: Contents) -> Part | None:
+    if not any(any(curve.value) for curve in contents.curves):
+        return None
     return "over-time", "Over time", figures.total_figure(contents) + figures.worst_figures(contents)
 
 
@@ -99,7 +101,8 @@ def _policies(contents: Contents) -> Part | None:
     )
     if (more := len(contents.result.refused) - _REFUSED_MAX) > 0:
         refused += f"<p>{more:,} more policies cannot be replayed.</p>"
-    drawn = figures.price_figures(contents.result)
+    is_any = any(each.total.expected for each in contents.result.policies)
+    drawn = figures.price_figures(contents.result) if is_any else ""
     recommendation = f'<p id="recommendation">{said[:1].upper()}{said[1:]}.</p>'
     return "policies", "Policies", f'{recommendation}{refused}{drawn}<div class="grid" id="all-policies"></div>'
 

@@ -138,7 +138,7 @@ def check_events(
     )
 
 
-class Chunk(NamedTuple):
+class CheckedChunk(NamedTuple):
     """A row of a trace."""
 
     key: tuple[str, str]
@@ -156,7 +156,7 @@ class _Followed:
     def __init__(self) -> None:
         self.next_chunk = self.next_seq = 0
         self.order = EventOrder()
-        self.early: dict[int, Chunk] = {}
+        self.early: dict[int, CheckedChunk] = {}
 
 
 @final
@@ -171,7 +171,7 @@ class _TraceCheck:
         self._published = PublishedEntries()
         self._clock = TraceClock()
 
-    def take(self, chunk: Chunk) -> None:
+    def take(self, chunk: CheckedChunk) -> None:
         """Add the next chunk of a file."""
         followed = self.keys.setdefault(chunk.key, _Followed())
         followed.early[chunk.number] = chunk
@@ -184,7 +184,7 @@ class _TraceCheck:
             self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
         self._bad_rows.check(BadRowsMax(), what=str(path), hint="record it again, or convert it from its source")
 
-    def _judge(self, followed: _Followed, chunk: Chunk) -> None:
+    def _judge(self, followed: _Followed, chunk: CheckedChunk) -> None:
         events = chunk.events
 
         def shown(problem: Wrong, row: int) -> str:
@@ -230,7 +230,7 @@ def _wrong_alone(events: Events, *, is_polled: bool) -> dict[Wrong, Mask]:
     }
 
 
-def read_chunks(path: Location) -> Iterator[Chunk]:
+def read_chunks(path: Location) -> Iterator[CheckedChunk]:
     """Yield every chunk of a trace, in the order of the files; its events are not checked yet.
 
     Raises:
@@ -246,7 +246,7 @@ def read_chunks(path: Location) -> Iterator[Chunk]:
             raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
 
 
-def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[Chunk]:
+def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[CheckedChunk]:
     try:
         for piece in pieces(batch):
             is_polled = has_intervals(piece.schema)
@@ -256,7 +256,7 @@ def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[Chunk]:
             rows = (piece[name].to_pylist() for name in (*_KEY, "first_seq", "first_ts_ms", "last_ts_ms"))
             for row, (topic, subscription, number, first_seq, *times) in enumerate(zip(*rows, strict=True)):
                 events = Events(*(column[bounds[row] : bounds[row + 1]] for column in columns))
-                yield Chunk((topic, subscription), number, first_seq, (times[0], times[1]), events, is_polled)
+                yield CheckedChunk((topic, subscription), number, first_seq, (times[0], times[1]), events, is_polled)
             check_ledgers(piece, offsets, *(columns[_EVENTS.index(name)] for name in _LEDGERS))
     except TraceError as error:
         raise TraceError(f"{file}: {error}") from None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.check import Chunk
+    from ackstate.analysis.trace.check import CheckedChunk
 
 
 def rewrite_trace(source: Location, target: Location) -> int:
@@ -50,10 +50,10 @@ def rewrite_trace(source: Location, target: Location) -> int:
     return after.events
 
 
-def _in_order(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def _in_order(chunks: Iterator[CheckedChunk]) -> Iterator[CheckedChunk]:
     """Yield the chunks of each subscription in their order; files may hold them in another one."""
     following: dict[tuple[str, str], int] = defaultdict(int)
-    early: dict[tuple[str, str], dict[int, Chunk]] = defaultdict(dict)
+    early: dict[tuple[str, str], dict[int, CheckedChunk]] = defaultdict(dict)
     for chunk in chunks:
         waiting = early[chunk.key]
         waiting[chunk.number] = chunk

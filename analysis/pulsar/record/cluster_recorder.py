@@ -5,15 +5,15 @@ from __future__ import annotations
 import fnmatch
 import re
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.admin_client import topic_path
+from ackstate.analysis.pulsar.record.poll_queue import PollQueue
 from ackstate.analysis.pulsar.record.topic_follower import TopicFollower
 from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
-from ackstate.analysis.pulsar.snapshot.requests import request_all
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.pulsar.record.trace_directory import Recorded, TraceDirectory
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
     from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
     from ackstate.analysis.trace.events import PolledEvent
 
-AT_ONCE = 16
-"""Requests under way."""
+AT_ONCE = 32
+"""Polls under way."""
 LISTING_S = 60.0
-"""Topics are listed this often, and settings of new ones are read."""
+"""Topics are listed this often."""
 HOUR_MS = 3_600_000
 HOUR_BYTES_MAX = 256 << 20
 """A recording of this size is finished before its hour is over."""
 _BACKOFF_S = (1.0, 30.0)  # after the first failure of a topic, and at most
+_NEVER_READ = "never read"
 _WHOLE_TOPIC = re.compile(r"-partition-\d+$", re.ASCII)
 
 
@@ -72,10 +74,16 @@ class _Polled:
 
     def __init__(self, follower: TopicFollower) -> None:
         self.follower = follower
-        self.next_s = 0.0
+        self.due_s = 0.0
         self.failures = 0
         self.is_gone = False
-        self.under_way: Future[None] | None = None
+
+
+class _UnderWay(NamedTuple):
+    """A poll under way, in terms of `PollQueue`."""
+
+    topic: str
+    broker: str
 
 
 @final
@@ -99,9 +107,12 @@ class ClusterRecorder:
         self._every_s = every_s
         self._glob = glob
         self._topics: dict[str, _Polled] = {}
+        self._queue = PollQueue(AT_ONCE, self._broker_of)
+        self._under_way: dict[Future[None], _UnderWay] = {}
         self._recorded: dict[str, dict[str, Recorded]] = {}
         for (topic, subscription), recorded in trace.resumed.recorded.items():
-            self._recorded.setdefault(topic, {})[subscription] = recorded
+            if source.includes(topic) and (not glob or matches(topic, glob)):
+                self._recorded.setdefault(topic, {})[subscription] = recorded
         # Steady, and after every time in an earlier recording, even if the clock of the system changes.
         self._begun_s = time.monotonic()
         self._begun_ms = max(time.time_ns() // 1_000_000, trace.resumed.until_ms + 1)
@@ -119,7 +130,7 @@ class ClusterRecorder:
 
         Args:
             for_s: Seconds; None to record until an exception.
-            show: Called about once a second.
+            show: Called some times a second.
 
         Raises:
             AdminError: The topics cannot be listed at the start.
@@ -130,8 +141,9 @@ class ClusterRecorder:
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             self._follow(self._list())
+            self._end_missing()
             listing: Future[Sequence[str]] | None = None
-            listed_s = time.monotonic()
+            listed_s, shown_s = time.monotonic(), 0.0
             while end_s is None or time.monotonic() < end_s:
                 now_s = time.monotonic()
                 if listing is None and now_s - listed_s >= LISTING_S:
@@ -141,9 +153,11 @@ class ClusterRecorder:
                     listing, listed_s = None, now_s
                 self._poll_due(pool, now_s)
                 self._turn_hour()
-                show(self.progress())
-                # The rest of a poll period, in steps, so that topics with other times are polled in time.
-                time.sleep(max(min(self._every_s, 1.0, (end_s or now_s + 1) - time.monotonic()) / 4, 0.01))
+                step_s = max(min(self._every_s, 1.0, (end_s or now_s + 1) - now_s) / 4, 0.01)
+                if now_s - shown_s >= min(step_s, self._every_s):
+                    show(self.progress())
+                    shown_s = now_s
+                wait(self._under_way, step_s, FIRST_COMPLETED) if self._under_way else time.sleep(step_s)
         finally:
             pool.shutdown(cancel_futures=True)
         self._take_done()
@@ -161,7 +175,9 @@ class ClusterRecorder:
     # --- Topics
 
     def _list(self) -> Sequence[str]:
-        return [topic for topic in self._source.topics() if not self._glob or matches(topic, self._glob)]
+        topics = self._source.topics()
+        self._trace.note_broker(self._source.cursor_properties)
+        return [topic for topic in topics if not self._glob or matches(topic, self._glob)]
 
     def _take_listing(self, listing: Future[Sequence[str]]) -> None:
         try:
@@ -172,54 +188,64 @@ class ClusterRecorder:
     def _follow(self, topics: Iterable[str]) -> None:
         """Poll some topics from now on, and no others."""
         wanted = set(topics)
-        new = sorted(wanted - self._topics.keys())
-        for topic, settings in request_all(new, self._source.settings).items():
-            if isinstance(settings, AckStateError):
-                self._last_failure = str(settings)  # tried again with the next listing
-            else:
-                follower = TopicFollower(topic, settings, self._recorded.pop(topic, {}))
-                self._topics[topic] = _Polled(follower)
+        for topic in sorted(wanted - self._topics.keys()):
+            self._topics[topic] = _Polled(TopicFollower(topic, self._recorded.pop(topic, {})))
+            self._queue.put(topic, 0.0)
         for topic, polled in self._topics.items():
             polled.is_gone = topic not in wanted
 
+    def _end_missing(self) -> None:
+        """Record that topics of the earlier recording were deleted meanwhile."""
+        for topic, recorded in self._recorded.items():
+            TopicFollower(topic, recorded).ended(self.now_ms(), partial(self._record, topic))
+        self._recorded.clear()
+
     # --- Polls
+
+    def _broker_of(self, topic: str) -> str:
+        """Return the broker for `PollQueue`; topics that never answered count as those of one broker."""
+        polled = self._topics[topic]
+        return polled.follower.broker or (_NEVER_READ if polled.failures else "")
 
     def _poll_due(self, pool: ThreadPoolExecutor, now_s: float) -> None:
         self._take_done()
-        for topic in [topic for topic, polled in self._topics.items() if polled.is_gone and polled.under_way is None]:
-            self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
-        for topic, polled in self._topics.items():
-            if polled.under_way is None and polled.next_s <= now_s:
-                polled.next_s = now_s + self._every_s
-                polled.under_way = pool.submit(self._poll, topic, polled.follower)
+        for topic, broker in self._queue.take(now_s):
+            polled = self._topics[topic]
+            if polled.is_gone:
+                self._queue.done(broker)
+                self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
+            else:
+                polled.due_s = now_s + self._every_s
+                self._under_way[pool.submit(self._poll, topic, polled.follower)] = _UnderWay(topic, broker)
 
     def _take_done(self) -> None:
-        """Follow the polls that are done.
+        """Take note of the polls that are done.
 
         Raises:
             OSError: The trace cannot be written.
         """
-        for polled in self._topics.values():
-            if polled.under_way is None or not polled.under_way.done():
-                continue
-            future, polled.under_way = polled.under_way, None
-            if future.cancelled():
-                continue
-            error = future.exception()
-            if error is None:
-                polled.failures = 0
-                self._poll_count += 1
-                self._trace.polled_until_ms = self.now_ms()
-            elif isinstance(error, AckStateError):
-                polled.failures += 1
-                first_s, most_s = _BACKOFF_S
-                polled.next_s = time.monotonic() + min(first_s * 2 ** min(polled.failures - 1, 10), most_s)
-                self._last_failure = str(error)
-            else:
-                raise error
+        for future in [each for each in self._under_way if each.done()]:
+            topic, broker = self._under_way.pop(future)
+            self._queue.done(broker)
+            if not future.cancelled():
+                self._take_result(self._topics[topic], future.exception())
+            self._queue.put(topic, self._topics[topic].due_s)
+
+    def _take_result(self, polled: _Polled, error: BaseException | None) -> None:
+        if error is None:
+            polled.failures = 0
+            self._poll_count += 1
+            self._trace.polled_until_ms = self.now_ms()
+        elif isinstance(error, AckStateError):
+            polled.failures += 1
+            first_s, most_s = _BACKOFF_S
+            polled.due_s = time.monotonic() + min(first_s * 2 ** min(polled.failures - 1, 10), most_s)
+            self._last_failure = str(error)
+        else:
+            raise error
 
     def _poll(self, topic: str, follower: TopicFollower) -> None:
-        follower.poll(_Rest(self._admin, topic), self.now_ms, partial(self._record, topic))
+        follower.poll(_Rest(self._admin, self._source, topic), self.now_ms, partial(self._record, topic))
 
     def _record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
         if events:
@@ -232,9 +258,7 @@ class ClusterRecorder:
         hour = self.now_ms() // HOUR_MS
         if hour == self._hour and self._trace.recording_bytes < HOUR_BYTES_MAX:
             return
-        for polled in self._topics.values():
-            if polled.under_way is not None:
-                polled.under_way.exception()  # waits for it
+        wait(self._under_way)
         self._take_done()
         self._trace.finish_hour()
         self._hour = hour
@@ -244,10 +268,15 @@ class ClusterRecorder:
 class _Rest:
     """Requests answers about one topic."""
 
-    def __init__(self, admin: PulsarAdmin, topic: str) -> None:
+    def __init__(self, admin: PulsarAdmin, source: LiveBroker, topic: str) -> None:
         self._admin = admin
+        self._source = source
         self._topic = topic
         self._path = topic_path(topic)
+
+    def settings(self) -> BrokerSettings:
+        """See `TopicSource`."""
+        return self._source.settings(self._topic)
 
     def internals(self) -> TopicInternals:
         """See `TopicSource`."""

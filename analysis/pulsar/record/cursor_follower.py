@@ -49,7 +49,7 @@ class CursorFollower:
     Args:
         settings: The settings in effect.
         known: The acked entries of an earlier recording that is continued; ownership passes to this object.
-        last_ms: The time of its last event; -1 without one.
+        last_ms: The time of its last event, or the time since which it may exist; -1 if it existed before.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class CursorFollower:
         self._known: Entries = dict(known or {})
         self._last_ms = last_ms
         self._poll: CursorPoll | None = None
-        # Polls of the same cursor ledger since the one whose acks are certainly durable, at each of which something was
-        # new; and the poll since which nothing was acked, until that is known to be durable.
+        # Polls of the same cursor ledger since the one whose acks are certainly durable, the last one for each last
+        # entry; and the poll since which nothing was acked, until that is known to be durable.
         self._history: deque[CursorPoll] = deque()
         self._changed: CursorPoll | None = None
         # Whether there are acks that may be durable without an event for it.
@@ -88,13 +88,13 @@ class CursorFollower:
         return events
 
     def ended(self, now_ms: int) -> list[PolledEvent]:
-        """Return the events of a cursor that is gone: nothing of it is redelivered."""
-        if self._poll is None and self._last_ms < 0:
+        """Return the events of a cursor that is gone: nothing is acked. `follow` must not be called again."""
+        if not self._known:
             return []
         begin_ms = max(self._last_ms, self._poll.asked_ms if self._poll else self._last_ms)
-        self._poll, self._has_pending, self._last_ms = None, False, begin_ms
-        self._forget_history()
-        return [PolledEvent(begin_ms, EventKind.RESET, until_ms=max(now_ms, begin_ms))]
+        interval = _Interval(begin_ms, max(now_ms, begin_ms))
+        reset = PolledEvent(interval.ts_ms, EventKind.RESET, until_ms=interval.until_ms)
+        return [reset, *_named(EventKind.REDELIVER, self._known, interval)]
 
     # --- A cursor that was found, loaded, or moved
 
@@ -145,7 +145,10 @@ class CursorFollower:
         if not is_same:
             self._forget_history()
             self._note_change(poll)
-        if poll.has_written and (new or not self._history or self._history[-1].last_entry != poll.last_entry):
+        is_after_record = not self._history or self._history[-1].last_entry != poll.last_entry
+        if poll.has_written and (new or is_after_record):
+            if not is_after_record:
+                self._history.pop()  # the same record covers both
             self._history.append(poll)
 
     def _covered(self, before: CursorPoll, poll: CursorPoll, *, is_same: bool) -> tuple[CursorPoll | None, Entries]:

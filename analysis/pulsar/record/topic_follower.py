@@ -7,13 +7,13 @@ from urllib.parse import unquote_plus
 
 from ackstate.analysis.pulsar.record.cursor_follower import CursorFollower
 from ackstate.analysis.pulsar.record.poll import CursorPoll, TopicPoll, cursor_poll
+from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
 from ackstate.analysis.trace.events import EventKind, PolledEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.pulsar.record.trace_directory import Recorded
-    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
     from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats
 
 STATS_MS = 60_000
@@ -22,6 +22,9 @@ STATS_MS = 60_000
 
 class TopicSource(Protocol):
     """Answers about one topic."""
+
+    def settings(self) -> BrokerSettings:
+        """Return the settings in effect."""
 
     def internals(self) -> TopicInternals:
         """Return the cursors in memory."""
@@ -40,13 +43,12 @@ class TopicFollower:
 
     Args:
         topic: Its name.
-        settings: The settings in effect.
         recorded: The end of an earlier recording: for each subscription, and for "" the topic itself.
     """
 
-    def __init__(self, topic: str, settings: BrokerSettings, recorded: Mapping[str, Recorded]) -> None:
+    def __init__(self, topic: str, recorded: Mapping[str, Recorded]) -> None:
         self._topic = topic
-        self._settings = settings
+        self._settings: BrokerSettings | None = None
         self._recorded = dict(recorded)
         self._cursors: dict[str, CursorFollower] = {}
         self._polls: dict[str, CursorPoll] = {}
@@ -64,6 +66,11 @@ class TopicFollower:
         """The number of cursors at the last poll."""
         return len(self._polls)
 
+    @property
+    def broker(self) -> str:
+        """The broker that had the topic when `stats` were last read; empty if unknown."""
+        return "" if self._stats is None else self._stats.owner_broker or ""
+
     def poll(self, source: TopicSource, clock: Callable[[], int], record: Record) -> None:
         """Poll once, and record the events since the last poll.
 
@@ -78,6 +85,8 @@ class TopicFollower:
             OSError: The events cannot be written.
         """
         is_after_failure, self._has_failed = self._has_failed, True
+        if self._settings is None:
+            self._settings = source.settings()
         asked_ms = clock()
         internals = source.internals()
         answered_ms = clock()
@@ -86,18 +95,23 @@ class TopicFollower:
             self._stats, self._stats_ms = source.stats(), answered_ms
         topic = TopicPoll(asked_ms, answered_ms, internals.entry_counts(), _load_of(self._stats), is_after_failure)
         polls = dict(self._cursor_polls(internals, topic, is_fresh=is_fresh))
+        begin_ms = self._published_ms
         record("", list(self._publishes(polls, topic)))
         for name, poll in polls.items():
-            record(name, self._follower(name).follow(poll))
-        for name in self._polls.keys() - polls.keys():
-            record(name, self._follower(name).ended(answered_ms))
+            record(name, self._follower(name, begin_ms).follow(poll))
+        self._end((self._cursors.keys() | self._recorded.keys()) - polls.keys(), answered_ms, record)
         self._polls, self._has_failed = polls, False
 
     def ended(self, now_ms: int, record: Record) -> None:
         """Record that the topic was deleted."""
-        for name in self._polls:
-            record(name, self._follower(name).ended(now_ms))
+        self._end(self._cursors.keys() | self._recorded.keys(), now_ms, record)
         self._polls = {}
+
+    def _end(self, names: Iterable[str], now_ms: int, record: Record) -> None:
+        """Record that cursors were deleted, here or since an earlier recording."""
+        for name in sorted(names):
+            record(name, self._follower(name, -1).ended(now_ms))
+            del self._cursors[name]
 
     def _needs_stats(self, internals: TopicInternals, now_ms: int) -> bool:
         if self._stats is None or now_ms - self._stats_ms >= STATS_MS:
@@ -122,13 +136,12 @@ class TopicFollower:
             what = f"{self._topic}, {name}"
             yield name, cursor_poll(cursor, topic, what=what, is_mark_delete_loaded=is_loaded)
 
-    def _follower(self, name: str) -> CursorFollower:
+    def _follower(self, name: str, begin_ms: int) -> CursorFollower:
+        """Return the follower of a cursor, which was created at this time or later if it is new; -1 if unknown."""
         if name not in self._cursors:
-            recorded = self._recorded.pop(name, None)
-            self._cursors[name] = (
-                CursorFollower(self._settings) if recorded is None
-                else CursorFollower(self._settings, known=recorded.acked, last_ms=recorded.last_ms)
-            )  # fmt: skip
+            acked, last_ms = self._recorded.pop(name, ({}, begin_ms))
+            # Without settings, the topic is gone.
+            self._cursors[name] = CursorFollower(self._settings or BrokerSettings(), known=acked, last_ms=last_ms)
         return self._cursors[name]
 
     def _publishes(self, polls: Mapping[str, CursorPoll], topic: TopicPoll) -> Iterator[PolledEvent]:

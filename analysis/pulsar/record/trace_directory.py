@@ -1,6 +1,7 @@
 """A trace that grows while it is recorded: a Parquet file for each hour, and a recording of the unfinished hour.
 
 ``TRACE/part-00000.parquet``   the first hour, and so on; `_manifest.json` lists the finished ones
+``TRACE/_broker.json``         the broker's settings of cursors, as the policy in force; see `read_broker_policy`
 ``TRACE/.recording/00007``     the recording of the hour that becomes ``part-00007.parquet``
 ``TRACE/.recording/LOCK``      locked while a process records
 
@@ -12,6 +13,7 @@ unfinished, a recording whose file is listed is finished.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from typing import TYPE_CHECKING, NamedTuple, Self, final
@@ -20,7 +22,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from ackstate.analysis.atomic_write import atomic_write, open_lock
+from ackstate.analysis.atomic_write import atomic_write, open_lock, write_atomically
+from ackstate.analysis.estimate.current_policy import BROKER_SETTINGS
 from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.replay.polled import PolledChunk
 from ackstate.analysis.trace.chunk_rows import events_of, pieces
@@ -32,7 +35,7 @@ from ackstate.analysis.trace.recorder import Recorder, polled_frames, segments, 
 from ackstate.analysis.trace.rows import PolledEvents
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ackstate.analysis.replay.acked import Int64s
@@ -103,6 +106,7 @@ class TraceDirectory:
             self._written: dict[_Key, tuple[int, int]] = {}
             self._recorder: Recorder | None = None
             self._number = 0
+            self._broker: Mapping[str, str] | None = None
             self.polled_until_ms = -1
             self.resumed = self._resume()
         except BaseException:
@@ -113,6 +117,16 @@ class TraceDirectory:
     def recording_bytes(self) -> int:
         """The bytes of the unfinished hour."""
         return 0 if self._recorder is None else self._recorder.path.stat().st_size
+
+    def note_broker(self, properties: Mapping[str, str] | None) -> None:
+        """Store the broker's settings of cursors; None, for a broker of another kind than Pulsar, stores nothing.
+
+        Raises:
+            OSError: The disk is full or failed.
+        """
+        if properties is not None and properties != self._broker:
+            write_atomically(self.path / BROKER_SETTINGS, json.dumps(properties, indent=1))
+            self._broker = properties
 
     def record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
         """Append events as one frame; it is complete or absent after a crash of this process.
@@ -265,7 +279,11 @@ def _read_ends(path: Path) -> tuple[dict[_Key, Recorded], int]:
                         _fold(folds.setdefault(key, AckAccumulator()), chunk, is_topic=not key[1])
                         last[key] = int(chunk.ts_ms[-1])
                         until_ms = max(until_ms, int(chunk.until_ms.max()))
-    return {key: Recorded(fold.acked, last[key]) for key, fold in folds.items()}, until_ms
+    recorded = {
+        key: Recorded({each: bitmap for each, bitmap in fold.acked.items() if bitmap}, last[key])
+        for key, fold in folds.items()
+    }
+    return recorded, until_ms
 
 
 def _chunk(columns: Sequence[Int64s]) -> PolledChunk:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ackstate.deleted_ranges import DeletedRanges
@@ -28,8 +28,22 @@ _RANGE = re.compile(r"\((\d{1,19}):(-1|\d{1,10})\.\.(\d{1,19}):(\d{1,10})\]", re
 _POSITION = re.compile(r"(-1|\d{1,19}):(-1|\d{1,10})", re.ASCII)
 
 
+NAME_BYTES_MAX = 65_535
+_ERROR_LENGTH_MAX = 200
+
+
 class SnapshotError(AckStateError):
     """An answer of a broker or a file cannot be used; the message names it."""
+
+
+def _name(text: str) -> str:
+    if len(text.encode()) > NAME_BYTES_MAX:  # which also raises a `ValueError` if it is not Unicode
+        raise ValueError(f"a name must have at most {NAME_BYTES_MAX} bytes")
+    return text
+
+
+_Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+_EntryCount: TypeAlias = Annotated[int, Field(le=ENTRY_ID_MAX)]
 
 
 class _PulsarObject(BaseModel):
@@ -41,8 +55,8 @@ class _PulsarObject(BaseModel):
 class LedgerInternals(_PulsarObject):
     """One ledger of the topic's messages. For the open ledger, `entries` is always 0."""
 
-    ledger_id: int
-    entries: int
+    ledger_id: int = Field(ge=0, le=LEDGER_ID_MAX)
+    entries: _EntryCount
 
 
 class RedeliveryReported(_PulsarObject):
@@ -73,10 +87,10 @@ class CursorInternals(_PulsarObject):
 class TopicInternals(_PulsarObject):
     """`internalStats` of one topic or partition."""
 
-    current_ledger_entries: int = 0
+    current_ledger_entries: _EntryCount = 0
     entries_added_counter: int = 0
     ledgers: list[LedgerInternals]
-    cursors: dict[str, CursorInternals]
+    cursors: dict[_Name, CursorInternals]
 
     def entry_counts(self) -> dict[int, int]:
         """Return the entry count of each existing ledger, in order."""
@@ -152,7 +166,7 @@ def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"]))[:_ERROR_LENGTH_MAX].encode("utf-8", "replace").decode()
         raise SnapshotError(f"{what}: {where or 'the answer'}: {first['msg']}") from None
 
 

@@ -12,6 +12,7 @@ from ackstate.analysis.admin_client import namespace_path, topic_path
 from ackstate.analysis.pulsar.snapshot.admin_rest import RefusedError
 from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
 from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.cursor.pulsar_conf import CURSOR_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
 _SYSTEM_TENANT = "pulsar"
+_OURS = "(ackstate "  # in the version that a broker reports which embeds this library
 _NOT_TO_BE_READ = 403
 _NOT_SET = frozenset({404, 405, 412})  # no such policy, or topic policies are disabled
 _FILE = re.compile(r"(internalStats|stats)-(.+)\.json")
@@ -61,6 +63,10 @@ class Source(Protocol):
 class LiveBroker:
     """Requests answers over REST. Threads may share it.
 
+    Attributes:
+        cursor_properties: The broker's settings of cursors, by key of ``broker.conf``, when `topics` was last called;
+            empty if they may not be read. None if the broker is not Pulsar's.
+
     Args:
         admin: An open connection pool.
         topics: Only these, with all of their partitions.
@@ -85,6 +91,7 @@ class LiveBroker:
             for name in names:
                 path(name)  # refused before any request
         self._of_broker = BrokerSettings()
+        self.cursor_properties: dict[str, str] | None = None
         self._known: dict[str, BrokerSettings] = {}
         self._locks: dict[str, Lock] = {}
 
@@ -103,6 +110,16 @@ class LiveBroker:
         of_tenants = [name for each in tenants for name in self._names(_tenant_path(each))]
         of_namespaces = [name for each in (*namespaces, *of_tenants) for name in self._of_namespace(each)]
         return sorted({*of_namespaces, *(partition for each in topics for partition in self._partitions(each))})
+
+    def includes(self, topic: str) -> bool:
+        """Return whether `topics` lists a topic, or one of its partitions, if it exists."""
+        topics, namespaces, tenants = self._chosen
+        whole = _PARTITION.sub("", topic)
+        namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
+        tenant = namespace.partition("/")[0]
+        if not (topics or namespaces or tenants):
+            return tenant != _SYSTEM_TENANT
+        return whole in map(_whole_name, topics) or namespace in namespaces or tenant in tenants
 
     def settings(self, topic: str) -> BrokerSettings:
         """Return the settings in effect for one of `topics`: those of the broker, its namespace, and the topic itself.
@@ -152,11 +169,13 @@ class LiveBroker:
         count = answer.get("partitions") if isinstance(answer, dict) else None
         if not isinstance(count, int):
             raise SnapshotError(f"{path}/partitions: must be a number of partitions, got {str(answer)[:40]!r}")
-        whole = topic if topic.startswith(_PERSISTENT) else f"{_PERSISTENT}{_with_namespace(topic)}"
+        whole = _whole_name(topic)
         return [f"{whole}-partition-{number}" for number in range(count)] if count else [whole]
 
     def _broker_settings(self) -> BrokerSettings:
         version = self._admin.get_text("/admin/v2/brokers/version").strip('"')
+        is_pulsar = _OURS not in version
+        self.cursor_properties = {} if is_pulsar else None
         try:
             configuration = self._admin.get("/admin/v2/brokers/configuration/runtime")
         except RefusedError as error:
@@ -164,7 +183,10 @@ class LiveBroker:
                 raise
             why = f"the configuration may not be read: the defaults of Pulsar {version}"
             return broker_settings(None, version, assumed=why)
-        return broker_settings(_texts(configuration, "configuration of the broker"), version)
+        texts = _texts(configuration, "configuration of the broker")
+        if is_pulsar:
+            self.cursor_properties = {key: texts[key] for key in CURSOR_KEYS if key in texts}
+        return broker_settings(texts, version)
 
     def _with_namespace(self, settings: BrokerSettings, namespace: str) -> BrokerSettings:
         policies = self._policy(namespace_path(namespace))
@@ -260,8 +282,10 @@ class RecordedAnswers:
             raise SnapshotError(f"{path}: expected a file named {expected}")
 
 
-def _with_namespace(topic: str) -> str:
-    return topic if "/" in topic else f"public/default/{topic}"
+def _whole_name(topic: str) -> str:
+    if topic.startswith(_PERSISTENT):
+        return topic
+    return f"{_PERSISTENT}{topic}" if "/" in topic else f"{_PERSISTENT}public/default/{topic}"
 
 
 def _tenant_path(tenant: str) -> str:

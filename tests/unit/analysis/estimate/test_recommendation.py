@@ -56,6 +56,12 @@ def test_the_gain_of_a_change_that_was_not_replayed_alone_is_unknown():
     assert {each.gain for each in result.advice.changes} == {None}
 
 
+def test_less_than_a_message_per_crash_is_not_worth_a_change():
+    result = sweep((MINUTE, 0.5, 10), (NATIVE, 0.001, 11))
+    assert result.recommended is None
+    assert sweep((MINUTE, 1.5, 10), (NATIVE, 0.001, 11)).recommended is not None
+
+
 def test_less_than_one_percent_is_not_worth_a_change():
     assert sweep((MINUTE, 1_000, 10), (NATIVE, 991, 10)).recommended is None
     assert sweep((MINUTE, 1_000, 10), (NATIVE, 989, 10)).recommended is not None

@@ -175,8 +175,16 @@ def test_a_deleted_cursor_redelivers_nothing():
     follower = CursorFollower(SETTINGS)
     assert follower.ended(500) == [], "it was never seen"
     follower.follow(poll(1, 4))
-    assert short(follower.ended(9_000)) == [(RESET, -1, (1_000, 9_000))]
-    assert [each[0] for each in short(follower.follow(poll(12, 7)))] == [S, CRASH, RECOVER, AGAIN, A, S, CUT]
+    assert short(follower.ended(9_000)) == [(RESET, -1, (1_000, 9_000)), (AGAIN, (4, 4), (1_000, 9_000))]
+
+
+def test_polls_between_two_records_take_the_memory_of_one():
+    follower = CursorFollower(SETTINGS)
+    for second in range(1, 60):
+        follower.follow(poll(second, *range(second), last=2 + second // 30))
+    assert len(follower._history) == 2
+    certain = [each[1] for each in short(follower.follow(poll(60, *range(59), last=5))) if each[0] == S]
+    assert certain[-1] == 29_010, "the last poll before the record"
 
 
 def test_a_continued_recording_covers_the_gap():

@@ -226,7 +226,7 @@ def test_everything_that_is_exported_is_shown(scrape):
 
 def test_each_alert_selects_samples_and_names_labels_that_its_result_has(scrape):
     alerts = re.findall(r"- alert: (\w+)\n\s+expr: ([^\n]*)\n(.*?)(?=- alert:|\Z)", ALERTS, re.DOTALL)
-    assert len(alerts) == ALERTS.count("alert:") == 7
+    assert len(alerts) == ALERTS.count("alert:") == 8
     for _name, expression, rest in alerts:
         check_query(expression, re.findall(r"\$labels\.(\w+)", rest), scrape)
         assert "severity: " in rest

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,8 +18,11 @@ import pytest
 from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.pulsar.record import cluster_recorder, trace_directory
 from ackstate.analysis.pulsar.record.cluster_recorder import ClusterRecorder, matches
+from ackstate.analysis.pulsar.record.topic_follower import TopicFollower
 from ackstate.analysis.pulsar.record.trace_directory import TraceDirectory
 from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import EventKind, PolledEvent, TraceError
@@ -26,7 +30,7 @@ from ackstate.analysis.trace.manifest import listed_names
 from ackstate.analysis.trace.parquet import check_trace, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from command_line import ENTRY, assert_one_line, run, tree, write_token
-from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
+from pulsar_admin import CONFIGURATION, INTERNALS, PATH, RUNTIME, STATS, TOPIC, serving, topic_answers
 from trace_files import write_acks
 
 T0 = 1_700_000_000_000
@@ -43,6 +47,22 @@ def acked(entries, *, last=4, ledger=None, counter=60):
     cursor["cursorLedger"] = cursor["cursorLedger"] if ledger is None else ledger
     internals["entriesAddedCounter"] = counter
     return internals
+
+
+class Answers:
+    """Answers about one topic, without a server."""
+
+    def __init__(self, internals):
+        self._internals = internals
+
+    def settings(self):
+        return BrokerSettings()
+
+    def internals(self):
+        return read_object(TopicInternals, self._internals, what="internalStats")
+
+    def stats(self):
+        return read_object(TopicStats, STATS, what="stats")
 
 
 class StopError(Exception):
@@ -233,14 +253,49 @@ def test_a_deleted_subscription_and_a_deleted_topic_redeliver_nothing(tmp_path, 
 
         record(broker.url, tmp_path / "trace", polls=40, between=between)
     events = events_of(tmp_path / "trace")
-    assert kinds(events[TOPIC, "sub"])[-1] == "RESET"
-    assert kinds(events[OTHER, "sub"])[-1] == "RESET"
+    for topic in (TOPIC, OTHER):
+        assert {*kinds(events[topic, "sub"])[-30:]} == {"REDELIVER"}
+        assert kinds(events[topic, "sub"])[-31] == "RESET"
 
 
 def test_a_broker_that_dies_at_the_start_is_one_line(capsys, tmp_path):
     with serving() as broker:
         url = broker.url
     assert_one_line(run(capsys, "pulsar", "record", url, tmp_path / "trace"), "Error connecting to", url)
+
+
+def hostile_answers():
+    """Internal stats that JSON allows and Pulsar never writes."""
+    for name in ("x" * 70_000, "\ud800"):
+        yield INTERNALS | {"cursors": {name: INTERNALS["cursors"]["sub"]}}
+    for number in (-1, 2**63, 10**30):
+        yield INTERNALS | {"ledgers": [{"ledgerId": number, "entries": 5}]}
+    for number in (2**40, 2**63, 10**30):
+        yield INTERNALS | {"ledgers": [{"ledgerId": 3, "entries": number}, {"ledgerId": 4, "entries": 0}]}
+        yield INTERNALS | {"currentLedgerEntries": number}
+
+
+def test_an_impossible_answer_is_refused_as_a_whole(tmp_path):
+    """It is an error of the topic, and leaves no event that the trace cannot hold."""
+    with TraceDirectory(tmp_path / "trace") as trace:
+        for internals in hostile_answers():
+            follower = TopicFollower(TOPIC, {})
+            with pytest.raises(SnapshotError) as refused:
+                follower.poll(Answers(internals), lambda: T0, partial(trace.record, TOPIC))
+            assert len(str(refused.value)) < 500
+    assert not list((tmp_path / "trace").glob("*.parquet"))
+
+
+def test_topics_are_polled_before_the_settings_of_all_are_known(tmp_path):
+    """With thousands of topics, their settings take minutes."""
+    names = [f"{TOPIC}-{number}" for number in range(60)]
+    paths = [f"{PATH}-{number}" for number in range(60)]
+    with serving(
+        {NAMES: names} | {path: each for name in paths for path, each in topic_answers(name).items()}
+    ) as broker:
+        record(broker.url, tmp_path / "trace", polls=1)
+        asked = list(broker.asked)
+    assert sum(path.endswith("/persistence") for path in asked) < 60
 
 
 # --- Hours, ends and restarts
@@ -341,6 +396,36 @@ def test_a_continued_recording_knows_what_was_acked(tmp_path):
     assert check_events(tmp_path / "trace").subscriptions == 1
 
 
+def test_what_was_deleted_while_nobody_recorded_redelivers_nothing(tmp_path):
+    without = copy.deepcopy(INTERNALS)
+    without["cursors"] = {}
+    with serving({NAMES: [TOPIC, OTHER]} | topic_answers(OTHER_PATH)) as broker:
+        record(broker.url, tmp_path / "trace", polls=2)
+        broker.answers |= {NAMES: [TOPIC], f"{PATH}/internalStats": without}
+        record(broker.url, tmp_path / "trace", polls=1, glob="*smoke")
+        assert "RESET" not in kinds(events_of(tmp_path / "trace")[OTHER, "sub"]), "it was not asked for"
+        for _ in range(2):
+            record(broker.url, tmp_path / "trace", polls=1)
+    events = events_of(tmp_path / "trace")
+    for topic in (TOPIC, OTHER):
+        assert kinds(events[topic, "sub"]).count("RESET") == 1
+    assert check_events(tmp_path / "trace").subscriptions == 2
+
+
+def test_a_subscription_that_is_created_again_is_a_new_one(tmp_path):
+    """And may have acked from the poll on at which it did not exist."""
+    without = copy.deepcopy(INTERNALS)
+    without["cursors"] = {}
+    follower, events, clock = TopicFollower(TOPIC, {}), {}, iter(range(T0, T0 + 1_000))
+    for internals in (acked([1, 3]), without, acked([5])):
+        follower.poll(Answers(internals), clock.__next__, lambda name, found: events.setdefault(name, []).extend(found))
+    found = events["sub"]
+    assert "CRASH" not in kinds(found)
+    (again,) = (each for each in found if each.kind == EventKind.ACK and each.first_entry == 5)
+    assert (again.ts_ms, again.until_ms) == (T0 + 2, T0 + 5)
+    assert sum(each.kind == EventKind.REDELIVER for each in found) == 2, "nothing is acked in between"
+
+
 def test_two_processes_cannot_record_into_one_trace(tmp_path):
     with TraceDirectory(tmp_path / "trace"), pytest.raises(TraceError, match="another process records there"):
         TraceDirectory(tmp_path / "trace")
@@ -436,12 +521,18 @@ def test_a_token_is_sent_and_never_shown(capsys, tmp_path):
     assert "payload" not in outcome.out + outcome.err
 
 
-def test_for_a_time_and_the_intervals_in_tables_and_json(capsys, tmp_path):
+def test_the_command_records_for_a_time(capsys, tmp_path):
+    path = tmp_path / "trace"
+    with serving() as broker:
+        outcome = run(capsys, "pulsar", "record", broker.url, path, "--for", "1s")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert re.fullmatch(rf"{path}: \d+ events in \d polls? of 1 topic, 1 cursor\n", outcome.out)
+
+
+def test_the_intervals_in_tables_and_json(capsys, tmp_path):
     path = tmp_path / "trace"
     with serving({f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
-        outcome = run(capsys, "pulsar", "record", broker.url, path, "--for", "2s")
-    assert (outcome.status, outcome.err) == (0, "")
-    assert re.fullmatch(rf"{path}: \d+ events in \d polls of 1 topic, 1 cursor\n", outcome.out)
+        record(broker.url, path, polls=3)
     (found,) = json.loads(run(capsys, "redelivery", path, "--engine", "local", "--json").out)["subscriptions"]
     assert (found["low"]["max"], found["max"]) == (2, 4), "two were acked, and nothing was written since"
     text = run(capsys, "redelivery", path, "--engine", "local").out
@@ -460,10 +551,48 @@ def test_for_a_time_and_the_intervals_in_tables_and_json(capsys, tmp_path):
     assert "low_expected" in table.read_text().partition("\n")[0]
 
 
+RUNTIME_SETTINGS = CONFIGURATION | {
+    "managedLedgerDefaultMarkDeleteRateLimit": "0.5", "managedLedgerCursorPositionFlushSeconds": "30",
+    "brokerClientAuthenticationParameters": "secret",
+}  # fmt: skip
+
+
+def test_the_policy_in_force_is_that_of_the_recorded_broker(capsys, tmp_path):
+    """And it is compared only with what such a broker can do."""
+    path = tmp_path / "trace"
+    with serving({RUNTIME: RUNTIME_SETTINGS, f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
+        record(broker.url, path, polls=2)
+    assert "secret" not in (path / "_broker.json").read_text()
+    assert check_events(path).subscriptions == 1
+    found = json.loads(run(capsys, "sweep", path, "--engine", "local", "--json").out)
+    assert found["baseline"].startswith("format=PULSAR flush_interval_ms=30000 mark_delete_rate_limit=0.5")
+    assert found["baseline_source"] == "read from the broker while it was recorded"
+    labels = [each["label"] for each in found["policies"][1:]]
+    assert [label for label in labels if "format=PULSAR" not in label] == ["flush_interval_ms=2000"], "native, beside"
+    grid = ["--set", "mark_delete_rate_limit=2", "--json"]
+    found = json.loads(run(capsys, "sweep", path, "--engine", "local", *grid).out)
+    assert {each["policy"]["format"] for each in found["policies"][1:]} == {"PULSAR"}
+    found = json.loads(run(capsys, "sweep", path, "--engine", "local", "--current-policy", "default", *grid).out)
+    assert found["baseline"] == "default", "the operator knows better"
+
+
+def test_the_settings_of_a_broker_may_be_unknown(capsys, tmp_path):
+    with serving({RUNTIME: (403, b"", {})}) as broker:
+        record(broker.url, tmp_path / "refused", polls=2)
+        broker.answers["/admin/v2/brokers/version"] = (200, b"5.0.0-M1 (ackstate 1.0)", {})
+        record(broker.url, tmp_path / "ours", polls=2)
+    found = json.loads(run(capsys, "sweep", tmp_path / "refused", "--engine", "local", "--json").out)
+    assert found["baseline_source"] == "the defaults of Pulsar 4.2"
+    assert "could not be read" in found["warnings"][0]
+    assert not (tmp_path / "ours" / "_broker.json").exists(), "it is no Pulsar broker"
+    (tmp_path / "refused" / "_broker.json").write_text('{"managedLedgerDefaultMarkDeleteRateLimit": "x"}')
+    assert_one_line(run(capsys, "sweep", tmp_path / "refused", "--engine", "local"), "_broker.json", "must be a number")
+
+
 def test_a_report_of_a_trace_of_polls_can_be_made(capsys, tmp_path):
     path = tmp_path / "trace"
     with serving({f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
-        run(capsys, "pulsar", "record", broker.url, path, "--for", "2s")
+        record(broker.url, path, polls=3)
     outcome = run(capsys, "redelivery", path, "--engine", "local", "--report", tmp_path / "report.html")
     assert (outcome.status, outcome.err) == (0, "")
 

@@ -208,3 +208,56 @@ def test_the_numbers_of_a_trace_of_polls_are_intervals():
     assert columns[-1] == "max, at least"
     assert "at least" not in render(contents())
     assert "Recorded by polls" not in render(contents())
+
+
+def polled_result(*, current_share):
+    """The recording and two policies of a trace of polls: the low ends are half of the high ones."""
+    policies = [None, *(Policy.from_mapping({"flush_interval_ms": each}) for each in (60_000, 5_000))]
+    rows = [
+        each
+        for half in (1.0, 0.5)
+        for number, share in enumerate((1.0, current_share, 0.1))
+        for each in sweep_rows(number + (half < 1) * 3, usual_names(), share=share * half, scale=4**number)
+    ]
+    rows = [each | ({"write_count": 0} if each["policy"] == 0 else {}) for each in rows]
+    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(policies[1].label)
+
+
+def test_a_sweep_of_polls_shows_the_recording_and_every_number_as_an_interval():
+    result = polled_result(current_share=0.6)
+    assert [role_text(result, each) for each in shown_policies(result)] == [RECORDED, CURRENT, RECOMMENDED]
+    assert "685 to 1,371 -> 114 to 228 messages redelivered per broker crash" in result.recommendation
+    assert result.warnings == [], "the intervals overlap"
+    (warning,) = polled_result(current_share=0.3).warnings
+    assert "1,142 to 2,284 messages per broker crash were recorded, and 343 to 685 are replayed" in warning
+
+
+def test_there_are_no_zero_rows_and_no_empty_parts():
+    nothing = [
+        {**each, "expected": 0.0, "max": 0, "write_count": 0, "bytes_written": 0, "blocked_ms": 0, "not_flushed": 0.0,
+         "young": 0.0, "cut_by_ranges": 0.0}
+        for number in range(2) for each in sweep_rows(number, usual_names(1), share=0, scale=1)
+    ]  # fmt: skip
+    result = SweepResult.of_rows("t", [None, Policy()], nothing, crashes_per_day=1)
+    quiet = contents(result, inputs=ReportInputs())
+    quiet = replace(quiet, curves=tuple(replace(each, value=(0,) * len(each.value)) for each in quiet.curves))
+    page = render(quiet)
+    for part in ("who", "why", "price", "over-time", "prices"):
+        assert f'id="{part}"' not in page
+    assert 'id="headline"' in page
+    answered = answer(contents(pulsar_result()))
+    assert "blocked, s" in answered
+    never = pulsar_result()
+    totals = [
+        replace(each, estimates=tuple(replace(one, blocked_ms=0) for one in each.estimates)) for each in never.policies
+    ]
+    never = replace(never, policies=tuple(totals), current=totals[1])
+    assert "blocked, s" not in answer(contents(replace(never, advice=None)))
+
+
+def test_long_names_keep_their_ends():
+    names = [(f"persistent://a/b/{'t' * 90}-{number}", f"{'service-' * 20}{number:03}") for number in range(4)]
+    page = answer(contents(sweep_result(names)))
+    for _, name in names[:3]:
+        assert name not in page
+        assert name[-20:] in page
