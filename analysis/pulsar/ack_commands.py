@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.pulsar.recorded_run import AckType, mask_of
+from ackstate.analysis.pulsar.recorded_run import AckState, AckType, mask_of
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.ledger_map import LedgerMap
@@ -26,25 +26,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.recorded_run import Ack, AckCommand, RecordedRun
 
 
-class AckState(NamedTuple):
-    """The state of a cursor; must not be changed.
-
-    Attributes:
-        mark_delete: Every entry up to it, inclusive, is acked.
-        deleted: Entries acked above it.
-        batch: Unacked messages of partly acked batches. They may include batches up to the mark-delete position: a
-            broker that acks past a batch keeps its words until the next write.
-    """
-
-    mark_delete: Position
-    deleted: DeletedRanges
-    batch: BatchIndexes
-
-    def copy(self) -> AckState:
-        """Return an independent copy. Complexity: O(state)."""
-        return AckState(self.mark_delete, self.deleted.copy(), self.batch.copy())
-
-
 @final
 class CursorMemory:
     """A cursor in a broker's memory, changed by ACK commands.
@@ -52,12 +33,13 @@ class CursorMemory:
     Source: ``ManagedCursorImpl.asyncDelete`` and ``asyncMarkDelete`` of Apache Pulsar 4.2.
     """
 
-    def __init__(self, positions: Sequence[Position], *, batch_index_acks: bool) -> None:
-        self._positions = positions
+    def __init__(self, run: RecordedRun, *, batch_index_acks: bool) -> None:
+        self._positions = positions = run.positions
         self._batch_index_acks = batch_index_acks
         self._ledgers = LedgerMap.from_counts({position.ledger_id: position.entry_id + 1 for position in positions})
         before_all = Position(positions[0].ledger_id, positions[0].entry_id - 1)
-        self.state = AckState(before_all, DeletedRanges(), BatchIndexes())
+        nothing = AckState(before_all, DeletedRanges(), BatchIndexes())
+        self.state = nothing if run.initial is None else run.initial.copy()
 
     def ack(self, command: AckCommand) -> bool:
         """Apply a command and return whether the broker then requests a write from its limiter.

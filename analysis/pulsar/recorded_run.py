@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ackstate.batch_indexes import BatchIndexes
+    from ackstate.deleted_ranges import DeletedRanges
+
 Made = TypeVar("Made")
 
 ENTRY_COUNT_MAX = 10_000_000
@@ -103,6 +106,43 @@ class AckCommand(NamedTuple):
     type: AckType = AckType.INDIVIDUAL
 
 
+class CursorRecord(NamedTuple):
+    """A record that a broker was seen to begin in the cursor's ledger.
+
+    Attributes:
+        commands_min: It covers at least this number of commands, from the first.
+        commands: And at most this number.
+        mark_delete: Its mark-delete position; None: that of the last command that it covers.
+        is_written: Whether it was seen to be written.
+        begun_ms: The latest time at which it was begun.
+    """
+
+    commands_min: int
+    commands: int
+    mark_delete: Position | None
+    is_written: bool
+    begun_ms: float
+
+
+class AckState(NamedTuple):
+    """The state of a cursor; must not be changed.
+
+    Attributes:
+        mark_delete: Every entry up to it, inclusive, is acked.
+        deleted: Entries acked above it.
+        batch: Unacked messages of partly acked batches. They may include batches up to the mark-delete position: a
+            broker that acks past a batch keeps its words until the next write.
+    """
+
+    mark_delete: Position
+    deleted: DeletedRanges
+    batch: BatchIndexes
+
+    def copy(self) -> AckState:
+        """Return an independent copy. Complexity: O(state)."""
+        return AckState(self.mark_delete, self.deleted.copy(), self.batch.copy())
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
     """See the module for each field; none of them was measured after the broker's end.
@@ -122,6 +162,8 @@ class RecordedRun:
         broker_up: When the broker, and so its flush timer, started.
         cursor_ledger: When the first ledger of the cursor could be written; None if unknown.
         ended_ms: When the signal came.
+        initial: The state at the opening; None: no entry is acked.
+        records: The records that were seen, in order; None if the recording has none.
     """
 
     topic: str
@@ -137,6 +179,8 @@ class RecordedRun:
     broker_up: Window
     cursor_ledger: Window | None
     ended_ms: float
+    initial: AckState | None = None
+    records: Sequence[CursorRecord] | None = None
 
 
 def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:

@@ -30,9 +30,13 @@ final class AckRuns {
             int words = id.getAckSetsCount();
             long ledger = id.getLedgerId();
             long entry = id.getEntryId();
-            if (words == 0 && run >= 0 && found.numbers[run] == ledger && found.numbers[run + 2] + 1 == entry) {
-                found.numbers[run + 2] = entry;
-                continue;
+            if (words == 0 && run >= 0 && found.numbers[run] == ledger) {
+                long last = found.numbers[run + 2];
+                // A client lists an entry once for each of its messages.
+                if (entry == last || entry == last + 1) {
+                    found.numbers[run + 2] = entry;
+                    continue;
+                }
             }
             run = words == 0 ? found.end : -1;
             found.add(ledger, entry, words);

@@ -5,6 +5,7 @@ import java.util.Iterator;
 import java.util.Map;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.mledger.ManagedCursor;
+import org.apache.bookkeeper.mledger.Position;
 import org.apache.pulsar.broker.service.Consumer;
 import org.apache.pulsar.broker.service.persistent.PersistentSubscription;
 import org.slf4j.Logger;
@@ -190,7 +191,8 @@ final class EventWriter implements Runnable {
             }
             long written = CursorLedger.confirmed(handle);
             long begun = CursorLedger.pushed(handle);
-            String markDelete = String.valueOf(cursor.getPersistentMarkDeletedPosition());
+            Position position = cursor.getPersistentMarkDeletedPosition();
+            String markDelete = position == null ? "" : position.toString();
             boolean isSame = look.ledger == handle.getId() && look.begun == begun && look.written == written;
             if (!isSame || !markDelete.equals(look.markDelete)) {
                 look.ledger = handle.getId();

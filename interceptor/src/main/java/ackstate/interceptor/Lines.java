@@ -88,13 +88,12 @@ final class Lines {
                 .append("}\n");
     }
 
-    /** Adds a look at a cursor: its ledger, the last record begun, the last one written. */
+    /** Adds a look at a cursor: its ledger, the last record begun, the last one written, and the position in it. */
     void looked(Consumer consumer, long now, long[] numbers, String markDelete) {
         begin("look", subject(consumer), now);
         text.append(",\"ledger_id\":").append(numbers[0]).append(",\"begun\":").append(numbers[1])
                 .append(",\"written\":").append(numbers[2]).append(",\"mark_delete\":");
-        quote(markDelete);
-        text.append("}\n");
+        text.append(markDelete.isEmpty() ? "null" : "\"" + markDelete + "\"").append("}\n");
     }
 
     /** Adds an event. */

@@ -141,10 +141,15 @@ public final class RecordingInterceptor implements BrokerInterceptor {
                 }
                 case SEEK -> {
                     CommandSeek seek = command.getSeek();
+                    Consumer consumer = consumer(connection, seek.getConsumerId());
+                    if (consumer != null) {
+                        // The consumers connect again, and the first of them shows the new state.
+                        opened.remove(cursor(consumer));
+                    }
                     long[] target = seek.hasMessageId()
                             ? new long[] {seek.getMessageId().getLedgerId(), seek.getMessageId().getEntryId()}
                             : new long[] {seek.getMessagePublishTime()};
-                    offer(waiting, Event.Kind.SEEK, consumer(connection, seek.getConsumerId()), target, null);
+                    offer(waiting, Event.Kind.SEEK, consumer, target, null);
                 }
                 case UNSUBSCRIBE -> offer(waiting, Event.Kind.UNSUBSCRIBE,
                         consumer(connection, command.getUnsubscribe().getConsumerId()), NO_NUMBERS, null);
@@ -238,6 +243,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
             // Without the query, which may hold more than names.
             String path = web.getRequestURI();
             if (path != null && (path.contains("/subscription/") || path.endsWith("/unload"))) {
+                opened.clear();
                 waiting.offer(new Event(Event.Kind.ADMIN, System.currentTimeMillis(), null, 0, NO_NUMBERS,
                         web.getMethod() + " " + path));
             }

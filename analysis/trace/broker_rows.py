@@ -1,0 +1,283 @@
+"""Turns the events of recorded brokers into rows of a trace; the unit is entries.
+
+A batch counts as acked when all of its messages are. A persist begins where the recording shows that the broker began a
+record of the cursor's ledger, and ends where the record is seen to be written. A broker that was killed becomes a
+crash; the state with which its cursor was opened again shows what was redelivered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import pyarrow as pa
+
+from ackstate.analysis.trace.broker_recording import NO_RECORD, BrokerEvent, Life, Record, Run
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.rows import ROW_SCHEMA
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ackstate.analysis.trace.rows import Int64s
+
+_BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
+_ROWS_AT_ONCE = 50_000
+_WORD_BITS = 64
+
+
+@final
+class BrokerRows:
+    """Converts events, and counts what a recording lacks.
+
+    Attributes:
+        dropped: Events that the recorders dropped.
+        transactions: ACK commands of transactions, which are left out.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = self.transactions = 0
+        self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
+        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._consumers: dict[str, int] = {}
+
+    def tables(self, events: Iterable[BrokerEvent]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
+        """Yield tables with columns as `ROW_SCHEMA`, the file of their rows, and the line of each row."""
+        waiting: list[tuple[tuple[Path, int], dict[str, Any]]] = []
+        for event in events:
+            waiting += ((event.place, row) for row in self._rows(event))
+            if len(waiting) >= _ROWS_AT_ONCE:
+                yield from _tables(waiting)
+                waiting = []
+        yield from _tables(waiting)
+
+    def _rows(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+        subject = event.subject
+        if subject is None:
+            self.dropped += event.count
+            if event.kind == "start":
+                yield from self._ended_lives(event)
+            elif event.kind == "end":
+                self._end(event.life)
+            return
+        self._learn(event)
+        topic = {"topic": subject.topic, "ts_ms": event.ts_ms}
+        if event.kind == "publish":
+            for run in event.entries:
+                yield {**topic, "kind": "publish", "subscription": "", **_named(run)}
+            return
+        key = subject.topic, subject.subscription
+        followed = self._followed.get(key)
+        if followed is None:
+            followed = self._followed[key] = _Followed(self._topics[subject.topic])
+        self.transactions += event.ack_type == "Transaction"
+        consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
+        for row in followed.follow(event, consumer):
+            yield {**topic, "subscription": subject.subscription, **row}
+
+    def _learn(self, event: BrokerEvent) -> None:
+        assert event.subject is not None
+        ledgers = self._topics[event.subject.topic]
+        for run in event.entries:
+            ledgers[run.ledger_id] = max(run.last, ledgers.get(run.ledger_id, -1))
+
+    def _end(self, life: Life) -> None:
+        for followed in self._followed.values():
+            followed.end(life)
+
+    def _ended_lives(self, start: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield the crashes of an earlier process of the same broker that did not end in order."""
+        for (topic, subscription), followed in self._followed.items():
+            for row in followed.crash_before(start):
+                yield {"topic": topic, "subscription": subscription, **row}
+
+
+@final
+class _Followed:
+    """One subscription."""
+
+    def __init__(self, ledgers: dict[int, int]) -> None:
+        self._ledgers = ledgers
+        self._acked = EntrySet()
+        self._partly: dict[Position, int] = {}
+        self._mark_delete = Position(-1, -1)
+        self._life: Life | None = None
+        self._last_ms = 0
+        self._record = NO_RECORD
+        self._persist: tuple[int, Record] | None = None  # under way: its number, and the record
+        self._persist_count = 0
+        self._is_dirty = self._has_crashed = self._is_reset = False
+
+    def follow(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of an event, without topic and subscription."""
+        for row in self._of_kind(event, consumer):
+            self._last_ms = max(self._last_ms, event.ts_ms)
+            yield {"ts_ms": self._last_ms, **row}
+
+    def end(self, life: Life) -> None:
+        """A process has closed its cursors in order."""
+        if self._life == life:
+            self._is_dirty = False
+
+    def crash_before(self, start: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield a crash if the process that had the cursor was replaced without an end."""
+        life = self._life
+        is_replaced = life is not None and life.broker == start.life.broker and life.name != start.life.name
+        if is_replaced and self._is_dirty and not self._has_crashed:
+            self._has_crashed, self._persist = True, None
+            yield {"ts_ms": self._last_ms, "kind": "crash"}
+
+    def _of_kind(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+        is_opened = event.kind == "consumer" and event.mark_delete is not None
+        if self._has_crashed and not is_opened and event.kind in {"deliver", "ack", "look"}:
+            # The line of the opening was dropped.
+            self._has_crashed = False
+            yield {"kind": "recover"}
+        match event.kind:
+            case "consumer" if is_opened and event.life != self._life:
+                yield from self._opened(event)
+            case "consumer" if is_opened and self._is_reset:
+                yield from self._reset(event)
+            case "seek":
+                self._is_reset = True
+            case "deliver":
+                for run in event.entries:
+                    yield {"kind": "deliver", "number": consumer, **_named(run)}
+            case "ack" if event.ack_type != "Transaction":
+                yield from self._begun(event.before)
+                yield from self._acks(event, consumer)
+                yield from self._begun(event.after)
+            case "look":
+                yield from self._begun(event.after)
+                yield from self._written(event.written)
+        self._life = event.life
+
+    def _acks(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+        self._is_dirty = True
+        if event.ack_type == "Cumulative":
+            runs, kind = list(self._up_to(event)), "mark_delete"
+        else:
+            index_acks = event.life.config.get(_BATCH_INDEX_ACKS, "true").lower() == "true"
+            runs = [run for run in event.entries if self._is_whole(run, index_acks=index_acks)]
+            kind = "ack"
+        for run in runs:
+            self._acked.add_run(run.ledger_id, run.first, run.last + 1)
+            yield {"kind": kind, "number": consumer, **_named(run)}
+
+    def _is_whole(self, run: Run, *, index_acks: bool) -> bool:
+        """Return whether an individual ack leaves no message of its entries."""
+        position = Position(run.ledger_id, run.first)
+        left = _mask(run.unacked_words)
+        if left and index_acks:
+            left &= self._partly.get(position, left)
+            self._partly[position] = left
+        if not left:
+            self._partly.pop(position, None)
+        return not left
+
+    def _up_to(self, event: BrokerEvent) -> Iterator[Run]:
+        """Yield the entries of a cumulative ack, those of each ledger."""
+        if not event.entries:
+            return
+        *_, run = event.entries
+        last = Position(run.ledger_id, run.last - any(run.unacked_words))
+        if last <= self._mark_delete:
+            return
+        for ledger_id in sorted(self._ledgers):
+            if self._mark_delete.ledger_id <= ledger_id <= last.ledger_id:
+                first = self._mark_delete.entry_id + 1 if ledger_id == self._mark_delete.ledger_id else 0
+                end = last.entry_id if ledger_id == last.ledger_id else self._ledgers[ledger_id]
+                if first <= end:
+                    yield Run(ledger_id, first, end)
+        self._mark_delete = last
+
+    def _begun(self, record: Record) -> Iterator[dict[str, Any]]:
+        """Yield the begin of a persist if a record was begun; it replaces one that was not seen to be written."""
+        if record <= self._record:
+            return
+        self._record = record
+        if self._persist is not None:
+            yield {"kind": "persist_failed", "number": self._persist[0]}
+        self._persist_count += 1
+        self._persist = self._persist_count, record
+        yield {"kind": "persist_begun", "number": self._persist_count}
+
+    def _written(self, record: Record) -> Iterator[dict[str, Any]]:
+        if self._persist is not None and record >= self._persist[1]:
+            yield {"kind": "persist_ended", "number": self._persist[0]}
+            self._persist = None
+
+    def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield what the opening of the cursor by another process shows."""
+        assert event.mark_delete is not None
+        found = self._state(event)
+        lost = len(self._acked - found)
+        if self._life is not None and not self._has_crashed:
+            if lost:
+                yield {"kind": "crash"}
+            else:
+                # Closed in order: everything was written.
+                yield from self._written(self._record)
+                self._persist_count += 1
+                yield {"kind": "persist_begun", "number": self._persist_count}
+                yield {"kind": "persist_ended", "number": self._persist_count}
+        if self._life is not None or len(found):
+            yield from self._moved("recover", found)
+        self._take(found, event.mark_delete)
+
+    def _reset(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield what the state after a seek shows; the seek has made it durable."""
+        assert event.mark_delete is not None
+        found = self._state(event)
+        yield from self._written(self._record)
+        yield from self._moved("reset", found)
+        self._take(found, event.mark_delete)
+
+    def _moved(self, kind: str, found: EntrySet) -> Iterator[dict[str, Any]]:
+        known = [{"kind": kind, **_entries(each)} for each in (found - self._acked).runs()]
+        yield from known or [{"kind": kind}]
+        yield from ({"kind": "redeliver", **_entries(each)} for each in (self._acked - found).runs())
+
+    def _take(self, found: EntrySet, mark_delete: Position) -> None:
+        self._acked, self._mark_delete, self._record = found, mark_delete, NO_RECORD
+        self._persist = None
+        self._is_dirty = self._has_crashed = self._is_reset = False
+        self._partly.clear()
+
+    def _state(self, event: BrokerEvent) -> EntrySet:
+        assert event.mark_delete is not None
+        found = EntrySet()
+        for ledger_id, last in self._ledgers.items():
+            if ledger_id <= event.mark_delete.ledger_id:
+                end = event.mark_delete.entry_id if ledger_id == event.mark_delete.ledger_id else last
+                found.add_run(ledger_id, 0, end + 1)
+        for lower, upper in event.deleted or ():
+            for ledger_id in {lower.ledger_id, upper.ledger_id}:
+                first = lower.entry_id + 1 if ledger_id == lower.ledger_id else 0
+                end = upper.entry_id if ledger_id == upper.ledger_id else self._ledgers.get(ledger_id, -1)
+                found.add_run(ledger_id, first, end + 1)
+        return found
+
+
+def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
+    for path, rows in groupby(waiting, key=lambda each: each[0][0]):
+        found = list(rows)
+        numbers = np.array([line for (_, line), _ in found], np.int64)
+        yield path, pa.Table.from_pylist([row for _, row in found], ROW_SCHEMA), numbers
+
+
+def _mask(words: Iterable[int]) -> int:
+    return sum((word % 2**_WORD_BITS) << (_WORD_BITS * number) for number, word in enumerate(words))
+
+
+def _named(run: Run) -> dict[str, int]:
+    return {"ledger_id": run.ledger_id, "first_entry": run.first, "last_entry": run.last}
+
+
+def _entries(run: tuple[int, int, int]) -> dict[str, int]:
+    ledger_id, first, end = run
+    return {"ledger_id": ledger_id, "first_entry": first, "last_entry": end - 1}
