@@ -187,7 +187,7 @@ class _Gathered:
             has_ack_types=True,
             cumulative_commands=None,
             cursor_opened=Window(opened_ms, opened_ms + 1),
-            broker_up=Window(about.started_ms, about.ready_ms + 1),
+            broker_up=Window(about.timer_first_ms, about.timer_last_ms + 1),
             cursor_ledger=None,
             ended_ms=self._last_ms[life],
             initial=_initial(segment, messages),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.pulsar.ack_commands import (
@@ -167,8 +168,8 @@ def _unseen_writes(order: list[_Write]) -> list[_Write]:
 def _may_flush(run: RecordedRun, policy: BrokerPolicy) -> bool:
     """Return whether the flush timer may have ticked between the last look and the end."""
     up_first, up_end = run.broker_up
-    first = up_first + policy.flush_ms * max(1, -((up_end - run.ended_ms) // policy.flush_ms))
-    return first - policy.flush_ms < run.ended_ms + LOOK_MS_MAX and first + (up_end - up_first) > run.ended_ms
+    ticks = max(1, ceil((run.ended_ms - up_end) / policy.flush_ms))
+    return up_first + ticks * policy.flush_ms <= run.ended_ms + LOOK_MS_MAX
 
 
 def _after_term(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy) -> Iterator[AckState]:

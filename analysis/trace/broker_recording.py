@@ -77,15 +77,15 @@ class Life(NamedTuple):
     Attributes:
         name: Unique.
         broker: Its address.
-        started_ms: When the process was started.
-        ready_ms: When its recording began.
+        timer_first_ms: The timer that flushes cursors was started at this time or later.
+        timer_last_ms: And at this time or earlier.
         config: Keys of ``broker.conf``.
     """
 
     name: str
     broker: str
-    started_ms: int
-    ready_ms: int
+    timer_first_ms: int
+    timer_last_ms: int
     config: Mapping[str, str]
 
 
@@ -336,7 +336,7 @@ class _Fields:
         config = self._value("config")
         if not isinstance(config, dict) or not all(isinstance(each, str) for each in config.values()):
             raise TraceError(f"config must be an object of texts, got {_short(config)}")
-        times = (self.time("started_ms"), self.time("ready_ms"))
+        times = (self.time("timer_first_ms"), self.time("timer_last_ms"))
         return Life(self.text("life"), self.text("broker"), *times, config)
 
     def _value(self, name: str) -> Any:

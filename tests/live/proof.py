@@ -15,6 +15,7 @@ from live.cluster import Cluster
 from live.handovers import Handovers
 from live.inspection import Inspection
 from live.java_process import JARS
+from live.kills import Kills
 from live.opening import JARS_VARIABLE, OpensOurs
 from live.page import write_page
 from live.standalone import StandaloneMetadata
@@ -26,6 +27,7 @@ _PARTS = {
     "opening": OpensOurs,
     "handovers": Handovers,
     "standalone": StandaloneMetadata,
+    "kills": Kills,
 }
 
 

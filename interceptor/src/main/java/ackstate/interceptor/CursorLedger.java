@@ -39,7 +39,8 @@ final class CursorLedger {
         return handle == null || CONFIRMED == null ? NONE : (long) CONFIRMED.getOpaque(handle);
     }
 
-    private static VarHandle find(Class<?> owner, String field, Class<?> type) {
+    /** Returns access to a field; null if this release of the broker lacks it. */
+    static VarHandle find(Class<?> owner, String field, Class<?> type) {
         try {
             return MethodHandles.privateLookupIn(owner, MethodHandles.lookup()).findVarHandle(owner, field, type);
         } catch (ReflectiveOperationException | RuntimeException error) {

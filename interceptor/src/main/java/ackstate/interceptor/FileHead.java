@@ -1,9 +1,13 @@
 package ackstate.interceptor;
 
+import java.lang.invoke.VarHandle;
 import java.lang.management.ManagementFactory;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.TimeUnit;
+import org.apache.bookkeeper.mledger.impl.ManagedLedgerFactoryImpl;
 import org.apache.pulsar.broker.PulsarService;
 import org.apache.pulsar.broker.ServiceConfiguration;
 
@@ -12,11 +16,13 @@ import org.apache.pulsar.broker.ServiceConfiguration;
  *
  * @param broker its address
  * @param life tells its processes apart
- * @param startedMillis when the process was started, before the broker's timers
- * @param readyMillis when the recording began, after them
+ * @param begunMillis when the recording began
+ * @param timerFirstMillis the broker's timer that flushes cursors was started at this time or later
+ * @param timerLastMillis and at this time or earlier
  * @param config settings of broker.conf that decide when cursors are written
  */
-record FileHead(String broker, String life, long startedMillis, long readyMillis, Map<String, String> config) {
+record FileHead(String broker, String life, long begunMillis, long timerFirstMillis,
+                long timerLastMillis, Map<String, String> config) {
     static FileHead of(PulsarService broker) {
         ServiceConfiguration conf = broker.getConfiguration();
         Map<String, String> config = new LinkedHashMap<>();
@@ -36,8 +42,22 @@ record FileHead(String broker, String life, long startedMillis, long readyMillis
                 Boolean.toString(conf.isManagedLedgerUnackedRangesOpenCacheSetEnabled()));
         config.put("acknowledgmentAtBatchIndexLevelEnabled",
                 Boolean.toString(conf.isAcknowledgmentAtBatchIndexLevelEnabled()));
+        long now = System.currentTimeMillis();
+        long timer = timerMillis(broker, conf.getManagedLedgerCursorPositionFlushSeconds(), now);
+        boolean isKnown = timer >= 0;
         return new FileHead(conf.getAdvertisedAddress() == null ? "broker" : conf.getAdvertisedAddress(),
-                UUID.randomUUID().toString(), ManagementFactory.getRuntimeMXBean().getStartTime(),
-                System.currentTimeMillis(), config);
+                UUID.randomUUID().toString(), now,
+                isKnown ? timer - 1 : ManagementFactory.getRuntimeMXBean().getStartTime(), isKnown ? timer + 1 : now,
+                config);
+    }
+
+    /** Returns when the timer that flushes cursors was started; -1 if this release hides it. */
+    private static long timerMillis(PulsarService broker, int periodSeconds, long now) {
+        VarHandle handle = CursorLedger.find(ManagedLedgerFactoryImpl.class, "flushCursorsTask", ScheduledFuture.class);
+        if (handle == null || !(broker.getDefaultManagedLedgerFactory() instanceof ManagedLedgerFactoryImpl factory)) {
+            return -1;
+        }
+        long next = now + ((ScheduledFuture<?>) handle.get(factory)).getDelay(TimeUnit.MILLISECONDS);
+        return next - TimeUnit.SECONDS.toMillis(periodSeconds);
     }
 }

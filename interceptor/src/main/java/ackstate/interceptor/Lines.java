@@ -48,8 +48,8 @@ final class Lines {
         quote(head.broker());
         text.append(",\"life\":");
         quote(head.life());
-        text.append(",\"started_ms\":").append(head.startedMillis()).append(",\"ready_ms\":")
-                .append(head.readyMillis()).append(",\"config\":{");
+        text.append(",\"timer_first_ms\":").append(head.timerFirstMillis()).append(",\"timer_last_ms\":")
+                .append(head.timerLastMillis()).append(",\"config\":{");
         String separator = "";
         for (Map.Entry<String, String> each : head.config().entrySet()) {
             text.append(separator);

@@ -42,7 +42,7 @@ final class RecordingFiles {
     RecordingFiles(Settings settings, FileHead head) {
         this.settings = settings;
         String broker = head.broker().replaceAll("[^A-Za-z0-9.-]", "_");
-        this.prefix = String.format("ackstate-%013d-%s-%s", head.readyMillis(), broker, head.life().substring(0, 8));
+        this.prefix = String.format("ackstate-%013d-%s-%s", head.begunMillis(), broker, head.life().substring(0, 8));
     }
 
     /** Finds the files of earlier processes, which count for the total. */

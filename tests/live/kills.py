@@ -1,0 +1,395 @@
+"""Kills a broker, and compares the redelivery with the interceptor's replay, the recorder of polls and snapshots."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pulsar
+import pyarrow.parquet as pq
+
+from ackstate.analysis.trace.chunk_rows import events_of, pieces
+from ackstate.analysis.trace.events import PolledEvent
+from ackstate.analysis.trace.parquet import trace_files
+from live.command import ackstate, ackstate_json
+from live.findings import Section
+from live.messages import client_of, place_of, subscribe
+from polled_truth import at, bounds
+
+_ROOT = Path(__file__).parents[2]
+_KILLS_PER_POLICY = 1
+_COUNT, _BATCH = 200, 10
+_POLICIES = {
+    "Pulsar's default": {"managedLedgerDefaultMarkDeleteRateLimit": 1.0},
+    "10 writes a second, flushed every second": {
+        "managedLedgerDefaultMarkDeleteRateLimit": 10.0, "managedLedgerCursorPositionFlushSeconds": 1,
+    },
+    "at most 20 ranges, flushed every 3 s": {
+        "managedLedgerDefaultMarkDeleteRateLimit": 1.0, "managedLedgerCursorPositionFlushSeconds": 3,
+        "managedLedgerMaxUnackedRangesToPersist": 20, "managedLedgerPersistIndividualAckAsLongArray": "false",
+    },
+}  # fmt: skip
+
+
+class Scenario(NamedTuple):
+    """A subscription, and how its client acks.
+
+    Attributes:
+        topic: Its topic, whose only subscription is `s`.
+        type: Of the consumers.
+        is_cumulative: Whether it acks everything up to some message.
+        batch: Messages in each entry, or 0 for one.
+        index_acks: Whether the client acks single messages of a batch.
+        partitions: Of the topic, or 0.
+        delay_ms: By which a third of the messages is delayed.
+        consumers: Their number.
+    """
+
+    topic: str
+    type: pulsar.ConsumerType
+    is_cumulative: bool = False
+    batch: int = 0
+    index_acks: bool = True
+    partitions: int = 0
+    delay_ms: int = 0
+    consumers: int = 1
+
+
+_TYPES = pulsar.ConsumerType
+_SCENARIOS = (
+    Scenario("kill-shared", _TYPES.Shared),
+    Scenario("kill-key-shared", _TYPES.KeyShared, consumers=2),
+    Scenario("kill-failover", _TYPES.Failover),
+    Scenario("kill-failover-cumulative", _TYPES.Failover, is_cumulative=True),
+    Scenario("kill-exclusive", _TYPES.Exclusive),
+    Scenario("kill-exclusive-cumulative", _TYPES.Exclusive, is_cumulative=True, batch=_BATCH),
+    Scenario("kill-index-acks", _TYPES.Shared, batch=_BATCH),
+    Scenario("kill-whole-batches", _TYPES.Shared, batch=_BATCH, index_acks=False),
+    Scenario("kill-partitioned", _TYPES.Shared, partitions=2),
+    Scenario("kill-delayed", _TYPES.Shared, delay_ms=1_200),
+)
+
+
+class _Traffic:
+    """The messages of a scenario, through all kills."""
+
+    def __init__(self, scenario):
+        self.scenario = scenario
+        self.published = 0
+        self.names = {}  # number -> its topic, and its entry and index as `ackstate pulsar replay` names it
+        self.acked = set()
+        self.consumers, self.messages = [], {}
+
+    def open(self, client):
+        """Open the consumers, and receive everything that is not acked; return what was acked and came."""
+        options = {"consumer_type": self.scenario.type, "batch_index_ack_enabled": self.scenario.index_acks}
+        self.messages = {}
+        self.consumers = [
+            subscribe(client, self.scenario.topic, "s", **options) for _ in range(self.scenario.consumers)
+        ]
+        self._receive(set(range(self.published)) - self.acked)
+        came = self.acked & self.messages.keys()
+        self.acked -= came
+        return came
+
+    def publish(self, client):
+        """Publish messages, and receive them."""
+        options = {"batching_enabled": False}
+        if self.scenario.batch:
+            options = {"batching_enabled": True, "batching_max_messages": _BATCH, "batching_max_publish_delay_ms": 2000}
+        producer = client.create_producer(self.scenario.topic, block_if_queue_full=True, **options)
+        fresh = range(self.published, self.published + _COUNT)
+        for number in fresh:
+            delayed = (
+                {"deliver_after": _ms(self.scenario.delay_ms)} if self.scenario.delay_ms and number % 3 == 0 else {}
+            )
+            producer.send_async(b"%d" % number, None, partition_key=str(number % 16), **delayed)
+        producer.flush()
+        producer.close()
+        self.published += _COUNT
+        self._receive(set(fresh))
+
+    def _receive(self, expected):
+        deadline_s = time.monotonic() + 60
+        quiet = 0
+        while quiet < 3 or not expected <= self.messages.keys():
+            came = [each for each in map(_received, self.consumers) if each is not None]
+            quiet = 0 if came else quiet + 1
+            for consumer, message in came:
+                self._note(consumer, message)
+            missing = expected - self.messages.keys()
+            assert time.monotonic() < deadline_s, f"{self.scenario.topic}: {len(missing)} messages are missing"
+
+    def _note(self, consumer, message):
+        number = int(message.data())
+        entry, index = place_of(message)
+        partition = f"-partition-{message.message_id().partition()}" if self.scenario.partitions else ""
+        self.names[number] = (
+            self.scenario.topic + partition,
+            f"{entry}" + (f":{index}" if self.scenario.batch else ""),
+        )
+        self.messages[number] = consumer, message
+
+    def ack(self, rng, share):
+        """Ack some of the messages that are not acked."""
+        left = sorted(self.messages.keys() - self.acked)
+        if self.scenario.is_cumulative:
+            last = left[int(share * (len(left) - 1))]
+            consumer, message = self.messages[last]
+            consumer.acknowledge_cumulative(message)
+            self.acked |= {number for number in left if number <= last}
+            return
+        chosen = set(rng.sample(left, int(share * len(left))))
+        if self.scenario.batch and not self.scenario.index_acks:
+            # Messages of a batch are acked when its last one is: leave no batch half done.
+            chosen = {number for number in left if number // _BATCH % 3}
+        for number in sorted(chosen):
+            consumer, message = self.messages[number]
+            consumer.acknowledge(message)
+        self.acked |= chosen
+
+    def named(self, numbers):
+        """Return the names of messages, by topic."""
+        found = {}
+        for number in numbers:
+            topic, name = self.names[number]
+            found.setdefault(topic, set()).add(name)
+        return found
+
+    def whole_entries(self, came):
+        """Return the number of entries, by topic, that were acked as a whole and of which messages came."""
+        entries = {}
+        for number in self.names:
+            topic, name = self.names[number]
+            entry = ":".join(name.split(":")[:2])
+            entries.setdefault((topic, entry), []).append(number)
+        found = {}
+        for (topic, _), numbers in entries.items():
+            is_back = came.intersection(numbers) and all(each in self.acked or each in came for each in numbers)
+            found[topic] = found.get(topic, 0) + bool(is_back)
+        return found
+
+
+class Kills:
+    """The section.
+
+    Args:
+        cluster: A started cluster, without the topics.
+    """
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self._rng = random.Random(26)
+        self._traffic = [_Traffic(scenario) for scenario in _SCENARIOS]
+        self._killed_ms = []
+        self._counted = {}  # topic -> for each kill, the entries that came
+        kills = _KILLS_PER_POLICY * len(_POLICIES)
+        self.section = Section(
+            "What a killed broker redelivers",
+            f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
+            f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(_SCENARIOS)} topics: Shared,"
+            " Key_Shared, Failover and Exclusive, two partitions, delayed messages, batches with and without acks of"
+            " single messages, and cumulative acks, also inside a batch. `ackstate pulsar replay` reads the"
+            " interceptor's files and names the messages that come again. `ackstate pulsar record` polls the cluster"
+            " once a second all the while, and `ackstate pulsar snapshot` looks just before each kill. All three are"
+            " compared with what the client receives.",
+        )
+
+    def run(self):
+        """Run it."""
+        with TemporaryDirectory() as directory:
+            self._cluster.admin("persistent/public/default/kill-partitioned/partitions", method="PUT", body=2)
+            recorder = None
+            number = 0
+            try:
+                for policy, settings in _POLICIES.items():
+                    for _ in range(_KILLS_PER_POLICY):
+                        recording = Path(directory, f"kill-{number:02}")
+                        self._cluster.stop_broker() if number == 0 else None
+                        self._cluster.start_broker(**settings, **_interceptor(directory, recording))
+                        recorder = recorder or self._start_recorder(Path(directory, "polls"))
+                        self._kill(number, policy, recording)
+                        number += 1
+                self._cluster.start_broker(**_interceptor(directory, Path(directory, "last")))
+                with client_of(self._cluster) as client:
+                    self._open(client, number, policy, recording)
+                    time.sleep(15)
+            finally:
+                if recorder is not None:
+                    recorder.send_signal(signal.SIGTERM)
+                    recorder.wait(timeout=60)
+            self._judge_polls(Path(directory, "polls"))
+            self._judge_trace(Path(directory))
+        return [self.section]
+
+    def _start_recorder(self, trace):
+        words = ["pulsar", "record", self._cluster.web_url, trace, "--topics", "public/default/kill-*", "--every", "1s"]
+        return subprocess.Popen(
+            [str(Path(sys.prefix, "bin", "ackstate")), *map(str, words)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _kill(self, number, policy, recording):
+        """Count what came back after the last kill, publish and ack, and kill."""
+        begun_s = time.monotonic()
+        client = pulsar.Client(
+            self._cluster.service_url,
+            operation_timeout_seconds=60,
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"),
+        )
+        if number:
+            self._open(client, number, *self._last)
+        else:
+            for each in self._traffic:
+                each.open(client)
+        for each in self._traffic:
+            each.publish(client)
+        for _ in range(self._rng.randrange(2, 6)):
+            for each in self._traffic:
+                each.ack(self._rng, self._rng.uniform(0.2, 0.6))
+            time.sleep(self._rng.uniform(0.15, 0.9))
+        # The recorder of polls may wait for some seconds before it asks a broker again that was dead.
+        time.sleep(max(2.5, 12 - (time.monotonic() - begun_s)) + self._rng.uniform(0, 1))
+        self._snapshot = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
+        self._killed_ms.append(time.time_ns() // 1_000_000)
+        self._cluster.kill_broker()
+        self._last = policy, recording
+        threading.Thread(target=client.close, daemon=True).start()
+
+    def _open(self, client, number, policy, recording):
+        predicted = _predicted(recording)
+        snapshot = _bounds(self._snapshot)
+        for each in self._traffic:
+            acked = {topic: set() for topic, _ in each.names.values()}
+            came = each.open(client)
+            back = acked | each.named(came)
+            entries = each.whole_entries(came)
+            for topic, names in back.items():
+                where = f"kill {number}, {policy}, {topic}"
+                self._judge(predicted.get(topic), names, where)
+                low, high = snapshot[topic]
+                self.section.compare(
+                    "snapshot: numbers of entries within the bounds", low <= entries[topic] <= high, True,
+                    where=f"{where}: {entries[topic]} of {low} to {high}",
+                )  # fmt: skip
+                self._counted.setdefault(topic, []).append((where, entries[topic]))
+
+    def _judge(self, predicted, names, where):
+        if predicted is None:
+            self.section.compare("interceptor: subscriptions with a replay", False, True, where=where)
+            return
+        candidates = [set(each) for each in predicted["candidates"]]
+        is_inside = predicted["low"] <= len(names) <= predicted["high"]
+        shown = f"{where}: {len(names)} of {[len(each) for each in candidates]}"
+        self.section.compare("interceptor: numbers of messages within the bounds", is_inside, True, where=shown)
+        self.section.compare("interceptor: exact sets among the candidates", names in candidates, True, where=shown)
+        self.section.compare("interceptor: exact sets named first", names == candidates[0], True, where=shown)
+        self.section.compare("interceptor: only one candidate", len(candidates), 1, where=shown)
+        self.section.compare("interceptor: recordings without dropped events", predicted["dropped_events"], 0)
+
+    def _judge_polls(self, trace):
+        """Compare the bounds at the moment of each kill with the counts."""
+        found = _polled_bounds(trace, self._killed_ms)
+        for topic, counted in self._counted.items():
+            for (where, entries), low, high in zip(counted, *found[topic], strict=True):
+                self.section.compare(
+                    "recorder: numbers of entries within the bounds", low <= entries <= high, True,
+                    where=f"{where}: {entries} of {low} to {high}",
+                )  # fmt: skip
+
+    def _judge_trace(self, directory):
+        """Compare the crashes of the trace converted from all recordings with the counts."""
+        recordings = sorted(directory.glob("kill-*"))
+        trace = directory / "trace"
+        status, _, errors = ackstate("trace", "convert", *recordings, directory / "last", trace)
+        self.section.compare("interceptor: recordings converted into a trace", status, 0, where=errors)
+        for topic, intervals in _at_crashes(trace).items():
+            for (where, entries), (low, high) in zip(self._counted[topic], intervals, strict=False):
+                self.section.compare(
+                    "interceptor: entries redelivered by the trace", (low, high), (entries, entries), where=where
+                )
+
+
+def _interceptor(directory, recording):
+    return {
+        "brokerInterceptors": "ackstate", "brokerInterceptorsDirectory": _ROOT / "interceptor" / "target",
+        "narExtractionDirectory": Path(directory, "nar"), "ackstateRecorderDirectory": recording,
+    }  # fmt: skip
+
+
+def _predicted(recording):
+    """Return the predictions of the last process of a recording, by topic."""
+    status, output, errors = ackstate("pulsar", "replay", recording, "--json")
+    assert status == 0, errors
+    found = [json.loads(line) for line in output.splitlines()]
+    return {_short(each["topic"]): each for each in found}
+
+
+def _bounds(snapshot):
+    """Return the bounds of a snapshot, by topic."""
+    found = {}
+    for each in snapshot["subscriptions"]:
+        bounds = each["comes_back"]
+        found[_short(each["topic"])] = bounds["low"]["entries"], bounds["high"]["entries"]
+    return found
+
+
+def _at_crashes(trace):
+    """Return the bounds at each crash of a trace, by topic."""
+    found = ackstate_json("redelivery", trace, "--engine", "local")
+    return {_short(each["topic"]): [_bounds_at(crash) for crash in each["crashes"]] for each in found["subscriptions"]}
+
+
+def _polled_bounds(trace, times):
+    """Return, by topic, the low and the high ends at some times, from a trace of polls."""
+    events, sizes = {}, {}
+    for file in trace_files(trace):
+        for batch in pq.ParquetFile(file).iter_batches():
+            for piece in pieces(batch):
+                offsets, columns = events_of(piece, PolledEvent._fields)
+                names = zip(piece["topic"].to_pylist(), piece["subscription"].to_pylist(), strict=True)
+                for (topic, subscription), begin, end in zip(names, offsets[:-1], offsets[1:], strict=True):
+                    rows = [
+                        PolledEvent(*row) for row in zip(*(each[begin:end].tolist() for each in columns), strict=True)
+                    ]
+                    if subscription:
+                        events.setdefault(_short(topic), []).extend(rows)
+                    else:
+                        counts = sizes.setdefault(_short(topic), {})
+                        for row in rows:
+                            counts[row.ledger_id] = max(counts.get(row.ledger_id, 0), row.last_entry + 1)
+    found = {}
+    for topic, rows in events.items():
+        (curves,), _ = bounds(rows, log=sizes[topic])
+        found[topic] = [at(curve, times) for curve in curves]
+    return found
+
+
+def _bounds_at(crash):
+    """Return the lowest and the highest number at a crash."""
+    return crash["at_crash_if_written"], crash["at_crash"]
+
+
+def _short(topic):
+    return topic.rpartition("/")[2]
+
+
+def _received(consumer):
+    try:
+        return consumer, consumer.receive(150)
+    except pulsar.Timeout:
+        return None
+
+
+def _ms(number):
+    from datetime import timedelta
+
+    return timedelta(milliseconds=number)
