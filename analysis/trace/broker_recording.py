@@ -142,7 +142,7 @@ def recording_files(path: Path) -> list[Path]:
         first = next(_lines(path, TEXT_BYTES_MAX), b"")
     except TraceError:
         return []
-    return [path] if b'"kind":"start"' in first and FORMAT.encode() in first else []
+    return [path] if FORMAT.encode() in first else []
 
 
 def read_recording(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES_MAX) -> Iterator[BrokerEvent]:

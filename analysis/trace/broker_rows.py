@@ -8,6 +8,7 @@ crash; the state with which its cursor was opened again shows what was redeliver
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,8 +17,13 @@ import pyarrow as pa
 
 from ackstate.analysis.trace.broker_recording import NO_RECORD, BrokerEvent, Life, Record, Run
 from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.rows import ROW_SCHEMA
+from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
+from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
+from ackstate.wire.pulsar.limits import limit_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.rows import Int64s
 
 _BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
+_RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
+_RANGES_MAX = 10_000  # the default of Pulsar
 _ROWS_AT_ONCE = 50_000
 _WORD_BITS = 64
 
@@ -105,6 +113,10 @@ class _Followed:
         self._acked = EntrySet()
         self._partly: dict[Position, int] = {}
         self._mark_delete = Position(-1, -1)
+        self._deleted = DeletedRanges()  # acked above the mark-delete position
+        self._begun_ranges = self._durable_ranges = (
+            DeletedRanges()
+        )  # of the record begun last, and of that written last
         self._life: Life | None = None
         self._last_ms = 0
         self._record = NO_RECORD
@@ -148,11 +160,11 @@ class _Followed:
                 for run in event.entries:
                     yield {"kind": "deliver", "number": consumer, **_named(run)}
             case "ack" if event.ack_type != "Transaction":
-                yield from self._begun(event.before)
+                yield from self._begun(event.before, event.life)
                 yield from self._acks(event, consumer)
-                yield from self._begun(event.after)
+                yield from self._begun(event.after, event.life)
             case "look":
-                yield from self._begun(event.after)
+                yield from self._begun(event.after, event.life)
                 yield from self._written(event.written)
         self._life = event.life
 
@@ -166,7 +178,24 @@ class _Followed:
             kind = "ack"
         for run in runs:
             self._acked.add_run(run.ledger_id, run.first, run.last + 1)
+            if kind == "ack":
+                self._deleted.add_run(run.ledger_id, run.first, run.last + 1)
             yield {"kind": kind, "number": consumer, **_named(run)}
+        self._advance(self._mark_delete)
+
+    def _advance(self, mark_delete: Position) -> None:
+        """Move the mark-delete position to an entry, and over the acked entries behind it."""
+        while (run := self._deleted.run_containing(self._after(mark_delete))) is not None:
+            mark_delete = Position(run.ledger_id, run.end - 1)
+        self._mark_delete = mark_delete
+        self._deleted.remove_at_most(mark_delete)
+
+    def _after(self, position: Position) -> Position:
+        """Return the position of the next entry."""
+        if position.entry_id < self._ledgers.get(position.ledger_id, -1):
+            return position._replace(entry_id=position.entry_id + 1)
+        later = [ledger_id for ledger_id in self._ledgers if ledger_id > position.ledger_id]
+        return Position(min(later), 0) if later else position._replace(entry_id=position.entry_id + 1)
 
     def _is_whole(self, run: Run, *, index_acks: bool) -> bool:
         """Return whether an individual ack leaves no message of its entries."""
@@ -195,7 +224,7 @@ class _Followed:
                     yield Run(ledger_id, first, end)
         self._mark_delete = last
 
-    def _begun(self, record: Record) -> Iterator[dict[str, Any]]:
+    def _begun(self, record: Record, life: Life) -> Iterator[dict[str, Any]]:
         """Yield the begin of a persist if a record was begun; it replaces one that was not seen to be written."""
         if record <= self._record:
             return
@@ -205,11 +234,28 @@ class _Followed:
         self._persist_count += 1
         self._persist = self._persist_count, record
         yield {"kind": "persist_begun", "number": self._persist_count}
+        yield from self._excluded(life)
+
+    def _excluded(self, life: Life) -> Iterator[dict[str, Any]]:
+        """Yield the acked entries that the limit on ranges excludes from the record just begun."""
+        form, most = _range_limit(life)
+        kept = self._deleted
+        if most is not None and (kept.range_count > most or (form is RangeForm.WORDS and len(kept) > most)):
+            kept = limit_ranges(kept, form=form, limits=Limits(most, None, LimitRule.PULSAR_4_2)).kept
+        self._begun_ranges = kept.copy()
+        if kept is not self._deleted:
+            cut = self._deleted.copy()
+            cut.difference_update(kept)
+            displaced = cut.copy()
+            cut.difference_update(self._durable_ranges)
+            displaced.difference_update(cut)
+            for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
+                yield from ({"kind": kind, **_entries(run)} for run in ranges.runs())
 
     def _written(self, record: Record) -> Iterator[dict[str, Any]]:
         if self._persist is not None and record >= self._persist[1]:
             yield {"kind": "persist_ended", "number": self._persist[0]}
-            self._persist = None
+            self._persist, self._durable_ranges = None, self._begun_ranges
 
     def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
         """Yield what the opening of the cursor by another process shows."""
@@ -243,8 +289,12 @@ class _Followed:
         yield from ({"kind": "redeliver", **_entries(each)} for each in (self._acked - found).runs())
 
     def _take(self, found: EntrySet, mark_delete: Position) -> None:
-        self._acked, self._mark_delete, self._record = found, mark_delete, NO_RECORD
-        self._persist = None
+        self._acked, self._record, self._persist = found, NO_RECORD, None
+        self._deleted = DeletedRanges()
+        for ledger_id, first, end in found.runs():
+            self._deleted.add_run(ledger_id, first, end)
+        self._advance(mark_delete)
+        self._begun_ranges = self._durable_ranges = self._deleted.copy()
         self._is_dirty = self._has_crashed = self._is_reset = False
         self._partly.clear()
 
@@ -268,6 +318,26 @@ def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[
         found = list(rows)
         numbers = np.array([line for (_, line), _ in found], np.int64)
         yield path, pa.Table.from_pylist([row for _, row in found], ROW_SCHEMA), numbers
+
+
+@lru_cache(64)
+def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | None]:
+    settings = cursor_settings(dict(config))
+    most = settings.get("range_count_max", _RANGES_MAX)
+    has_words = dict(config).get(_RANGES_CACHE, "true").lower() != "false"
+    return settings.get("range_form", RangeForm.WORDS) if has_words else RangeForm.LIST, most
+
+
+def _range_limit(life: Life) -> tuple[RangeForm, int | None]:
+    """Return the form of ranges in a broker's records, and how many it writes.
+
+    Raises:
+        TraceError: Its configuration cannot be read.
+    """
+    try:
+        return _limit_of(tuple(life.config.items()))
+    except ValueError as error:
+        raise TraceError(f"process {life.name} of {life.broker}: config: {error}") from None
 
 
 def _mask(words: Iterable[int]) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -25,7 +27,7 @@ from live.messages import client_of, place_of, subscribe
 from polled_truth import at, bounds
 
 _ROOT = Path(__file__).parents[2]
-_KILLS_PER_POLICY = 1
+_KILLS_PER_POLICY = 10
 _COUNT, _BATCH = 200, 10
 _POLICIES = {
     "Pulsar's default": {"managedLedgerDefaultMarkDeleteRateLimit": 1.0},
@@ -109,7 +111,9 @@ class _Traffic:
         fresh = range(self.published, self.published + _COUNT)
         for number in fresh:
             delayed = (
-                {"deliver_after": _ms(self.scenario.delay_ms)} if self.scenario.delay_ms and number % 3 == 0 else {}
+                {"deliver_after": timedelta(milliseconds=self.scenario.delay_ms)}
+                if self.scenario.delay_ms and number % 3 == 0
+                else {}
             )
             producer.send_async(b"%d" % number, None, partition_key=str(number % 16), **delayed)
         producer.flush()
@@ -189,6 +193,7 @@ class Kills:
         self._cluster = cluster
         self._rng = random.Random(26)
         self._traffic = [_Traffic(scenario) for scenario in _SCENARIOS]
+        self._last = self._snapshot = None  # the policy and the recording of the last kill; the snapshot before it
         self._killed_ms = []
         self._counted = {}  # topic -> for each kill, the entries that came
         kills = _KILLS_PER_POLICY * len(_POLICIES)
@@ -213,14 +218,17 @@ class Kills:
                 for policy, settings in _POLICIES.items():
                     for _ in range(_KILLS_PER_POLICY):
                         recording = Path(directory, f"kill-{number:02}")
-                        self._cluster.stop_broker() if number == 0 else None
-                        self._cluster.start_broker(**settings, **_interceptor(directory, recording))
+                        self._cluster.stop_broker()
+                        self._cluster.start_broker(**settings, **interceptor(directory, recording))
+                        client = self._opened(number)
+                        # It lists topics only once a minute.
                         recorder = recorder or self._start_recorder(Path(directory, "polls"))
-                        self._kill(number, policy, recording)
+                        self._kill(client)
+                        self._last = policy, recording
                         number += 1
-                self._cluster.start_broker(**_interceptor(directory, Path(directory, "last")))
+                self._cluster.start_broker(**interceptor(directory, Path(directory, "last")))
                 with client_of(self._cluster) as client:
-                    self._open(client, number, policy, recording)
+                    self._open(client, number)
                     time.sleep(15)
             finally:
                 if recorder is not None:
@@ -237,34 +245,38 @@ class Kills:
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def _kill(self, number, policy, recording):
-        """Count what came back after the last kill, publish and ack, and kill."""
-        begun_s = time.monotonic()
+    def _opened(self, number):
+        """Count what came back after the last kill, and publish; return the client."""
         client = pulsar.Client(
             self._cluster.service_url,
             operation_timeout_seconds=60,
-            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"),
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
         if number:
-            self._open(client, number, *self._last)
+            self._open(client, number)
         else:
             for each in self._traffic:
                 each.open(client)
         for each in self._traffic:
             each.publish(client)
+        return client
+
+    def _kill(self, client):
+        """Ack and kill."""
+        begun_s = time.monotonic()
         for _ in range(self._rng.randrange(2, 6)):
             for each in self._traffic:
                 each.ack(self._rng, self._rng.uniform(0.2, 0.6))
             time.sleep(self._rng.uniform(0.15, 0.9))
         # The recorder of polls may wait for some seconds before it asks a broker again that was dead.
-        time.sleep(max(2.5, 12 - (time.monotonic() - begun_s)) + self._rng.uniform(0, 1))
+        time.sleep(max(2.5, 9 - (time.monotonic() - begun_s)) + self._rng.uniform(0, 1))
         self._snapshot = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
         self._killed_ms.append(time.time_ns() // 1_000_000)
         self._cluster.kill_broker()
-        self._last = policy, recording
         threading.Thread(target=client.close, daemon=True).start()
 
-    def _open(self, client, number, policy, recording):
+    def _open(self, client, number):
+        policy, recording = self._last
         predicted = _predicted(recording)
         snapshot = _bounds(self._snapshot)
         for each in self._traffic:
@@ -318,7 +330,8 @@ class Kills:
                 )
 
 
-def _interceptor(directory, recording):
+def interceptor(directory, recording):
+    """Return the settings of a broker that records into a directory."""
     return {
         "brokerInterceptors": "ackstate", "brokerInterceptorsDirectory": _ROOT / "interceptor" / "target",
         "narExtractionDirectory": Path(directory, "nar"), "ackstateRecorderDirectory": recording,
@@ -387,9 +400,3 @@ def _received(consumer):
         return consumer, consumer.receive(150)
     except pulsar.Timeout:
         return None
-
-
-def _ms(number):
-    from datetime import timedelta
-
-    return timedelta(milliseconds=number)
