@@ -191,7 +191,7 @@ class _Gathered:
             cursor_ledger=None,
             ended_ms=self._last_ms[life],
             initial=_initial(segment, messages),
-            records=_records(segment) if _has_records(segment) else None,
+            records=_records(segment),
         )
 
 
@@ -237,11 +237,6 @@ def _initial(segment: _Segment, messages: dict[Position, int]) -> AckState | Non
     for position, words in segment.partly.items():
         batch.ack(position, words)
     return AckState(opened.mark_delete, deleted, batch)
-
-
-def _has_records(segment: _Segment) -> bool:
-    """Return whether the recorder could see records: some releases of the broker hide them."""
-    return bool(segment.looks) or any(event.after != NO_RECORD for event in segment.commands)
 
 
 def _records(segment: _Segment) -> list[CursorRecord]:

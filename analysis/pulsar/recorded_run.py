@@ -163,7 +163,7 @@ class RecordedRun:
         cursor_ledger: When the first ledger of the cursor could be written; None if unknown.
         ended_ms: When the signal came.
         initial: The state at the opening; None: no entry is acked.
-        records: The records that were seen, in order; None if the recording has none.
+        records: The records that were seen, in order; empty if none was, or if the recording does not show records.
     """
 
     topic: str
@@ -180,7 +180,7 @@ class RecordedRun:
     cursor_ledger: Window | None
     ended_ms: float
     initial: AckState | None = None
-    records: Sequence[CursorRecord] | None = None
+    records: Sequence[CursorRecord] = ()
 
 
 def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:

@@ -123,8 +123,6 @@ def _after_kill(
         calls = [LimiterCall(command.when, asks) for command, asks in zip(commands, asked, strict=True)]
         clocks = Clocks(calls, run.cursor_opened, run.broker_up, run.ended_ms, run.cursor_ledger)
         order = [(write, None) for write in _by_plausibility(clocks, policy, ledger_creation_ms)]
-        if run.records is not None:
-            order = _unseen_writes(order)
     wanted = {number for write, _ in order for number in write}
     nothing = CursorMemory(run, batch_index_acks=policy.batch_index_acks).state
     states = {0: nothing} | {
@@ -158,11 +156,6 @@ def _seen_writes(run: RecordedRun, policy: BrokerPolicy) -> list[_Write]:
     if run.records[-1].commands < count and _may_flush(run, policy):
         found.append((LastWrite(count, count), None))
     return found
-
-
-def _unseen_writes(order: list[_Write]) -> list[_Write]:
-    """Return the possible last writes of a run of which no record was seen: most likely there is none."""
-    return [(NO_WRITE, None), *(write for write in order if write[0] != NO_WRITE)] if order else order
 
 
 def _may_flush(run: RecordedRun, policy: BrokerPolicy) -> bool:

@@ -250,7 +250,7 @@ def _details(kind: str, fields: _Fields) -> dict[str, Any]:
         case "look":
             ledger_id = fields.number("ledger_id", 0, LEDGER_ID_MAX)
             begun, written = (fields.number(name, -1, ENTRY_ID_MAX) for name in ("begun", "written"))
-            records = {"after": Record(ledger_id, begun), "written": Record(ledger_id, written)}
+            records = {"after": _record(ledger_id, begun), "written": _record(ledger_id, written)}
             return {**records, "mark_delete": fields.position("mark_delete")}
         case "consumer" if fields.has("opened_ms"):
             opened_ms = fields.number("opened_ms", -1, WALL_CLOCK_MS.stop)
@@ -297,7 +297,7 @@ class _Fields:
         ledger_id, entry_id = (_number(value, name, -1, most) for value, most in zip(
             values, (LEDGER_ID_MAX, ENTRY_ID_MAX), strict=True
         ))  # fmt: skip
-        return Record(ledger_id, entry_id)
+        return _record(ledger_id, entry_id)
 
     def position(self, name: str) -> Position | None:
         if self._value(name) is None:
@@ -343,6 +343,11 @@ class _Fields:
         if name not in self._found:
             raise TraceError(f"the field {name} is missing")
         return self._found[name]
+
+
+def _record(ledger_id: int, entry_id: int) -> Record:
+    """Return a record; a ledger without entries has none."""
+    return Record(ledger_id, entry_id) if min(ledger_id, entry_id) >= 0 else NO_RECORD
 
 
 def _run(value: Any, index: int) -> Run:

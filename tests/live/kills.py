@@ -189,6 +189,8 @@ class Kills:
         cluster: A started cluster, without the topics.
     """
 
+    TITLE = "What a killed broker redelivers"
+
     def __init__(self, cluster):
         self._cluster = cluster
         self._rng = random.Random(26)
@@ -198,7 +200,7 @@ class Kills:
         self._counted = {}  # topic -> for each kill, the entries that came
         kills = _KILLS_PER_POLICY * len(_POLICIES)
         self.section = Section(
-            "What a killed broker redelivers",
+            self.TITLE,
             f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
             f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(_SCENARIOS)} topics: Shared,"
             " Key_Shared, Failover and Exclusive, two partitions, delayed messages, batches with and without acks of"
