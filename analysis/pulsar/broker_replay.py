@@ -1,4 +1,4 @@
-"""Predicts what recorded brokers redelivered after their ends, from the files of the broker interceptor."""
+"""Predicts the redelivery of recorded brokers after their ends, from the files of the broker interceptor."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def broker_table(found: Sequence[BrokerPrediction]) -> Table:
 
 
 def remarks(found: Sequence[BrokerPrediction]) -> list[str]:
-    """Return what limits the predictions, a line each."""
+    """Return the limits of the predictions, a line each."""
     dropped = {each.recorded.life.name: each.recorded.dropped for each in found}
     lines = [dropped_line(sum(dropped.values()))] if any(dropped.values()) else []
     resets = sum(each.recorded.is_reset for each in found)

@@ -93,7 +93,7 @@ class _Topic:
 
 @final
 class _Segment:
-    """What happened to one cursor since it was opened or sought."""
+    """The events of one cursor since it was opened or sought."""
 
     def __init__(self, opened: BrokerEvent) -> None:
         self.opened = opened

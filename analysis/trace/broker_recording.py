@@ -44,7 +44,7 @@ _TYPES = frozenset(("Individual", "Cumulative", "Transaction"))
 
 
 class Subject(NamedTuple):
-    """What an event concerns: a consumer, or a topic if the others are empty."""
+    """The subject of an event: a consumer, or a topic if the others are empty."""
 
     topic: str
     subscription: str = ""
@@ -108,7 +108,7 @@ class BrokerEvent:
         written: Of a look, the last record certainly written.
         opened_ms: Of the first consumer of a cursor, when the cursor was opened; -1 otherwise.
         mark_delete: Of a look, the position of the last record written; of the first consumer, the cursor's.
-        deleted: Of the first consumer, what was acked above; None if unknown.
+        deleted: Of the first consumer, the ranges acked above it; None if unknown.
         count: Number of dropped events.
     """
 
@@ -385,7 +385,7 @@ def _short(value: Any) -> str:
 
 
 def _lines(path: Path, text_bytes_max: int) -> Iterator[bytes]:
-    """Yield the whole lines of a file, compressed or not; what follows the last line break is left out."""
+    """Yield the whole lines of a file, compressed or not; an incomplete last line is left out."""
     rest = b""
     size = 0
     number = 1

@@ -2,7 +2,7 @@
 
 A batch counts as acked when all of its messages are. A persist begins where the recording shows that the broker began a
 record of the cursor's ledger, and ends where the record is seen to be written. A broker that was killed becomes a
-crash; the state with which its cursor was opened again shows what was redelivered.
+crash; the state with which its cursor was opened again shows the redelivery.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORD_BITS = 64
 
 @final
 class BrokerRows:
-    """Converts events, and counts what a recording lacks.
+    """Converts events, and counts the events that a recording lacks.
 
     Attributes:
         dropped: Events that the recorders dropped.
@@ -258,7 +258,7 @@ class _Followed:
             self._persist, self._durable_ranges = None, self._begun_ranges
 
     def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
-        """Yield what the opening of the cursor by another process shows."""
+        """Yield the events that the opening of the cursor by another process shows."""
         assert event.mark_delete is not None
         found = self._state(event)
         lost = len(self._acked - found)
@@ -276,7 +276,7 @@ class _Followed:
         self._take(found, event.mark_delete)
 
     def _reset(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
-        """Yield what the state after a seek shows; the seek has made it durable."""
+        """Yield the events that the state after a seek shows; the seek has made it durable."""
         assert event.mark_delete is not None
         found = self._state(event)
         yield from self._written(self._record)

@@ -56,7 +56,7 @@ class Converted:
         return {"events": self.events, **rows, **{name: count for name, count in left_out.items() if count}}
 
     def lines(self) -> list[str]:
-        """Return a line for each kind of bad row, and for what a recording of brokers lacks."""
+        """Return a line for each kind of bad row, and for the events that a recording of brokers lacks."""
         lines = self.bad_rows.lines()
         if self.dropped:
             lines.append(dropped_line(self.dropped))

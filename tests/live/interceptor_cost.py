@@ -1,8 +1,8 @@
 """Measures the CPU time that the interceptor costs a broker, into a file of JSON.
 
 Two brokers run at the same time, one of them with the interceptor, and get the same load in turn: messages are
-published, received and acked one by one. The measure is the CPU time of the broker's process per acked message: it does
-not depend on what else the machine does, unlike a throughput. Both brokers are warm, and none of them is restarted.
+published, received and acked one by one. The measure is the CPU time of the broker's process per acked message: it
+depends less on other work of the machine than a throughput does. Both brokers are warm, and none of them is restarted.
 
 python -P -m live.interceptor_cost FILE [ROUNDS]
 """

@@ -91,7 +91,7 @@ class _Traffic:
         self.consumers, self.messages = [], {}
 
     def open(self, client):
-        """Open the consumers, and receive everything that is not acked; return what was acked and came."""
+        """Open the consumers, and receive everything that is not acked; return the acked messages that came."""
         options = {"consumer_type": self.scenario.type, "batch_index_ack_enabled": self.scenario.index_acks}
         self.messages = {}
         self.consumers = [
@@ -189,7 +189,7 @@ class Kills:
         cluster: A started cluster, without the topics.
     """
 
-    TITLE = "What a killed broker redelivers"
+    TITLE = "Redelivery of a killed broker"
 
     def __init__(self, cluster):
         self._cluster = cluster
@@ -207,7 +207,7 @@ class Kills:
             " single messages, and cumulative acks, also inside a batch. `ackstate pulsar replay` reads the"
             " interceptor's files and names the messages that come again. `ackstate pulsar record` polls the cluster"
             " once a second all the while, and `ackstate pulsar snapshot` looks just before each kill. All three are"
-            " compared with what the client receives.",
+            " compared with the messages that the client receives.",
         )
 
     def run(self):
@@ -248,7 +248,7 @@ class Kills:
         )  # fmt: skip
 
     def _opened(self, number):
-        """Count what came back after the last kill, and publish; return the client."""
+        """Count the redelivery after the last kill, and publish; return the client."""
         client = pulsar.Client(
             self._cluster.service_url,
             operation_timeout_seconds=60,

@@ -115,7 +115,7 @@ def test_dropped_events_are_reported_for_good(tmp_path):
 
 
 def test_a_file_is_read_up_to_its_cut(tmp_path):
-    """Wherever a killed broker's file ends, what is whole before is read, and nothing else is raised."""
+    """Wherever a killed broker's file ends, all whole lines before are read, and nothing is raised."""
     whole = (written(tmp_path / "r", *KILLED) / "ackstate-0.jsonl.gz").read_bytes()
     file = tmp_path / "ackstate-1.jsonl.gz"
     expected = list(read_recording([tmp_path / "r" / "ackstate-0.jsonl.gz"]))
