@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.pulsar.recorded_run import AckState, AckType, mask_of
+from ackstate.analysis.pulsar.recorded_run import AckType, mask_of
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.ledger_map import LedgerMap
@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.pulsar.policy import BrokerPolicy
     from ackstate.analysis.pulsar.recorded_run import Ack, AckCommand, RecordedRun
+
+
+class AckState(NamedTuple):
+    """The state of a cursor; must not be changed.
+
+    Attributes:
+        mark_delete: Every entry up to it, inclusive, is acked.
+        deleted: Entries acked above it.
+        batch: Unacked messages of partly acked batches. They may include batches up to the mark-delete position: a
+            broker that acks past a batch keeps its words until the next write.
+    """
+
+    mark_delete: Position
+    deleted: DeletedRanges
+    batch: BatchIndexes
+
+    def copy(self) -> AckState:
+        """Return an independent copy. Complexity: O(state)."""
+        return AckState(self.mark_delete, self.deleted.copy(), self.batch.copy())
 
 
 @final

@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.pulsar.ack_commands import AckState
 from ackstate.analysis.pulsar.recorded_run import (
     ENTRY_COUNT_MAX,
     Ack,
     AckCommand,
-    AckState,
     AckType,
     CursorRecord,
     End,
@@ -21,7 +21,8 @@ from ackstate.analysis.pulsar.recorded_run import (
     Window,
     mask_of,
 )
-from ackstate.analysis.trace.broker_recording import NO_RECORD, BrokerEvent, Life, Record, read_recording
+from ackstate.analysis.trace.broker_fields import NO_RECORD, Life, Record
+from ackstate.analysis.trace.broker_recording import BrokerEvent, read_recording
 from ackstate.analysis.trace.events import TraceError
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
@@ -170,10 +171,16 @@ class _Gathered:
 
     def _run(self, segment: _Segment, life: str, topic: str) -> RecordedRun:
         messages = self._topics[topic].messages
+        initial = _initial(segment, messages)
+        # A record may lack entries that were acked before, because of the limit on ranges.
+        for deleted in initial.deleted.runs() if initial else ():
+            for entry_id in range(deleted.first, deleted.end):
+                messages.setdefault(Position(deleted.ledger_id, entry_id), 1)
         positions = sorted(messages)
         index = {position: number for number, position in enumerate(positions)}
         first_messages = list(accumulate((messages[position] for position in positions), initial=0))
         commands = [_command(event, index) for event in segment.commands]
+        acked = (*_acked(commands, first_messages), *_acked_before(initial, index, first_messages))
         about, opened = self._lives[life], segment.opened
         opened_ms = opened.opened_ms if opened.opened_ms >= 0 else opened.ts_ms
         return RecordedRun(
@@ -182,7 +189,7 @@ class _Gathered:
             end=End.TERM if life in self._ended else End.KILL,
             positions=positions,
             first_messages=first_messages,
-            acked_messages=frozenset(_acked(commands, first_messages)),
+            acked_messages=frozenset(acked),
             commands=commands,
             has_ack_types=True,
             cumulative_commands=None,
@@ -190,7 +197,7 @@ class _Gathered:
             broker_up=Window(about.timer_first_ms, about.timer_last_ms + 1),
             cursor_ledger=None,
             ended_ms=self._last_ms[life],
-            initial=_initial(segment, messages),
+            initial=initial,
             records=_records(segment),
         )
 
@@ -219,6 +226,20 @@ def _acked(commands: Sequence[AckCommand], first_messages: Sequence[int]) -> Ite
             yield from (message for message in range(first, last) if not unacked >> (message - first) & 1)
 
 
+def _acked_before(initial: AckState | None, index: dict[Position, int], first_messages: Sequence[int]) -> Iterator[int]:
+    """Yield the messages above the mark-delete position that were acked when the cursor was opened."""
+    if initial is None:
+        return
+    for run in initial.deleted.runs():
+        for entry_id in range(run.first, run.end):
+            entry = index[Position(run.ledger_id, entry_id)]
+            yield from range(first_messages[entry], first_messages[entry + 1])
+    for position in initial.batch:
+        first, unacked = first_messages[index[position]], mask_of(initial.batch[position])
+        end = first_messages[index[position] + 1]
+        yield from (message for message in range(first, end) if not unacked >> (message - first) & 1)
+
+
 def _initial(segment: _Segment, messages: dict[Position, int]) -> AckState | None:
     """Return the state at the opening; None if the recording lacks it."""
     opened = segment.opened
@@ -229,6 +250,8 @@ def _initial(segment: _Segment, messages: dict[Position, int]) -> AckState | Non
         counts[position.ledger_id] = max(counts.get(position.ledger_id, 0), position.entry_id + 1)
     deleted, batch = DeletedRanges(), BatchIndexes()
     for lower, upper in opened.deleted or ():
+        if upper.entry_id - max(lower.entry_id, 0) >= ENTRY_COUNT_MAX:
+            raise TraceError(f"{opened.place[0]}, line {opened.place[1]}: more than {ENTRY_COUNT_MAX} entries")
         if lower.ledger_id == upper.ledger_id:
             deleted.add_run(lower.ledger_id, lower.entry_id + 1, upper.entry_id + 1)
         else:

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ackstate.batch_indexes import BatchIndexes
-    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.analysis.pulsar.ack_commands import AckState
 
 Made = TypeVar("Made")
 
@@ -122,25 +121,6 @@ class CursorRecord(NamedTuple):
     mark_delete: Position | None
     is_written: bool
     begun_ms: float
-
-
-class AckState(NamedTuple):
-    """The state of a cursor; must not be changed.
-
-    Attributes:
-        mark_delete: Every entry up to it, inclusive, is acked.
-        deleted: Entries acked above it.
-        batch: Unacked messages of partly acked batches. They may include batches up to the mark-delete position: a
-            broker that acks past a batch keeps its words until the next write.
-    """
-
-    mark_delete: Position
-    deleted: DeletedRanges
-    batch: BatchIndexes
-
-    def copy(self) -> AckState:
-        """Return an independent copy. Complexity: O(state)."""
-        return AckState(self.mark_delete, self.deleted.copy(), self.batch.copy())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.pulsar.ack_commands import (
+    AckState,
     CursorMemory,
     from_cursor_ledger,
     from_metadata_store,
     redelivered,
 )
 from ackstate.analysis.pulsar.policy import BrokerPolicy, PolicyName, broker_policy
-from ackstate.analysis.pulsar.recorded_run import AckCommand, AckState, End, RecordedRun, Window
+from ackstate.analysis.pulsar.recorded_run import AckCommand, End, RecordedRun, Window
 from ackstate.analysis.pulsar.writes import (
     LEDGER_CREATION_MS_MAX,
     NO_WRITE,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.broker_recording import NO_RECORD, BrokerEvent, Life, Record, Run
+from ackstate.analysis.trace.broker_fields import NO_RECORD, Life, Record, Run
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.rows import ROW_SCHEMA
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from ackstate.analysis.trace.broker_recording import BrokerEvent
     from ackstate.analysis.trace.rows import Int64s
 
 _BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"

@@ -83,6 +83,18 @@ def test_a_cursor_with_a_history_begins_with_it(tmp_path):
     assert found["candidates"] == [["3:2:1", "3:5"]]
 
 
+def test_the_limit_on_ranges_displaces_older_acks(tmp_path):
+    """The record lacks ranges that were durable when the cursor was opened, of entries that are not delivered now."""
+    config = {
+        "managedLedgerMaxUnackedRangesToPersist": "1", "managedLedgerPersistIndividualAckAsLongArray": "false",
+    }  # fmt: skip
+    found = predicted(
+        tmp_path, start(**config), CONSUMER, opened(0, "3:0", "[(3:3..3:4],(3:6..3:8]]"), sent(1, [3, 1, 2]),
+        ack(10, [3, 2, 2]), look(90, 7, 1, 1, "3:0"), mark("alive", 2_000),
+    )  # fmt: skip
+    assert found["candidates"] == [["3:7", "3:8"]]
+
+
 def test_without_records_the_model_of_a_broker_decides(tmp_path):
     """Nothing is written of acks of only some messages of batches."""
     found = predicted(
