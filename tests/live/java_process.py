@@ -64,7 +64,7 @@ class JavaProcess:
         self._command = [
             str(Path(home, "bin", "java")) if home else "java",
             *(f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC"),
-            *(() if is_compiled else ("-XX:TieredStopAtLevel=1",)),
+            "-XX:-UseDynamicNumberOfCompilerThreads" if is_compiled else "-XX:TieredStopAtLevel=1",
             *(word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")),
             *("-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={logging}"),
             *("-cp", f"{JARS}/*", main, *map(str, words)),
