@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar dist docs clean
+.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar bench-interceptor dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -73,7 +73,7 @@ RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.js
 pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
 	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
-live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live.md; needs Maven
+live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live.md; needs Maven; ARGS=kills runs one section
 	@bash .ci/setup live
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.proof docs/pulsar-live.md $(ARGS)
 
@@ -117,6 +117,10 @@ bench-scale: setup ## time the Spark estimate by the size of the trace, next to 
 bench-pulsar: setup ## time Pulsar's own classes next to ours, into docs/pulsar-benchmark.md; needs Maven and a JDK
 	$(JAVA) .venv/bin/python -m benchmarks.pulsar.bench_pulsar
 	.venv/bin/python -m benchmarks.pulsar.page
+
+bench-interceptor: setup ## measure what the interceptor costs a real Pulsar broker; needs Maven
+	@bash .ci/setup live
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.interceptor_cost benchmarks/results/interceptor.json $(ARGS)
 
 bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 	@set -e; for file in benchmarks/delay/bench_*.py; do \

@@ -11,3 +11,8 @@ def counted(number: int, one: str, many: str = "") -> str:
 def printable(text: str) -> str:
     """Return text with control characters escaped, so that a name cannot control a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def dropped_line(events: int) -> str:
+    """Return how many events a trace lacks, in words."""
+    return f"{counted(events, 'event')} dropped by the recorder: acks and persists may be missing"

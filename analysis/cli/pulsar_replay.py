@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 def replay(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", parser=path_argument, help="Recorded runs, one a line; .gz is gzip.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            parser=path_argument,
+            help="Recorded runs, one a line; .gz is gzip. Or a recording of the broker interceptor, maybe a directory.",
+        ),
     ],
     policy: Annotated[
         PolicyName, typer.Option(help="All but the first are wrong on purpose, for comparison.")
@@ -55,8 +60,12 @@ def replay(
     from ackstate.analysis.pulsar.recorded_run import parse_run
     from ackstate.analysis.pulsar.replay import predict
     from ackstate.analysis.pulsar.replay_table import ack_type_remark, judge, summary_line, verdict_table
+    from ackstate.analysis.trace.broker_recording import recording_files
 
     ledger_creation_ms = None if ledger_creation is None else ledger_creation.ms
+    if file.exists() and (files := recording_files(file)):
+        _replay_recording(files, policy, ledger_creation_ms=ledger_creation_ms, json=json)
+        return
     # All runs are replayed before the first is printed: an error in the last line must not leave half an answer.
     if json:
         predictions = _of_each(
@@ -69,6 +78,21 @@ def replay(
     console.show(verdict_table(verdicts), summary_line(verdicts), *filter(None, [remark]))
     if any(verdict.measured is not None and not verdict.is_inside for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _replay_recording(files: list[Path], policy: PolicyName, *, ledger_creation_ms: float | None, json: bool) -> None:
+    from ackstate.analysis.pulsar.broker_replay import broker_table, predict_broker_runs, remarks
+
+    with console.progress() as progress:
+        task = progress.add_task("", total=None)
+        found = []
+        for each in predict_broker_runs(files, policy, ledger_creation_ms=ledger_creation_ms):
+            found.append(each)
+            progress.update(task, description=f"{counted(len(found), 'run')} replayed")
+    if json:
+        console.write("".join(f"{json_format.dumps(each.to_json())}\n" for each in found))
+    else:
+        console.show(broker_table(found), *remarks(found))
 
 
 def _of_each(file: Path, work: Callable[[str], Made]) -> list[Made]:

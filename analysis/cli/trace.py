@@ -58,8 +58,8 @@ def convert(
         typer.Argument(
             metavar="FILE...",
             parser=path_argument,
-            help="Recordings, JSON lines, logs of ACK commands, or Parquet with one row an event; - reads standard "
-            "input.",
+            help="Recordings of cursors or of brokers, JSON lines, logs of ACK commands, or Parquet with one row an "
+            "event; - reads standard input.",
         ),
     ],
     out: Annotated[
@@ -91,7 +91,7 @@ def convert(
     if json:
         console.write_json({"trace": str(out), **done.to_json()})
     else:
-        console.show(f"{out}: {done.events} events", *done.bad_rows.lines())
+        console.show(f"{out}: {done.events} events", *done.lines())
 
 
 def check(

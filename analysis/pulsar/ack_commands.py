@@ -52,12 +52,13 @@ class CursorMemory:
     Source: ``ManagedCursorImpl.asyncDelete`` and ``asyncMarkDelete`` of Apache Pulsar 4.2.
     """
 
-    def __init__(self, positions: Sequence[Position], *, batch_index_acks: bool) -> None:
-        self._positions = positions
+    def __init__(self, run: RecordedRun, *, batch_index_acks: bool) -> None:
+        self._positions = positions = run.positions
         self._batch_index_acks = batch_index_acks
         self._ledgers = LedgerMap.from_counts({position.ledger_id: position.entry_id + 1 for position in positions})
         before_all = Position(positions[0].ledger_id, positions[0].entry_id - 1)
-        self.state = AckState(before_all, DeletedRanges(), BatchIndexes())
+        nothing = AckState(before_all, DeletedRanges(), BatchIndexes())
+        self.state = nothing if run.initial is None else run.initial.copy()
 
     def ack(self, command: AckCommand) -> bool:
         """Apply a command and return whether the broker then requests a write from its limiter.

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ackstate.analysis.pulsar.ack_commands import AckState
+
 Made = TypeVar("Made")
 
 ENTRY_COUNT_MAX = 10_000_000
@@ -103,6 +105,24 @@ class AckCommand(NamedTuple):
     type: AckType = AckType.INDIVIDUAL
 
 
+class CursorRecord(NamedTuple):
+    """A record that a broker was seen to begin in the cursor's ledger.
+
+    Attributes:
+        commands_min: It covers at least this number of commands, from the first.
+        commands: And at most this number.
+        mark_delete: Its mark-delete position; None: that of the last command that it covers.
+        is_written: Whether it was seen to be written.
+        begun_ms: The latest time at which it was begun.
+    """
+
+    commands_min: int
+    commands: int
+    mark_delete: Position | None
+    is_written: bool
+    begun_ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
     """See the module for each field; none of them was measured after the broker's end.
@@ -122,6 +142,8 @@ class RecordedRun:
         broker_up: When the broker, and so its flush timer, started.
         cursor_ledger: When the first ledger of the cursor could be written; None if unknown.
         ended_ms: When the signal came.
+        initial: The state at the opening; None: no entry is acked.
+        records: The records that were seen, in order; empty if none was, or if the recording does not show records.
     """
 
     topic: str
@@ -137,6 +159,8 @@ class RecordedRun:
     broker_up: Window
     cursor_ledger: Window | None
     ended_ms: float
+    initial: AckState | None = None
+    records: Sequence[CursorRecord] = ()
 
 
 def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:

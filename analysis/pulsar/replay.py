@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.pulsar.ack_commands import (
@@ -18,8 +19,17 @@ from ackstate.analysis.pulsar.ack_commands import (
 )
 from ackstate.analysis.pulsar.policy import BrokerPolicy, PolicyName, broker_policy
 from ackstate.analysis.pulsar.recorded_run import AckCommand, End, RecordedRun, Window
-from ackstate.analysis.pulsar.writes import LEDGER_CREATION_MS_MAX, Clocks, LastWrite, LimiterCall, last_writes
+from ackstate.analysis.pulsar.writes import (
+    LEDGER_CREATION_MS_MAX,
+    NO_WRITE,
+    WRITE_MS_MAX,
+    Clocks,
+    LastWrite,
+    LimiterCall,
+    last_writes,
+)
 from ackstate.analysis.trace.events import TraceError
+from ackstate.position import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +38,9 @@ CANDIDATE_COUNT_MAX = 64
 
 # A slow broker is slow at both. This is a rule of thumb, measured on idle, busy and overloaded machines.
 _CREATION_PER_HANDLING = 12
+
+LOOK_MS_MAX = 250
+"""A recorder on a busy machine looks at cursors at least this often, by its default settings."""
 
 _PROBES = 33
 _PROBE_MS = 1e-3
@@ -88,7 +101,7 @@ def predict(
         else:
             durable += _after_kill(run, commands, policy, ledger_creation_ms)
     if not run.commands:
-        durable.append(CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks).state)
+        durable.append(CursorMemory(run, batch_index_acks=policy.batch_index_acks).state)
     candidates = tuple(dict.fromkeys(redelivered(run, state) for state in durable))
     sizes = [len(candidate) for candidate in candidates]
     return Prediction(run.topic, min(sizes), max(sizes), candidates[:CANDIDATE_COUNT_MAX], run.has_ack_types)
@@ -104,20 +117,53 @@ def _after_kill(
     run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy, ledger_creation_ms: float
 ) -> Iterator[AckState]:
     """Yield each state that may have been durable, the most plausible first."""
-    calls = [
-        LimiterCall(command.when, asks)
-        for command, (asks, _) in zip(commands, _states(run, commands, policy), strict=True)
-    ]
-    clocks = Clocks(calls, run.cursor_opened, run.broker_up, run.ended_ms, run.cursor_ledger)
-    order = _by_plausibility(clocks, policy, ledger_creation_ms)
-    wanted = {number for write in order for number in write}
-    nothing = CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks).state
+    if run.records:
+        order = _seen_writes(run, policy)
+    else:
+        asked = [asks for asks, _ in _states(run, commands, policy)]
+        calls = [LimiterCall(command.when, asks) for command, asks in zip(commands, asked, strict=True)]
+        clocks = Clocks(calls, run.cursor_opened, run.broker_up, run.ended_ms, run.cursor_ledger)
+        order = [(write, None) for write in _by_plausibility(clocks, policy, ledger_creation_ms)]
+    wanted = {number for write, _ in order for number in write}
+    nothing = CursorMemory(run, batch_index_acks=policy.batch_index_acks).state
     states = {0: nothing} | {
         number: state.copy() for number, (_, state) in enumerate(_states(run, commands, policy), 1) if number in wanted
     }
-    for position, contents in order:
-        written = states[contents]._replace(mark_delete=states[position].mark_delete)
+    for (position, contents), mark_delete in order:
+        written = states[contents]._replace(mark_delete=mark_delete or states[position].mark_delete)
         yield from_cursor_ledger(written, policy) if contents else nothing
+
+
+_Write = tuple[LastWrite, Position | None]
+"""A last write, and its mark-delete position if that was seen."""
+
+
+def _seen_writes(run: RecordedRun, policy: BrokerPolicy) -> list[_Write]:
+    """Return the possible last writes of a run whose records were seen, the most plausible first.
+
+    The last record counts unless it was begun just before the end and not seen to be written: then each of those before
+    it may be the last one, too. After the last look, the flush timer may have written once more.
+    """
+    assert run.records
+    found: list[_Write] = []
+    for record in reversed(run.records):
+        numbers = range(record.commands, record.commands_min - 1, -1)
+        found += [(LastWrite(number, number), record.mark_delete) for number in numbers]
+        if record.is_written or run.ended_ms - record.begun_ms > WRITE_MS_MAX:
+            break
+    else:
+        found.append((NO_WRITE, None))
+    count = len(run.commands)
+    if run.records[-1].commands < count and _may_flush(run, policy):
+        found.append((LastWrite(count, count), None))
+    return found
+
+
+def _may_flush(run: RecordedRun, policy: BrokerPolicy) -> bool:
+    """Return whether the flush timer may have ticked between the last look and the end."""
+    up_first, up_end = run.broker_up
+    ticks = max(1, ceil((run.ended_ms - up_end) / policy.flush_ms))
+    return up_first + ticks * policy.flush_ms <= run.ended_ms + LOOK_MS_MAX
 
 
 def _after_term(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy) -> Iterator[AckState]:
@@ -126,7 +172,7 @@ def _after_term(run: RecordedRun, commands: Sequence[AckCommand], policy: Broker
     A broker that stops its bookie before its cursors cannot write to their ledgers, and falls back to the metadata
     store.
     """
-    state = CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks).state
+    state = CursorMemory(run, batch_index_acks=policy.batch_index_acks).state
     has_ledger = False
     for asks, reached in _states(run, commands, policy):
         has_ledger, state = has_ledger or asks, reached
@@ -139,7 +185,7 @@ def _after_term(run: RecordedRun, commands: Sequence[AckCommand], policy: Broker
 
 def _states(run: RecordedRun, commands: Sequence[AckCommand], policy: BrokerPolicy) -> Iterator[tuple[bool, AckState]]:
     """Yield after each command whether a write was requested, and the state, which the next command changes."""
-    memory = CursorMemory(run.positions, batch_index_acks=policy.batch_index_acks)
+    memory = CursorMemory(run, batch_index_acks=policy.batch_index_acks)
     for command in commands:
         asks = memory.ack(command)
         yield asks, memory.state

@@ -28,6 +28,7 @@ from ackstate.analysis.trace.published import PublishedEntries
 from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 from ackstate.analysis.trace.rows import Events, count_wrong
 from ackstate.analysis.trace.times import TraceClock
+from ackstate.analysis.wording import dropped_line
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class TraceSummary:
         first_ts_ms: Time of the earliest event.
         last_ts_ms: Time of the latest event.
         kinds: Number of events by kind, named in small letters; kinds without events are omitted.
+        dropped_events: Events that the trace lacks because a recorder dropped them.
     """
 
     trace: str
@@ -69,6 +71,7 @@ class TraceSummary:
     first_ts_ms: int
     last_ts_ms: int
     kinds: dict[str, int]
+    dropped_events: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -81,6 +84,7 @@ class TraceSummary:
             f"{self.trace}: {self.events:,} events of {self.subscriptions:,} subscriptions and {self.topics:,} topics",
             f"from {_time(self.first_ts_ms)} to {_time(self.last_ts_ms)}, in {self.chunks:,} chunks",
             kinds,
+            *([dropped_line(self.dropped_events)] if self.dropped_events else []),
             f"sha256 {self.sha256}",
         ]
 
@@ -119,22 +123,23 @@ def check_events(
         UnsupportedVersionError: A newer release wrote it.
         OSError: It cannot be read.
     """
-    chunk_count = check_trace(path, is_timed=False).chunk_count
+    span = check_trace(path, is_timed=False)
     check = _TraceCheck()
     for done, chunk in enumerate(read_chunks(path), start=1):
         check.take(chunk)
-        progress(done, chunk_count)
+        progress(done, span.chunk_count)
     check.finish(path)
     return TraceSummary(
         str(path),
         trace_hash(path),
         sum(check.kinds.values()),
-        chunk_count,
+        span.chunk_count,
         len({topic for topic, _ in check.keys}),
         sum(subscription != "" for _, subscription in check.keys),
         check.first_ms,
         check.last_ms,
         {EventKind(kind).name.lower(): check.kinds[kind] for kind in sorted(check.kinds)},
+        span.dropped_events,
     )
 
 

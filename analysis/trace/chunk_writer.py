@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
-from ackstate.analysis.trace.events import POLLED_UNTIL_KEY
+from ackstate.analysis.trace.events import DROPPED_KEY, POLLED_UNTIL_KEY
 from ackstate.analysis.trace.manifest import FILES_KEY, ONLY, SEVERAL
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class ChunkWriter:
         written: For a further file of a trace, the number of chunks and of events of each (topic, subscription) in the
             files before it; None if the file is a whole trace.
 
+    Attributes:
+        events: Number of events so far.
+        dropped_events: Events that the source lacks because its recorder dropped them; may be set until the end.
+
     Raises:
         OSError: The disk is full or failed; any call may raise it.
     """
@@ -43,7 +47,7 @@ class ChunkWriter:
         written: Mapping[tuple[str, str], tuple[int, int]] | None = None,
         polled_until_ms: int = -1,
     ) -> None:
-        self.events = 0
+        self.events = self.dropped_events = 0
         self._notes = {FILES_KEY: ONLY if written is None else SEVERAL}
         if polled_until_ms >= 0:
             self._notes[POLLED_UNTIL_KEY] = str(polled_until_ms).encode()
@@ -76,7 +80,10 @@ class ChunkWriter:
         with self._sink:
             if self._rows:
                 self._write_row_group()
-            self._opened(TRACE_SCHEMA).close()
+            writer = self._opened(TRACE_SCHEMA)
+            if self.dropped_events:
+                writer.add_key_value_metadata({DROPPED_KEY: str(self.dropped_events).encode()})
+            writer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.trace import ack_log, jsonl, row_parquet
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax
+from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
+from ackstate.analysis.trace.broker_recording import recording_files
+from ackstate.analysis.trace.broker_rows import BrokerRows
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.parquet import new_trace, write_trace
@@ -15,9 +18,10 @@ from ackstate.analysis.trace.recorder import read_recording, segments
 from ackstate.analysis.trace.rows import checked_rows
 from ackstate.analysis.trace.sorter import EventSorter
 from ackstate.analysis.trace.times import TraceClock
+from ackstate.analysis.wording import counted, dropped_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -36,14 +40,29 @@ class Converted:
     Attributes:
         events: Number of events in the trace.
         bad_rows: The rows that were skipped; a recording has none.
+        dropped: Events that recorders of brokers dropped.
+        transactions: ACK commands of transactions in recordings of brokers, which are left out.
     """
 
     events: int
     bad_rows: BadRows = field(default_factory=BadRows)
+    dropped: int = 0
+    transactions: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; a recording has no rows."""
-        return {"events": self.events, **(self.bad_rows.to_json() if self.bad_rows.rows else {})}
+        rows = self.bad_rows.to_json() if self.bad_rows.rows else {}
+        left_out = {"dropped_events": self.dropped, "transactions": self.transactions}
+        return {"events": self.events, **rows, **{name: count for name, count in left_out.items() if count}}
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind of bad row, and for the events that a recording of brokers lacks."""
+        lines = self.bad_rows.lines()
+        if self.dropped:
+            lines.append(dropped_line(self.dropped))
+        if self.transactions:
+            lines.append(f"{counted(self.transactions, 'ACK command')} of transactions left out")
+        return lines
 
 
 def convert(
@@ -58,7 +77,8 @@ def convert(
 
     Args:
         sources: One recording; or any number of files of JSON lines, logs of ACK commands (both possibly compressed
-            with gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these.
+            with gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these; or
+            files of the broker interceptor, or directories of these.
         out: The trace; an existing one is replaced.
         bad_rows_max: Limit on the bad rows that are skipped; by default none.
         text_bytes_max: Most bytes of text in each file, decompressed.
@@ -69,19 +89,36 @@ def convert(
         UnsupportedVersionError: A newer release recorded it.
         OSError: A file cannot be read, or the trace not written; `out` is unchanged.
     """
+    of_brokers = [recording_files(source) if _is_file(source) else [] for source in sources]
+    is_of_brokers = any(of_brokers)
+    for source, found in zip(sources, of_brokers, strict=True):
+        if is_of_brokers and not found:
+            raise TraceError(f"{source}: not a recording of a broker; such recordings are converted by themselves")
     recordings = [source for source in sources if source.is_dir() and segments(source)]
-    if recordings or (len(sources) == 1 and sources[0].is_dir() and not any(sources[0].glob("*.parquet"))):
+    if recordings or (
+        not is_of_brokers and len(sources) == 1 and sources[0].is_dir() and not any(sources[0].glob("*.parquet"))
+    ):
         if len(sources) > 1:
             raise TraceError(f"{recordings[0]}: a recording is converted alone")
         return Converted(write_trace(read_recording(sources[0]), out))
-    files = list(chain.from_iterable(map(_files, sources)))
-    bad_rows = BadRows()
+    files = list(chain.from_iterable(of_brokers)) or list(chain.from_iterable(map(_files, sources)))
+    bad_rows, of_broker = BadRows(), BrokerRows()
     with new_trace(out) as files_out:
         with ChunkWriter(files_out.file()) as writer:
-            _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress).run(text_bytes_max)
+            conversion = _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress)
+            if is_of_brokers:
+                events = read_broker_recording(files, text_bytes_max=text_bytes_max)
+                conversion.run_tables(of_broker.tables(events))
+            else:
+                conversion.run(text_bytes_max)
+            writer.dropped_events = of_broker.dropped
         if not writer.events:
             raise TraceError(f"{', '.join(map(str, sources))}: no events, so there is no trace to write")
-    return Converted(writer.events, bad_rows)
+    return Converted(writer.events, bad_rows, of_broker.dropped, of_broker.transactions)
+
+
+def _is_file(source: Path) -> bool:
+    return str(source) != jsonl.STANDARD_INPUT and source.exists()
 
 
 def _files(source: Path) -> list[Path]:
@@ -125,6 +162,18 @@ class _Conversion:
             else:
                 self._read_text(source, file, text_bytes_max)
             self._done += file.stat().st_size if self._total is not None else 0
+        self._sorter.finish()
+        self._check(finished=True)
+
+    def run_tables(self, tables: Iterable[tuple[Path, pa.Table, Int64s]]) -> None:
+        """Read tables, each with its file and the line of each row; their files need not be read in order."""
+        numbers = {file: number for number, file in enumerate(self._files)}
+        seen: set[Path] = set()
+        for file, table, lines in tables:
+            if file not in seen:
+                seen.add(file)
+                self._done += file.stat().st_size
+            self._take(numbers[file], table, lines, done=0)
         self._sorter.finish()
         self._check(finished=True)
 

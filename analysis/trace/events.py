@@ -53,6 +53,9 @@ CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
 POLLED_UNTIL_KEY = b"ackstate.trace.polled_until_ms"
 """Key-value metadata of a file of a trace of polls: the time of the last poll, a decimal number; may be missing."""
+DROPPED_KEY = b"ackstate.trace.dropped_events"
+"""Key-value metadata of a file: the number of events that it lacks because a recorder dropped them, a decimal number;
+missing if there are none."""
 
 SCALAR_COLUMNS = {
     "topic": "string",

@@ -20,6 +20,7 @@ from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, POLLED_SCHEMA, TRACE
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
+    DROPPED_KEY,
     INTERVAL_VERSION,
     POLLED_UNTIL_KEY,
     TRACE_VERSION,
@@ -46,6 +47,7 @@ _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
 _SUFFIX = ".parquet"
 _MS_DIGITS_MAX = 13  # until the year 2286
+_COUNT_DIGITS_MAX = 18
 FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark ignores files whose names start with these characters.
 _HIDDEN = ("_", ".")
@@ -177,6 +179,7 @@ class Span(NamedTuple):
         is_packed: Whether its events are bytes, as since version 3.
         size_bytes: Uncompressed size of its columns.
         has_intervals: Whether it is a trace of polls, whose events have intervals instead of times.
+        dropped_events: Events that it lacks because a recorder dropped them.
     """
 
     begin_ms: int
@@ -186,6 +189,7 @@ class Span(NamedTuple):
     is_packed: bool = True
     size_bytes: int = 0
     has_intervals: bool = False
+    dropped_events: int = 0
 
 
 def check_trace(path: Location, *, is_timed: bool = True) -> Span:
@@ -205,7 +209,7 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     begins: list[int] = []
     ends: list[int] = []
     clock = TraceClock()
-    row_groups_max = size_bytes = 0
+    row_groups_max = size_bytes = dropped = 0
     files = trace_files(path)
     listed = check_names(path, files)
     stated: dict[Location, bytes | None] = {}
@@ -214,7 +218,8 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     for file in files:
         rows, row_groups, size, notes, is_polled = _scalars(file)
         stated[file] = notes.get(FILES_KEY)
-        ends.append(_polled_until_ms(file, notes))
+        ends.append(_noted(file, notes, POLLED_UNTIL_KEY, digits_max=_MS_DIGITS_MAX))
+        dropped += _noted(file, notes, DROPPED_KEY, digits_max=_COUNT_DIGITS_MAX)
         packed[is_packed(rows.schema)] = polled[is_polled] = file
         size_bytes += size
         row_groups_max = max(row_groups_max, row_groups)
@@ -248,7 +253,7 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
     count = sum(map(len, found.values()))
-    return Span(min(begins), max(ends), count, row_groups_max, True in packed, size_bytes, True in polled)
+    return Span(min(begins), max(ends), count, row_groups_max, True in packed, size_bytes, True in polled, dropped)
 
 
 def version_of(path: Location) -> int:
@@ -257,11 +262,11 @@ def version_of(path: Location) -> int:
         return int((pq.read_metadata(source).metadata or {}).get(VERSION_KEY, b"1"))
 
 
-def _polled_until_ms(file: Location, notes: Mapping[bytes, bytes]) -> int:
-    """Return the time of the last poll; 0 if it is unknown."""
-    text = notes.get(POLLED_UNTIL_KEY, b"0")
-    if not text.isdigit() or len(text) > _MS_DIGITS_MAX:
-        raise TraceError(f"{file}: the time of its last poll is {text[:40]!r}")
+def _noted(file: Location, notes: Mapping[bytes, bytes], key: bytes, *, digits_max: int) -> int:
+    """Return a number in the metadata of a file; 0 if it is missing."""
+    text = notes.get(key, b"0")
+    if not text.isdigit() or len(text) > digits_max:
+        raise TraceError(f"{file}: {key.decode()} must be a number, got {text[:40]!r}")
     return int(text)
 
 

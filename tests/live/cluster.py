@@ -46,8 +46,8 @@ class Broker:
         web_url: For admin requests.
     """
 
-    def __init__(self, directory):
-        self.directory = directory
+    def __init__(self, directory, *, is_compiled=False):
+        self.directory, self._is_compiled = directory, is_compiled
         directory.mkdir(parents=True, exist_ok=True)
         self.service_port, self.web_port = free_port(), free_port()
         self.service_url = f"pulsar://127.0.0.1:{self.service_port}"
@@ -71,7 +71,7 @@ class Broker:
         assert self.broker is None
         path = self.directory / "broker.conf"
         write_settings(path, settings)
-        self.broker = JavaProcess(self.directory, "broker", main, *words, heap_mib=768)
+        self.broker = JavaProcess(self.directory, "broker", main, *words, heap_mib=768, is_compiled=self._is_compiled)
         self.broker.start(self._answers)
 
     def _answers(self):
@@ -118,10 +118,11 @@ class Cluster(Broker):
     Args:
         directory: For everything that it writes.
         bookie_count: How many bookies it has; each entry is written to at most 2 of them.
+        is_compiled: See `JavaProcess`; of the broker.
     """
 
-    def __init__(self, directory, *, bookie_count=1):
-        super().__init__(directory)
+    def __init__(self, directory, *, bookie_count=1, is_compiled=False):
+        super().__init__(directory, is_compiled=is_compiled)
         self._zookeeper_port = free_port()
         self.hosts = f"127.0.0.1:{self._zookeeper_port}"
         self._quorum = min(2, bookie_count)

@@ -52,9 +52,10 @@ class JavaProcess:
         main: The class to run.
         words: Its arguments.
         heap_mib: The most memory of its heap.
+        is_compiled: Whether all compilers are used, as in production; without them it starts sooner.
     """
 
-    def __init__(self, directory, name, main, *words, heap_mib=256):
+    def __init__(self, directory, name, main, *words, heap_mib=256, is_compiled=False):
         self.directory, self.name = directory, name
         self.log = directory / f"{name}.log"
         logging = directory / "log4j2.xml"
@@ -62,7 +63,8 @@ class JavaProcess:
         home = os.environ.get("JAVA_HOME")
         self._command = [
             str(Path(home, "bin", "java")) if home else "java",
-            *(f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            *(f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC"),
+            "-XX:-UseDynamicNumberOfCompilerThreads" if is_compiled else "-XX:TieredStopAtLevel=1",
             *(word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")),
             *("-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={logging}"),
             *("-cp", f"{JARS}/*", main, *map(str, words)),

@@ -24,10 +24,8 @@ def client_of(broker):
 
 def subscribe(client, topic, subscription, **options):
     """Return a consumer of a Shared subscription, from the first message on."""
-    options = {"consumer_type": pulsar.ConsumerType.Shared, "receiver_queue_size": 1000} | options
-    return client.subscribe(
-        topic, subscription, initial_position=pulsar.InitialPosition.Earliest, batch_index_ack_enabled=True, **options
-    )
+    usual = {"consumer_type": pulsar.ConsumerType.Shared, "receiver_queue_size": 1000, "batch_index_ack_enabled": True}
+    return client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest, **usual | options)
 
 
 def publish(client, topic, numbers, *, batch=0):

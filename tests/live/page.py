@@ -12,7 +12,7 @@ _HEAD = """# A real Pulsar broker and ackstate
 `make live` starts a real Apache Pulsar {release} cluster from the jars of Maven Central: a ZooKeeper server, three
 bookies and a broker, each in a process of its own on the loopback address, and a standalone broker. It compares the
 broker with this library, and writes this page. It needs Maven, Java 17, about 250 MB for the jars, 3 GB of memory, and
-some minutes. It ends every process that it starts.
+an hour. It ends every process that it starts.
 
 {compared:,} comparisons, {agreed:,} of which agree.
 
@@ -23,6 +23,8 @@ some minutes. It ends every process that it starts.
 The commands are described in [operations](operations.md#live-cursors-of-a-pulsar-cluster), the layout in
 [wire format](wire-format.md#pulsars-layout).
 """
+
+_BEGIN, _END = "<!-- counts of make live -->", "<!-- end of the counts -->"
 
 _DIFFERENCES = """
 ## Behaviour of Pulsar {release} to know
@@ -57,16 +59,29 @@ def write_page(path, sections, *, release):
     write_atomically(Path(path), text)
 
 
+def write_counts(path, section):
+    """Replace the counts in a page that is otherwise written by hand."""
+    before, begin, rest = Path(path).read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    assert end, f"{path} must have {_BEGIN} and {_END}"
+    text = "\n".join(_table(section))
+    write_atomically(Path(path), f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
 def _sum(section):
     return tuple(sum(numbers) for numbers in zip(*section.counts.values(), strict=True))
 
 
 def _section(section):
-    lines = [f"\n## {section.title}\n", *_wrapped(section.says), "", "| compared | agree |", "|---|---:|"]
+    return "\n".join([f"\n## {section.title}\n", *_wrapped(section.says), "", *_table(section)]) + "\n"
+
+
+def _table(section):
+    lines = ["| compared | agree |", "|---|---:|"]
     lines += [f"| {what} | {good:,} of {total:,} |" for what, (good, total) in section.counts.items()]
     lines += [f"\n{note}" for note in section.notes]
     lines += ["", "Differences:", "", *(f"- {_escaped(each)}" for each in section.wrong)] if section.wrong else []
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _wrapped(text):

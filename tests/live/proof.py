@@ -1,4 +1,4 @@
-"""Compares a real broker with ackstate, and writes docs/pulsar-live.md.
+"""Compares a real broker with ackstate, and writes docs/pulsar-live.md and the counts in docs/pulsar-record.md.
 
 python -P -m live.proof PAGE [SECTION ...]
 """
@@ -15,17 +15,20 @@ from live.cluster import Cluster
 from live.handovers import Handovers
 from live.inspection import Inspection
 from live.java_process import JARS
+from live.kills import Kills
 from live.opening import JARS_VARIABLE, OpensOurs
-from live.page import write_page
+from live.page import write_counts, write_page
 from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
 
+_RECORD_PAGE = Path("docs", "pulsar-record.md")
 _PARTS = {
     "inspection": Inspection,
     "transfer": Transfer,
     "opening": OpensOurs,
     "handovers": Handovers,
     "standalone": StandaloneMetadata,
+    "kills": Kills,
 }
 
 
@@ -43,6 +46,9 @@ def main(page, names):
                 print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
         finally:
             cluster.stop()
+    for section in sections:
+        if section.title == Kills.TITLE:
+            write_counts(_RECORD_PAGE, section)
     if not names:
         write_page(page, sections, release=(JARS / ".stamp").read_text().strip())
     for section in sections:

@@ -218,7 +218,7 @@ def test_cumulative_acks_do_not_undo_individual_ones():
         (0, [[2, [0b01]], 1], "Individual"), (1, [0], "Cumulative"), (2, [[2, [0b10]]], "Cumulative"),
         entries=[(3, 0, 3)], batch_sizes=[2] * 4, acked=[0, 1, 2, 3, 4, 5], t_end_ms=90_000,
     )  # fmt: skip
-    memory = CursorMemory(parse_run(json.dumps(fields)).positions, batch_index_acks=True)
+    memory = CursorMemory(parse_run(json.dumps(fields)), batch_index_acks=True)
     assert [memory.ack(command) for command in parse_run(json.dumps(fields)).commands] == [True, True, True]
     # Words that acked less from the start of the batch are replaced, as a broker does it.
     assert (str(memory.state.mark_delete), memory.state.batch[(3, 2)]) == ("3:1", (2,))
@@ -300,7 +300,7 @@ def test_a_broker_that_closes_with_many_ranges_may_have_its_ledger_or_not():
 
 def test_the_mark_delete_position_crosses_the_ends_of_ledgers():
     fields = recorded((0, [2, 1, 0, 4]), (1, [3]), entries=[(3, 0, 1), (5, 0, 3)])
-    memory = CursorMemory(parse_run(json.dumps(fields)).positions, batch_index_acks=True)
+    memory = CursorMemory(parse_run(json.dumps(fields)), batch_index_acks=True)
     for command in parse_run(json.dumps(fields)).commands:
         memory.ack(command)
     assert str(memory.state.mark_delete) == "5:2"

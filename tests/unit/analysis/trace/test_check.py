@@ -49,6 +49,7 @@ def test_a_trace_says_what_it_holds(trace):
     assert found.to_json() == {
         "trace": str(trace), "sha256": trace_hash(trace), "events": 19, "chunks": 7, "topics": 2, "subscriptions": 3,
         "first_ts_ms": 900, "last_ts_ms": 2_001, "kinds": {"publish": 1, "ack": 16, "crash": 1, "recover": 1},
+        "dropped_events": 0,
     }  # fmt: skip
     assert found.lines() == [
         f"{trace}: 19 events of 3 subscriptions and 2 topics",

@@ -1,0 +1,247 @@
+"""Reads the files of the broker interceptor in `interceptor/`; docs/pulsar-record.md describes their lines.
+
+Each file stands alone: it begins with a ``start`` line, and numbers its consumers and topics itself. The file of a
+broker that was killed ends anywhere, even inside a compressed block: everything before is read. Whatever else is not as
+the interceptor writes it raises `TraceError` with the file and the line.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ackstate.analysis.trace.broker_fields import BATCH_MAX, FORMAT, NO_RECORD, Fields, Life, Record, Run, record_of
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.jsonl import TEXT_BYTES_MAX
+from ackstate.analysis.trace.times import WALL_CLOCK_MS
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+FILE_GLOB = "ackstate-*.jsonl.gz"
+_LINE_BYTES_MAX = 64 << 20
+_READ_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
+_SUBJECT_KINDS = frozenset((
+    "publish", "deliver", "ack", "look", "consumer", "closed", "redeliver", "seek", "unsubscribe",
+))  # fmt: skip
+_MARKS = frozenset(("admin", "dropped", "alive", "end", "next"))
+_TYPES = frozenset(("Individual", "Cumulative", "Transaction"))
+
+
+class Subject(NamedTuple):
+    """The subject of an event: a consumer, or a topic if the others are empty."""
+
+    topic: str
+    subscription: str = ""
+    consumer: str = ""
+    type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEvent:
+    """One line. Which attributes it has depends on its kind.
+
+    Attributes:
+        kind: Its name.
+        ts_ms: When it happened; of an ack, when the command had been handled.
+        life: The process that wrote it.
+        place: File and line.
+        subject: The consumer or topic; None for a line about the whole recording.
+        entries: The entries concerned.
+        messages: Of published and delivered entries, the messages in each.
+        received_ms: Of an ack, when the command was received; -1 if unknown.
+        ack_type: ``Individual``, ``Cumulative`` or ``Transaction``.
+        before: The last record begun when an ack was received.
+        after: The same when it had been handled; of a look, the last record begun.
+        written: Of a look, the last record certainly written.
+        opened_ms: Of the first consumer of a cursor, when the cursor was opened; -1 otherwise.
+        mark_delete: Of a look, the position of the last record written; of the first consumer, the cursor's.
+        deleted: Of the first consumer, the ranges acked above it; None if unknown.
+        count: Number of dropped events.
+    """
+
+    kind: str
+    ts_ms: int
+    life: Life
+    place: tuple[Path, int]
+    subject: Subject | None = None
+    entries: tuple[Run, ...] = ()
+    messages: int = 1
+    received_ms: int = -1
+    ack_type: str = ""
+    before: Record = NO_RECORD
+    after: Record = NO_RECORD
+    written: Record = NO_RECORD
+    opened_ms: int = -1
+    mark_delete: Position | None = None
+    deleted: tuple[tuple[Position, Position], ...] | None = ()
+    count: int = 0
+
+
+def recording_files(path: Path) -> list[Path]:
+    """Return the files of a recording in order: a directory's, or the file itself; none if it is something else.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if path.is_dir():
+        return sorted(path.glob(FILE_GLOB))
+    try:
+        first = next(_lines(path, TEXT_BYTES_MAX), b"")
+    except TraceError:
+        return []
+    return [path] if FORMAT.encode() in first else []
+
+
+def read_recording(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES_MAX) -> Iterator[BrokerEvent]:
+    """Yield the events of files by one or several brokers, those of each process in their order, merged by time.
+
+    Args:
+        files: The files, in any order.
+        text_bytes_max: Most bytes of text in each file, decompressed.
+
+    Raises:
+        TraceError: A line is invalid.
+        UnsupportedVersionError: A newer interceptor wrote a file.
+        OSError: A file cannot be read.
+    """
+    lives: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    for file in files:
+        reader = _File(file, text_bytes_max)
+        start = next(reader.events(), None)
+        if start is not None:
+            lives[start.life.name].append((start.ts_ms, file))
+    streams = [_of_life([file for _, file in sorted(found)], text_bytes_max) for found in lives.values()]
+    for _, _, event in heapq.merge(*(_timed(stream, number) for number, stream in enumerate(streams))):
+        yield event
+
+
+def _of_life(files: Sequence[Path], text_bytes_max: int) -> Iterator[BrokerEvent]:
+    for file in files:
+        yield from _File(file, text_bytes_max).events()
+
+
+def _timed(events: Iterator[BrokerEvent], stream: int) -> Iterator[tuple[int, tuple[int, int], BrokerEvent]]:
+    """Yield events with a time that never falls, so that merging keeps their order."""
+    highest = 0
+    for number, event in enumerate(events):
+        highest = max(highest, event.ts_ms)
+        yield highest, (stream, number), event
+
+
+@dataclass
+class _File:
+    """Reads one file."""
+
+    path: Path
+    text_bytes_max: int
+    line: int = 0
+    life: Life | None = None
+    subjects: dict[int, Subject] = field(default_factory=dict)
+
+    def events(self) -> Iterator[BrokerEvent]:
+        """Yield its events, the ``start`` line included."""
+        for line in _lines(self.path, self.text_bytes_max):
+            self.line += 1
+            try:
+                event = self._event(Fields(line))
+            except TraceError as error:
+                raise TraceError(f"{self.path}, line {self.line}: {error}") from None
+            if event is not None:
+                yield event
+
+    def _event(self, fields: Fields) -> BrokerEvent | None:
+        kind = fields.text("kind")
+        if (kind == "start") != (self.life is None):
+            raise TraceError("a recording must begin with its only line of the kind start")
+        if kind == "subject":
+            self._introduce(fields)
+            return None
+        ts_ms = fields.time("ts_ms")
+        place = (self.path, self.line)
+        if kind == "start":
+            self.life = fields.life()
+            return BrokerEvent(kind, ts_ms, self.life, place)
+        assert self.life is not None
+        if kind in _MARKS:
+            count = fields.number("events", 0, 2**63 - 1) if kind == "dropped" else 0
+            return BrokerEvent(kind, ts_ms, self.life, place, count=count)
+        if kind not in _SUBJECT_KINDS:
+            raise TraceError(f"kind {kind[:40]!r} is unknown")
+        subject = self.subjects.get(fields.number("subject", 0, 2**31))
+        if subject is None:
+            raise TraceError(f"subject {fields.shown('subject')} was not introduced")
+        if kind != "publish" and not subject.subscription:
+            raise TraceError(f"{kind} must concern a consumer, got a topic")
+        return BrokerEvent(kind, ts_ms, self.life, place, subject, **_details(kind, fields))
+
+    def _introduce(self, fields: Fields) -> None:
+        topic = fields.text("topic")
+        if not topic:
+            raise TraceError("topic must not be empty")
+        rest = [fields.text(name) if fields.has(name) else "" for name in ("subscription", "consumer", "type")]
+        self.subjects[fields.number("subject", 0, 2**31)] = Subject(topic, *rest)
+
+
+def _details(kind: str, fields: Fields) -> dict[str, Any]:
+    """Return the attributes that only events of a kind have."""
+    match kind:
+        case "publish" | "deliver":
+            return {"entries": fields.runs(), "messages": fields.number("messages", 1, BATCH_MAX)}
+        case "ack":
+            ack_type = fields.text("type")
+            if ack_type not in _TYPES:
+                raise TraceError(f"type must be one of {', '.join(sorted(_TYPES))}, got {ack_type[:40]!r}")
+            received_ms = fields.number("received_ms", -1, WALL_CLOCK_MS.stop)
+            records = {"before": fields.record("before"), "after": fields.record("after")}
+            return {"entries": fields.runs(), "received_ms": received_ms, "ack_type": ack_type, **records}
+        case "look":
+            ledger_id = fields.number("ledger_id", 0, LEDGER_ID_MAX)
+            begun, written = (fields.number(name, -1, ENTRY_ID_MAX) for name in ("begun", "written"))
+            records = {"after": record_of(ledger_id, begun), "written": record_of(ledger_id, written)}
+            return {**records, "mark_delete": fields.position("mark_delete")}
+        case "consumer" if fields.has("opened_ms"):
+            opened_ms = fields.number("opened_ms", -1, WALL_CLOCK_MS.stop)
+            return {"opened_ms": opened_ms, "mark_delete": fields.position("mark_delete"), "deleted": fields.ranges()}
+    return {}
+
+
+def _lines(path: Path, text_bytes_max: int) -> Iterator[bytes]:
+    """Yield the whole lines of a file, compressed or not; an incomplete last line is left out."""
+    rest = b""
+    size = 0
+    number = 1
+    for data in _blocks(path):
+        size += len(data)
+        if size > text_bytes_max:
+            raise TraceError(f"{path}: more than {text_bytes_max} bytes of text; --text-bytes-max allows more")
+        *lines, rest = (rest + data).split(b"\n")
+        number += len(lines)
+        yield from lines
+        if len(rest) > _LINE_BYTES_MAX:
+            raise TraceError(f"{path}, line {number}: longer than {_LINE_BYTES_MAX >> 20} MiB")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as opened:
+        data = opened.read(_READ_BYTES)
+        if data[:2] != _GZIP:
+            while data:
+                yield data
+                data = opened.read(_READ_BYTES)
+            return
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        while data:
+            try:
+                yield unpacker.decompress(data, _READ_BYTES)
+            except zlib.error as error:
+                raise TraceError(f"{path}: the gzip file is damaged: {error}") from None
+            if unpacker.eof:
+                return
+            data = unpacker.unconsumed_tail or opened.read(_READ_BYTES)

@@ -1,0 +1,354 @@
+"""Turns the events of recorded brokers into rows of a trace; the unit is entries.
+
+A batch counts as acked when all of its messages are. A persist begins where the recording shows that the broker began a
+record of the cursor's ledger, and ends where the record is seen to be written. A broker that was killed becomes a
+crash; the state with which its cursor was opened again shows the redelivery.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import pyarrow as pa
+
+from ackstate.analysis.trace.broker_fields import NO_RECORD, Life, Record, Run
+from ackstate.analysis.trace.entry_set import EntrySet
+from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.rows import ROW_SCHEMA
+from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.position import Position
+from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
+from ackstate.wire.pulsar.limits import limit_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ackstate.analysis.trace.broker_recording import BrokerEvent
+    from ackstate.analysis.trace.rows import Int64s
+
+_BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
+_RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
+_RANGES_MAX = 10_000  # the default of Pulsar
+_ROWS_AT_ONCE = 50_000
+_WORD_BITS = 64
+
+
+@final
+class BrokerRows:
+    """Converts events, and counts the events that a recording lacks.
+
+    Attributes:
+        dropped: Events that the recorders dropped.
+        transactions: ACK commands of transactions, which are left out.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = self.transactions = 0
+        self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
+        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._consumers: dict[str, int] = {}
+
+    def tables(self, events: Iterable[BrokerEvent]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
+        """Yield tables with columns as `ROW_SCHEMA`, the file of their rows, and the line of each row."""
+        waiting: list[tuple[tuple[Path, int], dict[str, Any]]] = []
+        for event in events:
+            waiting += ((event.place, row) for row in self._rows(event))
+            if len(waiting) >= _ROWS_AT_ONCE:
+                yield from _tables(waiting)
+                waiting = []
+        yield from _tables(waiting)
+
+    def _rows(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+        subject = event.subject
+        if subject is None:
+            self.dropped += event.count
+            if event.kind == "start":
+                yield from self._ended_lives(event)
+            elif event.kind == "end":
+                self._end(event.life)
+            return
+        self._learn(event)
+        topic = {"topic": subject.topic, "ts_ms": event.ts_ms}
+        if event.kind == "publish":
+            for run in event.entries:
+                yield {**topic, "kind": "publish", "subscription": "", **_named(run)}
+            return
+        key = subject.topic, subject.subscription
+        followed = self._followed.get(key)
+        if followed is None:
+            followed = self._followed[key] = _Followed(self._topics[subject.topic])
+        self.transactions += event.ack_type == "Transaction"
+        consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
+        for row in followed.follow(event, consumer):
+            yield {**topic, "subscription": subject.subscription, **row}
+
+    def _learn(self, event: BrokerEvent) -> None:
+        assert event.subject is not None
+        ledgers = self._topics[event.subject.topic]
+        for run in event.entries:
+            ledgers[run.ledger_id] = max(run.last, ledgers.get(run.ledger_id, -1))
+
+    def _end(self, life: Life) -> None:
+        for followed in self._followed.values():
+            followed.end(life)
+
+    def _ended_lives(self, start: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield the crashes of an earlier process of the same broker that did not end in order."""
+        for (topic, subscription), followed in self._followed.items():
+            for row in followed.crash_before(start):
+                yield {"topic": topic, "subscription": subscription, **row}
+
+
+@final
+class _Followed:
+    """One subscription."""
+
+    def __init__(self, ledgers: dict[int, int]) -> None:
+        self._ledgers = ledgers
+        self._acked = EntrySet()
+        self._partly: dict[Position, int] = {}
+        self._mark_delete = Position(-1, -1)
+        self._deleted = DeletedRanges()  # acked above the mark-delete position
+        self._begun_ranges = self._durable_ranges = (
+            DeletedRanges()
+        )  # of the record begun last, and of that written last
+        self._life: Life | None = None
+        self._last_ms = 0
+        self._record = NO_RECORD
+        self._persist: tuple[int, Record] | None = None  # under way: its number, and the record
+        self._persist_count = 0
+        self._is_dirty = self._has_crashed = self._is_reset = False
+
+    def follow(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of an event, without topic and subscription."""
+        for row in self._of_kind(event, consumer):
+            self._last_ms = max(self._last_ms, event.ts_ms)
+            yield {"ts_ms": self._last_ms, **row}
+
+    def end(self, life: Life) -> None:
+        """A process has closed its cursors in order."""
+        if self._life == life:
+            self._is_dirty = False
+
+    def crash_before(self, start: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield a crash if the process that had the cursor was replaced without an end."""
+        life = self._life
+        is_replaced = life is not None and life.broker == start.life.broker and life.name != start.life.name
+        if is_replaced and self._is_dirty and not self._has_crashed:
+            self._has_crashed, self._persist = True, None
+            yield {"ts_ms": self._last_ms, "kind": "crash"}
+
+    def _of_kind(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+        is_opened = event.kind == "consumer" and event.mark_delete is not None
+        if self._has_crashed and not is_opened and event.kind in {"deliver", "ack", "look"}:
+            # The line of the opening was dropped.
+            self._has_crashed = False
+            yield {"kind": "recover"}
+        match event.kind:
+            case "consumer" if is_opened and event.life != self._life:
+                yield from self._opened(event)
+            case "consumer" if is_opened and self._is_reset:
+                yield from self._reset(event)
+            case "seek":
+                self._is_reset = True
+            case "deliver":
+                for run in event.entries:
+                    yield {"kind": "deliver", "number": consumer, **_named(run)}
+            case "ack" if event.ack_type != "Transaction":
+                yield from self._begun(event.before, event.life)
+                yield from self._acks(event, consumer)
+                yield from self._begun(event.after, event.life)
+            case "look":
+                yield from self._begun(event.after, event.life)
+                yield from self._written(event.written)
+        self._life = event.life
+
+    def _acks(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+        self._is_dirty = True
+        if event.ack_type == "Cumulative":
+            runs, kind = list(self._up_to(event)), "mark_delete"
+        else:
+            index_acks = event.life.config.get(_BATCH_INDEX_ACKS, "true").lower() == "true"
+            runs = [run for run in event.entries if self._is_whole(run, index_acks=index_acks)]
+            kind = "ack"
+        for run in runs:
+            self._acked.add_run(run.ledger_id, run.first, run.last + 1)
+            if kind == "ack":
+                self._deleted.add_run(run.ledger_id, run.first, run.last + 1)
+            yield {"kind": kind, "number": consumer, **_named(run)}
+        self._advance(self._mark_delete)
+
+    def _advance(self, mark_delete: Position) -> None:
+        """Move the mark-delete position to an entry, and over the acked entries behind it."""
+        while (run := self._deleted.run_containing(self._after(mark_delete))) is not None:
+            mark_delete = Position(run.ledger_id, run.end - 1)
+        self._mark_delete = mark_delete
+        self._deleted.remove_at_most(mark_delete)
+
+    def _after(self, position: Position) -> Position:
+        """Return the position of the next entry."""
+        if position.entry_id < self._ledgers.get(position.ledger_id, -1):
+            return position._replace(entry_id=position.entry_id + 1)
+        later = [ledger_id for ledger_id in self._ledgers if ledger_id > position.ledger_id]
+        return Position(min(later), 0) if later else position._replace(entry_id=position.entry_id + 1)
+
+    def _is_whole(self, run: Run, *, index_acks: bool) -> bool:
+        """Return whether an individual ack leaves no message of its entries."""
+        position = Position(run.ledger_id, run.first)
+        left = _mask(run.unacked_words)
+        if left and index_acks:
+            left &= self._partly.get(position, left)
+            self._partly[position] = left
+        if not left:
+            self._partly.pop(position, None)
+        return not left
+
+    def _up_to(self, event: BrokerEvent) -> Iterator[Run]:
+        """Yield the entries of a cumulative ack, those of each ledger."""
+        if not event.entries:
+            return
+        *_, run = event.entries
+        last = Position(run.ledger_id, run.last - any(run.unacked_words))
+        if last <= self._mark_delete:
+            return
+        for ledger_id in sorted(self._ledgers):
+            if self._mark_delete.ledger_id <= ledger_id <= last.ledger_id:
+                first = self._mark_delete.entry_id + 1 if ledger_id == self._mark_delete.ledger_id else 0
+                end = last.entry_id if ledger_id == last.ledger_id else self._ledgers[ledger_id]
+                if first <= end:
+                    yield Run(ledger_id, first, end)
+        self._mark_delete = last
+
+    def _begun(self, record: Record, life: Life) -> Iterator[dict[str, Any]]:
+        """Yield the begin of a persist if a record was begun; it replaces one that was not seen to be written."""
+        if record <= self._record:
+            return
+        self._record = record
+        if self._persist is not None:
+            yield {"kind": "persist_failed", "number": self._persist[0]}
+        self._persist_count += 1
+        self._persist = self._persist_count, record
+        yield {"kind": "persist_begun", "number": self._persist_count}
+        yield from self._excluded(life)
+
+    def _excluded(self, life: Life) -> Iterator[dict[str, Any]]:
+        """Yield the acked entries that the limit on ranges excludes from the record just begun."""
+        form, most = _range_limit(life)
+        kept = self._deleted
+        if most is not None and (kept.range_count > most or (form is RangeForm.WORDS and len(kept) > most)):
+            kept = limit_ranges(kept, form=form, limits=Limits(most, None, LimitRule.PULSAR_4_2)).kept
+        self._begun_ranges = kept.copy()
+        if kept is not self._deleted:
+            cut = self._deleted.copy()
+            cut.difference_update(kept)
+            displaced = cut.copy()
+            cut.difference_update(self._durable_ranges)
+            displaced.difference_update(cut)
+            for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
+                yield from ({"kind": kind, **_entries(run)} for run in ranges.runs())
+
+    def _written(self, record: Record) -> Iterator[dict[str, Any]]:
+        if self._persist is not None and record >= self._persist[1]:
+            yield {"kind": "persist_ended", "number": self._persist[0]}
+            self._persist, self._durable_ranges = None, self._begun_ranges
+
+    def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield the events that the opening of the cursor by another process shows."""
+        assert event.mark_delete is not None
+        found = self._state(event)
+        lost = len(self._acked - found)
+        if self._life is not None and not self._has_crashed:
+            if lost:
+                yield {"kind": "crash"}
+            else:
+                # Closed in order: everything was written.
+                yield from self._written(self._record)
+                self._persist_count += 1
+                yield {"kind": "persist_begun", "number": self._persist_count}
+                yield {"kind": "persist_ended", "number": self._persist_count}
+        if self._life is not None or len(found):
+            yield from self._moved("recover", found)
+        self._take(found, event.mark_delete)
+
+    def _reset(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+        """Yield the events that the state after a seek shows; the seek has made it durable."""
+        assert event.mark_delete is not None
+        found = self._state(event)
+        yield from self._written(self._record)
+        yield from self._moved("reset", found)
+        self._take(found, event.mark_delete)
+
+    def _moved(self, kind: str, found: EntrySet) -> Iterator[dict[str, Any]]:
+        known = [{"kind": kind, **_entries(each)} for each in (found - self._acked).runs()]
+        yield from known or [{"kind": kind}]
+        yield from ({"kind": "redeliver", **_entries(each)} for each in (self._acked - found).runs())
+
+    def _take(self, found: EntrySet, mark_delete: Position) -> None:
+        self._acked, self._record, self._persist = found, NO_RECORD, None
+        self._deleted = DeletedRanges()
+        for ledger_id, first, end in found.runs():
+            self._deleted.add_run(ledger_id, first, end)
+        self._advance(mark_delete)
+        self._begun_ranges = self._durable_ranges = self._deleted.copy()
+        self._is_dirty = self._has_crashed = self._is_reset = False
+        self._partly.clear()
+
+    def _state(self, event: BrokerEvent) -> EntrySet:
+        assert event.mark_delete is not None
+        found = EntrySet()
+        for ledger_id, last in self._ledgers.items():
+            if ledger_id <= event.mark_delete.ledger_id:
+                end = event.mark_delete.entry_id if ledger_id == event.mark_delete.ledger_id else last
+                found.add_run(ledger_id, 0, end + 1)
+        for lower, upper in event.deleted or ():
+            for ledger_id in {lower.ledger_id, upper.ledger_id}:
+                first = lower.entry_id + 1 if ledger_id == lower.ledger_id else 0
+                end = upper.entry_id if ledger_id == upper.ledger_id else self._ledgers.get(ledger_id, -1)
+                found.add_run(ledger_id, first, end + 1)
+        return found
+
+
+def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
+    for path, rows in groupby(waiting, key=lambda each: each[0][0]):
+        found = list(rows)
+        numbers = np.array([line for (_, line), _ in found], np.int64)
+        yield path, pa.Table.from_pylist([row for _, row in found], ROW_SCHEMA), numbers
+
+
+@lru_cache(64)
+def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | None]:
+    settings = cursor_settings(dict(config))
+    most = settings.get("range_count_max", _RANGES_MAX)
+    has_words = dict(config).get(_RANGES_CACHE, "true").lower() != "false"
+    return settings.get("range_form", RangeForm.WORDS) if has_words else RangeForm.LIST, most
+
+
+def _range_limit(life: Life) -> tuple[RangeForm, int | None]:
+    """Return the form of ranges in a broker's records, and how many it writes.
+
+    Raises:
+        TraceError: Its configuration cannot be read.
+    """
+    try:
+        return _limit_of(tuple(life.config.items()))
+    except ValueError as error:
+        raise TraceError(f"process {life.name} of {life.broker}: config: {error}") from None
+
+
+def _mask(words: Iterable[int]) -> int:
+    return sum((word % 2**_WORD_BITS) << (_WORD_BITS * number) for number, word in enumerate(words))
+
+
+def _named(run: Run) -> dict[str, int]:
+    return {"ledger_id": run.ledger_id, "first_entry": run.first, "last_entry": run.last}
+
+
+def _entries(run: tuple[int, int, int]) -> dict[str, int]:
+    ledger_id, first, end = run
+    return {"ledger_id": ledger_id, "first_entry": first, "last_entry": end - 1}

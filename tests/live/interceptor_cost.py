@@ -1,0 +1,136 @@
+"""Measures the CPU time that the interceptor costs a broker, into a file of JSON.
+
+Two brokers run at the same time, one of them with the interceptor, and get the same load in turn: messages are
+published, received and acked one by one. The measure is the CPU time of the broker's threads per acked message, without
+those that compile: it depends less on other work of the machine than a throughput does.
+
+python -P -m live.interceptor_cost FILE [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pulsar
+
+from live.cluster import Cluster
+from live.kills import interceptor
+from live.messages import client_of, subscribe
+
+_WARM_UP_ROUNDS = 6
+_COMPILER = "CompilerThre"
+_RECORDER = "ackstate-record"
+
+
+class Load(NamedTuple):
+    """A load of messages.
+
+    Attributes:
+        batch: Messages in each entry, or 0 for one.
+        count: Messages of a round.
+    """
+
+    batch: int
+    count: int
+
+
+_LOADS = {"single messages": Load(0, 100_000), "batches of 100": Load(100, 300_000)}
+
+
+def _cpu_ns(process):
+    """Return the CPU time of each thread that does not compile, and its name."""
+    found = {}
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        try:
+            name = (thread / "comm").read_text().strip()
+            used = int((thread / "schedstat").read_text().split()[0])
+        except OSError:
+            continue  # it has ended
+        if _COMPILER not in name:
+            found[thread.name] = name, used
+    return found
+
+
+def _used_us(before, after, *, name=""):
+    """Return the CPU time between two looks, of all threads or of those of a name."""
+    threads = ((used - before.get(thread, ("", 0))[1], each) for thread, (each, used) in after.items())
+    return sum(used for used, each in threads if each.startswith(name)) / 1_000
+
+
+def _load(cluster, topic, load):
+    """Publish, receive and ack messages; return CPU time per message, of all and of the recorder, and the rate."""
+    batch, count = load
+    options = {"batching_enabled": bool(batch), "batching_max_messages": max(batch, 2), "max_pending_messages": 5_000}
+    with client_of(cluster) as client, closing(subscribe(client, topic, "s", receiver_queue_size=5_000)) as consumer:
+        before = _cpu_ns(cluster.broker.process)
+        producer = client.create_producer(topic, block_if_queue_full=True, **options)
+        payload = b"x" * 100
+        for _ in range(count):
+            producer.send_async(payload, None)
+        producer.flush()
+        begun_s = time.monotonic()
+        for _ in range(count):
+            consumer.acknowledge(consumer.receive(60_000))
+        rate = count / (time.monotonic() - begun_s)
+        time.sleep(1)  # the client sends the last acks, the recorder writes
+        after = _cpu_ns(cluster.broker.process)
+        producer.close()
+    return _used_us(before, after) / count, _used_us(before, after, name=_RECORDER) / count, rate
+
+
+def main(file, rounds):
+    """Measure, print and write."""
+    found = {"rounds": rounds, "cores": os.cpu_count(), "pulsar": pulsar.__version__, "loads": {}}
+    with TemporaryDirectory(prefix="ackstate-cost-") as directory:
+        clusters = {name: Cluster(Path(directory, name), is_compiled=True) for name in ("without", "with")}
+        recorder = interceptor(directory, Path(directory, "recording"))
+        try:
+            for name, cluster in clusters.items():
+                cluster.start(managedLedgerDefaultMarkDeleteRateLimit=1.0, **(recorder if name == "with" else {}))
+            for name, load in _LOADS.items():
+                found["loads"][name] = _measured(clusters, name, load, rounds)
+            found["recorded_bytes"] = sum(each.stat().st_size for each in Path(directory, "recording").iterdir())
+        finally:
+            for cluster in clusters.values():
+                cluster.stop()
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _measured(clusters, title, load, rounds):
+    measured = {name: [] for name in clusters}
+    for number in range(-_WARM_UP_ROUNDS, rounds):
+        for name in list(clusters)[:: 1 if number % 2 else -1]:
+            found = _load(clusters[name], title.replace(" ", "-"), load)
+            if number >= 0:
+                measured[name].append(found)
+            print(f"{title}, round {number}, {name}: {found[0]:.2f} us, {found[2]:.0f} acks/s", flush=True)
+    used, recorder, rates = (
+        {name: [each[column] for each in rows] for name, rows in measured.items()} for column in range(3)
+    )
+    shares = [mine / other - 1 for mine, other in zip(used["with"], used["without"], strict=True)]
+    result = {
+        "messages": load.count,
+        "cpu_us_per_message": {name: _spread(each) for name, each in used.items()},
+        "recorder_us_per_message": _spread(recorder["with"]),
+        "acks_per_s": {name: _spread(each) for name, each in rates.items()},
+        "more_cpu": _spread(shares),
+        "more_cpu_of_all_rounds": round(sum(used["with"]) / sum(used["without"]) - 1, 4),
+    }
+    print(title, json.dumps(result), flush=True)
+    return result
+
+
+def _spread(values):
+    return {"median": round(median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10)

@@ -1,0 +1,256 @@
+"""Kills a broker, and compares the redelivery with the interceptor's replay, the recorder of polls and snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pulsar
+import pyarrow.parquet as pq
+
+from ackstate.analysis.trace.chunk_rows import events_of, pieces
+from ackstate.analysis.trace.events import PolledEvent
+from ackstate.analysis.trace.parquet import trace_files
+from live.command import ackstate, ackstate_json
+from live.findings import Section
+from live.messages import client_of
+from live.traffic import SCENARIOS, Traffic
+from polled_truth import at, bounds
+
+_ROOT = Path(__file__).parents[2]
+_KILLS_PER_POLICY = 10
+_POLICIES = {
+    "Pulsar's default": {"managedLedgerDefaultMarkDeleteRateLimit": 1.0},
+    "10 writes a second, flushed every second": {
+        "managedLedgerDefaultMarkDeleteRateLimit": 10.0, "managedLedgerCursorPositionFlushSeconds": 1,
+    },
+    "at most 20 ranges, flushed every 3 s": {
+        "managedLedgerDefaultMarkDeleteRateLimit": 1.0, "managedLedgerCursorPositionFlushSeconds": 3,
+        "managedLedgerMaxUnackedRangesToPersist": 20, "managedLedgerPersistIndividualAckAsLongArray": "false",
+    },
+}  # fmt: skip
+
+
+class Kills:
+    """The section.
+
+    Args:
+        cluster: A started cluster, without the topics.
+    """
+
+    TITLE = "Redelivery of a killed broker"
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self._rng = random.Random(26)
+        self._traffic = [Traffic(scenario) for scenario in SCENARIOS]
+        self._last = self._snapshot = None  # the policy and the recording of the last kill; the snapshot before it
+        self._killed_ms = []
+        self._counted = {}  # topic -> for each kill, the entries that came
+        kills = _KILLS_PER_POLICY * len(_POLICIES)
+        self.section = Section(
+            self.TITLE,
+            f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
+            f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(SCENARIOS)} topics: Shared,"
+            " Key_Shared, Failover and Exclusive, two partitions, delayed messages, batches with and without acks of"
+            " single messages, and cumulative acks, also inside a batch. `ackstate pulsar replay` reads the"
+            " interceptor's files and names the messages that come again. `ackstate pulsar record` polls the cluster"
+            " once a second all the while, and `ackstate pulsar snapshot` looks just before each kill. All three are"
+            " compared with the messages that the client receives.",
+        )
+
+    def run(self):
+        """Run it."""
+        with TemporaryDirectory() as directory:
+            self._cluster.admin("persistent/public/default/kill-partitioned/partitions", method="PUT", body=2)
+            recording = Path(directory, "recording")
+            recorder = None
+            number = 0
+            try:
+                for policy, settings in _POLICIES.items():
+                    for _ in range(_KILLS_PER_POLICY):
+                        self._cluster.stop_broker()
+                        self._cluster.start_broker(**settings, **interceptor(directory, recording))
+                        client = self._opened(number)
+                        # It lists topics only once a minute.
+                        recorder = recorder or self._start_recorder(Path(directory, "polls"))
+                        self._kill(client)
+                        self._last = policy, recording
+                        number += 1
+                self._cluster.start_broker(**interceptor(directory, recording))
+                with client_of(self._cluster) as client:
+                    self._open(client, number)
+                    time.sleep(15)
+            finally:
+                if recorder is not None:
+                    recorder.send_signal(signal.SIGTERM)
+                    recorder.wait(timeout=60)
+            self._judge_polls(Path(directory, "polls"))
+            self._judge_trace(Path(directory))
+        return [self.section]
+
+    def _start_recorder(self, trace):
+        words = ["pulsar", "record", self._cluster.web_url, trace, "--topics", "public/default/kill-*", "--every", "1s"]
+        return subprocess.Popen(
+            [str(Path(sys.prefix, "bin", "ackstate")), *map(str, words)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _opened(self, number):
+        """Count the redelivery after the last kill, and publish; return the client."""
+        client = pulsar.Client(
+            self._cluster.service_url,
+            operation_timeout_seconds=60,
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+        )
+        if number:
+            self._open(client, number)
+        else:
+            for each in self._traffic:
+                each.open(client)
+        for each in self._traffic:
+            each.publish(client)
+        return client
+
+    def _kill(self, client):
+        """Ack and kill."""
+        begun_s = time.monotonic()
+        for _ in range(self._rng.randrange(2, 6)):
+            for each in self._traffic:
+                each.ack(self._rng, self._rng.uniform(0.2, 0.6))
+            time.sleep(self._rng.uniform(0.15, 0.9))
+        # The recorder of polls may wait for some seconds before it asks a broker again that was dead.
+        time.sleep(max(2.5, 9 - (time.monotonic() - begun_s)) + self._rng.uniform(0, 1))
+        self._snapshot = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
+        self._killed_ms.append(time.time_ns() // 1_000_000)
+        self._cluster.kill_broker()
+        threading.Thread(target=client.close, daemon=True).start()
+
+    def _open(self, client, number):
+        policy, recording = self._last
+        predicted = _predicted(recording)
+        snapshot = _bounds(self._snapshot)
+        for each in self._traffic:
+            acked = {topic: set() for topic, _ in each.names.values()}
+            came = each.open(client)
+            back = acked | each.named(came)
+            entries = each.whole_entries(came)
+            for topic, names in back.items():
+                where = f"kill {number}, {policy}, {topic}"
+                self._judge(predicted.get(topic), names, where)
+                low, high = snapshot[topic]
+                self.section.compare(
+                    "snapshot: numbers of entries within the bounds", low <= entries[topic] <= high, True,
+                    where=f"{where}: {entries[topic]} of {low} to {high}",
+                )  # fmt: skip
+                self._counted.setdefault(topic, []).append((where, entries[topic]))
+
+    def _judge(self, predicted, names, where):
+        if predicted is None:
+            self.section.compare("interceptor: subscriptions with a replay", False, True, where=where)
+            return
+        candidates = [set(each) for each in predicted["candidates"]]
+        is_inside = predicted["low"] <= len(names) <= predicted["high"]
+        shown = f"{where}: {len(names)} of {[len(each) for each in candidates]}"
+        self.section.compare("interceptor: numbers of messages within the bounds", is_inside, True, where=shown)
+        self.section.compare("interceptor: exact sets among the candidates", names in candidates, True, where=shown)
+        self.section.compare("interceptor: exact sets named first", names == candidates[0], True, where=shown)
+        self.section.compare("interceptor: only one candidate", len(candidates), 1, where=shown)
+        self.section.compare(
+            "interceptor: recordings without dropped events", predicted["dropped_events"], 0, where=where
+        )
+
+    def _judge_polls(self, trace):
+        """Compare the bounds at the moment of each kill with the counts."""
+        found = _polled_bounds(trace, self._killed_ms)
+        for topic, counted in self._counted.items():
+            for (where, entries), low, high in zip(counted, *found[topic], strict=True):
+                self.section.compare(
+                    "recorder: numbers of entries within the bounds", low <= entries <= high, True,
+                    where=f"{where}: {entries} of {low} to {high}",
+                )  # fmt: skip
+
+    def _judge_trace(self, directory):
+        """Compare the crashes of the trace converted from all recordings with the counts."""
+        trace = directory / "trace"
+        status, _, errors = ackstate("trace", "convert", directory / "recording", trace)
+        self.section.compare("interceptor: recordings converted into a trace", status, 0, where=errors)
+        for topic, intervals in _at_crashes(trace).items():
+            for (where, entries), (low, high) in zip(self._counted[topic], intervals, strict=False):
+                self.section.compare(
+                    "interceptor: entries redelivered by the trace", (low, high), (entries, entries), where=where
+                )
+
+
+def interceptor(directory, recording):
+    """Return the settings of a broker that records into a directory."""
+    return {
+        "brokerInterceptors": "ackstate", "brokerInterceptorsDirectory": _ROOT / "interceptor" / "target",
+        "narExtractionDirectory": Path(directory, "nar"), "ackstateRecorderDirectory": recording,
+    }  # fmt: skip
+
+
+def _predicted(recording):
+    """Return the predictions of the last process of a recording, by topic."""
+    status, output, errors = ackstate("pulsar", "replay", recording, "--json")
+    assert status == 0, errors
+    found = [json.loads(line) for line in output.splitlines()]
+    found = [each for each in found if each["process"] == found[-1]["process"]]
+    return {_short(each["topic"]): each for each in found}
+
+
+def _bounds(snapshot):
+    """Return the bounds of a snapshot, by topic."""
+    found = {}
+    for each in snapshot["subscriptions"]:
+        bounds = each["comes_back"]
+        found[_short(each["topic"])] = bounds["low"]["entries"], bounds["high"]["entries"]
+    return found
+
+
+def _at_crashes(trace):
+    """Return the bounds at each crash of a trace, by topic."""
+    found = ackstate_json("redelivery", trace, "--engine", "local")
+    return {_short(each["topic"]): [_bounds_at(crash) for crash in each["crashes"]] for each in found["subscriptions"]}
+
+
+def _polled_bounds(trace, times):
+    """Return, by topic, the low and the high ends at some times, from a trace of polls."""
+    events, sizes = {}, {}
+    for file in trace_files(trace):
+        for batch in pq.ParquetFile(file).iter_batches():
+            for piece in pieces(batch):
+                offsets, columns = events_of(piece, PolledEvent._fields)
+                names = zip(piece["topic"].to_pylist(), piece["subscription"].to_pylist(), strict=True)
+                for (topic, subscription), begin, end in zip(names, offsets[:-1], offsets[1:], strict=True):
+                    rows = [
+                        PolledEvent(*row) for row in zip(*(each[begin:end].tolist() for each in columns), strict=True)
+                    ]
+                    if subscription:
+                        events.setdefault(_short(topic), []).extend(rows)
+                    else:
+                        counts = sizes.setdefault(_short(topic), {})
+                        for row in rows:
+                            counts[row.ledger_id] = max(counts.get(row.ledger_id, 0), row.last_entry + 1)
+    found = {}
+    for topic, rows in events.items():
+        (curves,), _ = bounds(rows, log=sizes[topic])
+        found[topic] = [at(curve, times) for curve in curves]
+    return found
+
+
+def _bounds_at(crash):
+    """Return the lowest and the highest number at a crash."""
+    return crash["at_crash_if_written"], crash["at_crash"]
+
+
+def _short(topic):
+    return topic.rpartition("/")[2]

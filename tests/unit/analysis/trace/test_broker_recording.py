@@ -1,0 +1,225 @@
+"""Recordings of the broker interceptor become traces; foreign bytes are refused by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+
+from ackstate.analysis.trace.broker_recording import read_recording, recording_files
+from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.convert import convert
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.errors import AckStateError, UnsupportedVersionError
+from broker_lines import CONSUMER, LOG, T0, TOPIC, ack, look, mark, opened, sent, start, written
+from trace_files import read_back
+
+KILLED = (
+    start(), CONSUMER, LOG, opened(0), sent(1, [3, 0, 9], kind="publish"), sent(2, [3, 0, 9]),
+    ack(10, [3, 0, 1], [3, 4, 5]), look(50, 7, 1, 1, "3:1"), ack(60, [3, 7, 7], before=[7, 1], after=[7, 1]),
+    mark("alive", 100),
+)  # fmt: skip
+AGAIN = (
+    start("two", T0 + 5_000), CONSUMER, opened(5_100, "3:1", "[(3:3..3:5]]"), sent(5_200, [3, 2, 3], [3, 6, 9]),
+    ack(5_300, [3, 7, 7]), mark("end", 5_400),
+)  # fmt: skip
+
+
+def test_a_kill_and_what_it_redelivers(tmp_path):
+    recording = written(tmp_path / "r", *KILLED)
+    written(recording, *AGAIN, number=1)
+    assert convert([recording], tmp_path / "trace").dropped == 0
+    events = read_back(tmp_path / "trace")[TOPIC, "s"]
+    assert [(each.ts_ms - T0, each.kind.name.lower(), each.first_entry, each.last_entry) for each in events] == [
+        (2, "deliver", 0, 9), (10, "ack", 0, 1), (10, "ack", 4, 5), (50, "persist_begun", -1, -1),
+        (50, "persist_ended", -1, -1), (60, "ack", 7, 7), (60, "crash", -1, -1), (5_100, "recover", -1, -1),
+        (5_100, "redeliver", 7, 7), (5_200, "deliver", 2, 3), (5_200, "deliver", 6, 9), (5_300, "ack", 7, 7),
+    ]  # fmt: skip
+    assert check_events(tmp_path / "trace").events == 13
+
+
+def test_a_record_covers_the_acks_before_it(tmp_path):
+    """The second record was begun by the second ack; the third is never seen to be written."""
+    recording = written(
+        tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]), look(20, 7, 1, 1, "3:-1"),
+        ack(30, [3, 2, 2], before=[7, 1], after=[7, 2]), look(40, 7, 2, 2, "3:-1"),
+        ack(50, [3, 3, 3], before=[7, 2], after=[7, 3]),
+    )  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    events = read_back(tmp_path / "trace")[TOPIC, "s"]
+    assert [each.kind.name.lower() for each in events[1:]] == [
+        "ack", "persist_begun", "persist_ended", "ack", "persist_begun", "persist_ended", "ack", "persist_begun",
+    ]  # fmt: skip
+
+
+def test_a_batch_is_acked_when_all_of_its_messages_are(tmp_path):
+    recording = written(
+        tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 1], messages=4), ack(10, [3, 0, 0, [0b1010]]),
+        ack(20, [3, 0, 0, [0b0101]]), ack(30, [3, 1, 1, [0b1]]),
+    )  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each[:5] for each in read_back(tmp_path / "trace")[TOPIC, "s"][1:]] == [(T0 + 20, EventKind.ACK, 3, 0, 0)]
+
+
+def test_a_cumulative_ack_covers_the_ledgers_below(tmp_path):
+    recording = written(
+        tmp_path / "r", start(), CONSUMER, LOG, opened(0), sent(1, [3, 0, 4], [5, 0, 9], kind="publish"),
+        ack(10, [5, 2, 2], kind="Cumulative"), ack(20, [5, 4, 4, [1]], kind="Cumulative"),
+    )  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each[2:5] for each in read_back(tmp_path / "trace")[TOPIC, "s"]] == [(3, 0, 4), (5, 0, 2), (5, 3, 3)]
+
+
+def test_the_limit_on_ranges_cuts_records(tmp_path):
+    config = {
+        "managedLedgerMaxUnackedRangesToPersist": "1", "managedLedgerPersistIndividualAckAsLongArray": "false",
+    }  # fmt: skip
+    recording = written(
+        tmp_path / "r", start(**config), CONSUMER, opened(0), sent(1, [3, 0, 9]),
+        ack(10, [3, 1, 1], [3, 3, 3], [3, 5, 5]), look(20, 7, 1, 1, "3:-1"),
+    )  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    cut = [each for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind is EventKind.CUT_OFF]
+    assert [each[2:5] for each in cut] == [(3, 5, 5)]
+
+
+def test_a_seek_resets_the_cursor(tmp_path):
+    recording = written(
+        tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 0, 4]),
+        {"kind": "seek", "subject": 0, "ts_ms": T0 + 20, "to": [3, 2]}, opened(30, "3:1"), ack(40, [3, 2, 2]),
+    )  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    kinds = [(each.kind, each.first_entry, each.last_entry) for each in read_back(tmp_path / "trace")[TOPIC, "s"][2:]]
+    assert kinds == [(EventKind.RESET, -1, -1), (EventKind.REDELIVER, 2, 4), (EventKind.ACK, 2, 2)]
+
+
+def test_two_brokers_at_once_are_merged_by_time(tmp_path):
+    """A topic moves from one broker to the other and back."""
+    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 0, 0]),
+                        opened(300, "3:1"), ack(310, [3, 2, 2]))  # fmt: skip
+    other = {**start("other", T0 + 5), "broker": "elsewhere"}
+    written(recording, other, CONSUMER, opened(100, "3:0"), ack(110, [3, 1, 1]), number=1)
+    convert([recording], tmp_path / "trace")
+    times = [each.ts_ms - T0 for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind is EventKind.ACK]
+    assert times == [10, 110, 310]
+
+
+def test_dropped_events_are_reported_for_good(tmp_path):
+    recording = written(tmp_path / "r", *KILLED, mark("dropped", 200, events=7))
+    assert convert([recording], tmp_path / "trace").dropped == 7
+    found = check_events(tmp_path / "trace")
+    assert found.dropped_events == 7
+    assert "7 events dropped" in "\n".join(found.lines())
+
+
+def test_a_file_is_read_up_to_its_cut(tmp_path):
+    """Wherever a killed broker's file ends, all whole lines before are read, and nothing is raised."""
+    whole = (written(tmp_path / "r", *KILLED) / "ackstate-0.jsonl.gz").read_bytes()
+    file = tmp_path / "ackstate-1.jsonl.gz"
+    expected = list(read_recording([tmp_path / "r" / "ackstate-0.jsonl.gz"]))
+    for size in range(0, len(whole), 7):
+        file.write_bytes(whole[:size])
+        events = list(read_recording([file]))
+        assert [each.kind for each in events] == [each.kind for each in expected[: len(events)]]
+
+
+def test_text_without_compression_is_a_recording_too(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in KILLED))
+    assert recording_files(file) == [file]
+    assert convert([file], tmp_path / "trace").events == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "it is not JSON"),
+        ("[1]", "it must be a JSON object"),
+        ("[" * 100_000, "it is not JSON"),
+        ({"kind": "ack"}, "the field ts_ms is missing"),
+        ({**ack(1, [3, 0, 0]), "ts_ms": "1"}, "ts_ms must be a whole number"),
+        ({**ack(1, [3, 0, 0]), "ts_ms": 10**30}, "ts_ms must be a whole number"),
+        ({**ack(1, [3, 0, 0]), "ts_ms": True}, "ts_ms must be a whole number"),
+        ({**ack(1, [3, 0, 0]), "subject": 9}, "subject 9 was not introduced"),
+        ({**ack(1, [3, 0, 0]), "subject": 1}, "ack must concern a consumer"),
+        ({**ack(1, [3, 0, 0]), "type": "Other"}, "type must be one of"),
+        ({**ack(1, [3, 0, 0]), "before": [1]}, "before must be a list of 2"),
+        (ack(1, [3, 5, 4]), "entries[0] must be a run"),
+        (ack(1, [3, 0, 2**32 - 1]), "entries[0] must be a run"),
+        (ack(1, [3, 0, 2**32]), "entries[0] must be a whole number"),
+        (ack(1, [-1, 0, 0]), "entries[0] must be a whole number"),
+        (ack(1, [3, 0]), "entries[0] must be [ledger"),
+        (ack(1, [3, 0, 1, [1]]), "entries[0] must be one entry"),
+        (ack(1, [3, 0, 0, [2**63]]), "entries[0] must be a whole number"),
+        (ack(1, [3, 0, 0, [0] * 20_000]), "entries[0] must be one entry"),
+        (sent(1, [3, 0, 0], messages=0), "messages must be a whole number"),
+        (sent(1, [3, 0, 0], messages=2**40), "messages must be a whole number"),
+        (opened(1, mark_delete="x"), "mark_delete must be a position"),
+        (opened(1, deleted="[(3:1..3:2] junk]"), "deleted must be ranges"),
+        (opened(1, deleted=f"[(3:1..3:{10**40}]]"), "deleted must be ranges"),
+        (look(1, -1, 0, 0, None), "ledger_id must be a whole number"),
+        (mark("dropped", 1, events=-1), "events must be a whole number"),
+        (mark("other", 1), "kind 'other' is unknown"),
+        (start(), "only line of the kind start"),
+        ({**LOG, "topic": ""}, "topic must not be empty"),
+        ({**LOG, "topic": "\ud800"}, "topic must be text in Unicode"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path, line, said):
+    file = tmp_path / "ackstate-0.jsonl"
+    text = line if isinstance(line, str) else json.dumps(line)
+    lines = [*(json.dumps(each) for each in (start(), CONSUMER, LOG)), text]
+    file.write_text("".join(f"{each}\n" for each in lines))
+    with pytest.raises(TraceError) as caught:
+        convert([file], tmp_path / "trace")
+    assert str(caught.value).startswith(f"{file}, line 4: ")
+    assert said in str(caught.value)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_newer_recording_is_refused(tmp_path):
+    recording = written(tmp_path / "r", {**start(), "version": 2})
+    with pytest.raises(UnsupportedVersionError, match="version 2; this release reads up to 1"):
+        convert([recording], tmp_path / "trace")
+
+
+def test_a_recording_is_not_mixed_with_other_sources(tmp_path):
+    recording = written(tmp_path / "r", *KILLED)
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(TraceError, match=r"a.jsonl: not a recording of a broker"):
+        convert([recording, tmp_path / "a.jsonl"], tmp_path / "trace")
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path):
+    file = tmp_path / "ackstate-0.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(start()).encode() + b"\n" + b" " * 10_000_000))
+    with pytest.raises(TraceError, match="more than 1000000 bytes of text"):
+        convert([file], tmp_path / "trace", text_bytes_max=1_000_000)
+
+
+def test_damaged_bytes_raise_only_our_errors(tmp_path):
+    """Bits of the compressed and of the plain form are flipped."""
+    plain = "".join(f"{json.dumps(line)}\n" for line in KILLED).encode()
+    rng = random.Random(1)
+    refused = []
+    for data in (plain, gzip.compress(plain)):
+        for _ in range(100):
+            damaged = bytearray(data)
+            for _ in range(rng.randint(1, 3)):
+                damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+            file = tmp_path / "ackstate-0.jsonl"
+            file.write_bytes(damaged)
+            try:
+                list(read_recording([file]))
+            except AckStateError as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert all(str(tmp_path) in each for each in refused)
+
+
+def test_the_unit_of_a_trace_is_entries(tmp_path):
+    recording = written(tmp_path / "r", *KILLED)
+    convert([recording], tmp_path / "trace")
+    assert read_back(tmp_path / "trace")[TOPIC, ""] == [Event(T0 + 1, EventKind.PUBLISH, 3, 0, 9)]
