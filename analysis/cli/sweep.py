@@ -101,6 +101,8 @@ def sweep(
         from ackstate.analysis.replay.policy import Policy
         from ackstate.analysis.trace.parquet import check_trace
 
+        texts = key_value_pairs(flags)
+        policies_of_texts(texts)  # Mistakes in options are reported before the trace is read.
         named = policy_of_text(current_policy) if current_policy not in ("", *_RECORDED) else None
         broker = None if broker_conf is None else _broker_policy(broker_conf)
         covered = check_trace(trace)
@@ -108,7 +110,6 @@ def sweep(
         if broker is None and named is None and known is not None and runs_on_pulsar(known.policy):
             broker = known.policy
         base = None if broker is None else broker.to_mapping()
-        texts = key_value_pairs(flags)
         policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
         current = None if current_policy in _RECORDED else known
         if not policies:

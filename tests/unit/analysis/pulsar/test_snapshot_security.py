@@ -219,7 +219,7 @@ def test_advice_about_a_token_is_of_what_happened(snapshot, make_broker, tmp_pat
     assert_one_line(outcome, "HTTP 401", "not accepted")
     assert "give a token" not in outcome.err
     broker.changes["/admin/v2/brokers/version"] = (403, b"", {})
-    assert_one_line(snapshot(broker.url), "HTTP 403", "the token's role may not read it")
+    assert_one_line(snapshot(broker.url), "HTTP 403", "the token's role is not allowed to read it")
     assert "token" not in snapshot(broker.url, token=None).err
 
 
