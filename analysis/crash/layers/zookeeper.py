@@ -29,6 +29,7 @@ _RUNS_OF_A_SERVER = 300  # then another server starts with an empty disk
 _SESSION_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
 _HANGING_CALL_TIMEOUT_S = 0.2
+_CONNECTS_WITHIN_S = 60.0
 
 
 def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
@@ -153,6 +154,6 @@ def _expire(hosts: str, store: Any) -> None:
     from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
 
     thief = KazooClient(hosts, client_id=store._session._client.client_id)
-    thief.start()
+    thief.start(timeout=_CONNECTS_WITHIN_S)
     thief.stop()
     thief.close()
