@@ -96,22 +96,24 @@ def sweep(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
     with starting(engine, master) as session:
-        from ackstate.analysis.estimate.broker_conf import runs_on_pulsar
+        from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
         from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
         from ackstate.analysis.replay.policy import Policy
         from ackstate.analysis.trace.parquet import check_trace
 
-        texts = key_value_pairs(flags)
-        policies_of_texts(texts)  # Mistakes in options are reported before the trace is read.
-        named = policy_of_text(current_policy) if current_policy not in ("", *_RECORDED) else None
-        broker = None if broker_conf is None else _broker_policy(broker_conf)
-        covered = check_trace(trace)
-        known = _known(trace, named, broker, broker_conf)
-        if broker is None and named is None and known is not None and runs_on_pulsar(known.policy):
-            broker = known.policy
+        is_named = current_policy not in ("", *_RECORDED)
+        recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
+        broker = None if recorded is None else recorded.policy
+        if broker_conf is not None:
+            broker = read_broker_policy(broker_conf)
         base = None if broker is None else broker.to_mapping()
+        texts = key_value_pairs(flags)
         policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
-        current = None if current_policy in _RECORDED else known
+        named = policy_of_text(current_policy) if is_named else None
+        covered = check_trace(trace)
+        current = None
+        if current_policy not in _RECORDED:
+            current = recorded or _current(trace, named, broker, broker_conf)
         if not policies:
             policies = candidates(current.policy if current is not None else broker or Policy())
         elif current is not None and current.policy not in policies:
@@ -124,10 +126,10 @@ def sweep(
     output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)
 
 
-def _known(
+def _current(
     trace: Location, named: Policy | None, broker: Policy | None, broker_conf: Path | None
 ) -> CurrentPolicy | None:
-    """Return the policy in force; None if it is unknown."""
+    """Return the policy in force, as named, of a file, or inferred; None if it is unknown."""
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, recorded_rhythm
 
     rhythm = recorded_rhythm(trace)
@@ -135,15 +137,7 @@ def _known(
         return CurrentPolicy.given(broker, f"read from {broker_conf.name}", rhythm)
     if named is not None:
         return CurrentPolicy.given(named, "named with --current-policy", rhythm)
-    if (recorded := CurrentPolicy.of_recorded_broker(trace, rhythm)) is not None:
-        return recorded
     return None if rhythm is None else CurrentPolicy.inferred(rhythm)
-
-
-def _broker_policy(broker_conf: Path) -> Policy:
-    from ackstate.analysis.estimate.current_policy import read_broker_policy
-
-    return read_broker_policy(broker_conf)
 
 
 def _policy_table(result: SweepResult) -> Table:

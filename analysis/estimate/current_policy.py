@@ -80,7 +80,7 @@ class CurrentPolicy:
         return cls(policy, source, tuple(_contradictions(policy, rhythm)))
 
     @classmethod
-    def of_recorded_broker(cls, trace: Location, rhythm: PersistRhythm | None) -> CurrentPolicy | None:
+    def of_recorded_broker(cls, trace: Location) -> CurrentPolicy | None:
         """Return the policy of the Pulsar broker that was recorded; None if the trace does not name it.
 
         Raises:
@@ -92,7 +92,7 @@ class CurrentPolicy:
             return None
         policy = read_broker_policy(path)
         if _properties(path):
-            return cls.given(policy, "read from the broker while it was recorded", rhythm)
+            return cls(policy, "read from the broker while it was recorded")
         doubt = "The broker's settings could not be read while it was recorded. Name them with --broker-conf"
         return cls(policy, "the defaults of Pulsar 4.2", (doubt,))
 

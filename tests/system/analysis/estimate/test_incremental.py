@@ -333,6 +333,21 @@ def test_a_reset_before_any_ledger_is_named_is_refused():
         run_by_days(days_of, logs_of, policies, is_published=False)
 
 
+def test_acks_that_a_recorded_persist_excludes_are_the_same_wherever_a_day_ends():
+    events = [
+        Event(0, EventKind.ACK, 1, 0, 9), Event(10, EventKind.PERSIST_BEGUN), Event(10, EventKind.HELD_BACK, 1, 5, 6),
+        Event(10, EventKind.CUT_OFF, 1, 8, 8), Event(20, EventKind.PERSIST_ENDED), Event(30, EventKind.PERSIST_BEGUN),
+        Event(30, EventKind.DISPLACED, 1, 0, 2), Event(30, EventKind.CUT_OFF, 1, 8, 8),
+        Event(40, EventKind.PERSIST_FAILED), Event(50, EventKind.ACK, 1, 12, 12),
+    ]  # fmt: skip
+    log = {KEY: {1: 20}}
+    together = run_at_once({KEY: events}, log, [None])
+    assert all(row["young"] > 0 and row["cut_by_ranges"] > 0 for row in together)
+    for end_ms in range(5, 50, 10):
+        found, *_ = run_by_days(cut({KEY: events}, [end_ms]), [log, log], [None], is_published=True)
+        assert sorted(map(str, found)) == sorted(map(str, together))
+
+
 def test_times_that_go_back_within_a_chunk_are_refused():
     back = [Event(5, EventKind.ACK, 1, 0, 0), Event(4, EventKind.ACK, 1, 1, 1)]
     wanted = RequestedParts(POLICIES, range(len(POLICIES)), 4, Slices.of(4, 5, 1))

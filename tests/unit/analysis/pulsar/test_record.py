@@ -396,7 +396,7 @@ def test_a_continued_recording_knows_what_was_acked(tmp_path):
     assert check_events(tmp_path / "trace").subscriptions == 1
 
 
-def test_what_was_deleted_while_nobody_recorded_redelivers_nothing(tmp_path):
+def test_subscriptions_and_topics_that_are_deleted_between_recordings_redeliver_nothing(tmp_path):
     without = copy.deepcopy(INTERNALS)
     without["cursors"] = {}
     with serving({NAMES: [TOPIC, OTHER]} | topic_answers(OTHER_PATH)) as broker:
@@ -558,7 +558,7 @@ RUNTIME_SETTINGS = CONFIGURATION | {
 
 
 def test_the_policy_in_force_is_that_of_the_recorded_broker(capsys, tmp_path):
-    """And it is compared only with what such a broker can do."""
+    """And it is compared with policies of Pulsar alone."""
     path = tmp_path / "trace"
     with serving({RUNTIME: RUNTIME_SETTINGS, f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
         record(broker.url, path, polls=2)

@@ -66,6 +66,12 @@ def test_negative_words_are_those_of_java(tmp_path):
     assert found["t", "s"] == [Event(2, ACK, 4, 67, 67), Event(90, CRASH)]
 
 
+def test_a_word_that_is_missing_has_no_unacked_message(tmp_path):
+    """Java's BitSet omits the last words if they are 0."""
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1]]]], [3, 4, [[2, []]]]]})
+    assert found["t", "s"] == [Event(2, ACK, 4, 67, 72), Event(4, ACK, 4, 73, 74), Event(90, CRASH)]
+
+
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
