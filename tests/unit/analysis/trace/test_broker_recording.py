@@ -63,6 +63,23 @@ def test_a_record_that_was_not_seen_to_be_written_is_under_way(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_look_may_come_before_the_ack_that_began_its_record(tmp_path):
+    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]),
+                        look(20, 7, 1, 1, "3:-1"), look(31, 7, 2, 2, "3:-1"),
+                        ack(30, [3, 2, 2], before=(7, 1), after=(7, 2)))  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"][-3:]] == [
+        EventKind.ACK, EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED,
+    ]  # fmt: skip
+
+
+def test_acks_of_a_batch_from_before_are_known_from_its_delivery(tmp_path):
+    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 0, [0b1000]], messages=4),
+                        ack(10, [3, 0, 0, [0b0111]]))  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"]] == [EventKind.DELIVER, EventKind.ACK]
+
+
 def test_a_batch_is_acked_when_all_of_its_messages_are(tmp_path):
     recording = written(
         tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 1], messages=4), ack(10, [3, 0, 0, [0b1010]]),
