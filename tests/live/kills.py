@@ -189,8 +189,8 @@ class Kills:
 
         if unseen:
             self.section.notes.append(
-                f"In {unseen} cases, the recorder had not polled the topic between the last ack and the kill, because it"
-                " asks a broker that was dead at growing intervals. They are left out."
+                f"In {unseen} cases, the recorder had not polled the topic between the last ack and the kill,"
+                " because it asks a broker that was dead at growing intervals. They are left out."
             )
 
     def _judge_trace(self, directory):
