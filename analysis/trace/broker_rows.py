@@ -120,7 +120,7 @@ class _Followed:
         )  # of the record begun last, and of that written last
         self._life: Life | None = None
         self._last_ms = 0
-        self._record = NO_RECORD
+        self._record = self._seen = NO_RECORD  # begun last, and written last
         self._persist: tuple[int, Record] | None = None  # under way: its number, and the record
         self._persist_count = 0
         self._is_dirty = self._has_crashed = self._is_reset = False
@@ -159,12 +159,20 @@ class _Followed:
                 self._is_reset = True
             case "deliver":
                 for run in event.entries:
+                    # The broker may know acks of a batch from before the recording, or from before its restart.
+                    if any(run.unacked_words):
+                        self._partly[Position(run.ledger_id, run.first)] = _mask(run.unacked_words)
                     yield {"kind": "deliver", "number": consumer, **_named(run)}
             case "ack" if event.ack_type != "Transaction":
+                # A look may have seen the record that this command began, before the command's line was written.
+                if event.before < self._record <= event.after:
+                    self._record = event.before
                 yield from self._begun(event.before, event.life)
                 yield from self._acks(event, consumer)
                 yield from self._begun(event.after, event.life)
+                yield from self._written(self._seen)
             case "look":
+                self._seen = event.written
                 yield from self._begun(event.after, event.life)
                 yield from self._written(event.written)
         self._life = event.life
@@ -290,7 +298,8 @@ class _Followed:
         yield from ({"kind": "redeliver", **_entries(each)} for each in (self._acked - found).runs())
 
     def _take(self, found: EntrySet, mark_delete: Position) -> None:
-        self._acked, self._record, self._persist = found, NO_RECORD, None
+        self._acked, self._persist = found, None
+        self._record = self._seen = NO_RECORD
         self._deleted = DeletedRanges()
         for ledger_id, first, end in found.runs():
             self._deleted.add_run(ledger_id, first, end)

@@ -54,6 +54,32 @@ def test_a_record_covers_the_acks_before_it(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_record_that_was_not_seen_to_be_written_is_under_way(tmp_path):
+    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]),
+                        look(20, 7, 2, 1, "3:-1"))  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"][-2:]] == [
+        EventKind.ACK, EventKind.PERSIST_BEGUN,
+    ]  # fmt: skip
+
+
+def test_a_look_may_come_before_the_ack_that_began_its_record(tmp_path):
+    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]),
+                        look(20, 7, 1, 1, "3:-1"), look(31, 7, 2, 2, "3:-1"),
+                        ack(30, [3, 2, 2], before=(7, 1), after=(7, 2)))  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"][-3:]] == [
+        EventKind.ACK, EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED,
+    ]  # fmt: skip
+
+
+def test_acks_of_a_batch_from_before_are_known_from_its_delivery(tmp_path):
+    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 0, [0b1000]], messages=4),
+                        ack(10, [3, 0, 0, [0b0111]]))  # fmt: skip
+    convert([recording], tmp_path / "trace")
+    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"]] == [EventKind.DELIVER, EventKind.ACK]
+
+
 def test_a_batch_is_acked_when_all_of_its_messages_are(tmp_path):
     recording = written(
         tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 1], messages=4), ack(10, [3, 0, 0, [0b1010]]),
@@ -78,11 +104,16 @@ def test_the_limit_on_ranges_cuts_records(tmp_path):
     }  # fmt: skip
     recording = written(
         tmp_path / "r", start(**config), CONSUMER, opened(0), sent(1, [3, 0, 9]),
-        ack(10, [3, 1, 1], [3, 3, 3], [3, 5, 5]), look(20, 7, 1, 1, "3:-1"),
+        ack(10, [3, 3, 3], [3, 5, 5], [3, 7, 7]), look(20, 7, 1, 1, "3:-1"),
+        ack(30, [3, 1, 1], before=(7, 1), after=(7, 2)), look(40, 7, 2, 2, "3:-1"),
     )  # fmt: skip
     convert([recording], tmp_path / "trace")
-    cut = [each for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind is EventKind.CUT_OFF]
-    assert [each[2:5] for each in cut] == [(3, 5, 5)]
+    limited = {EventKind.CUT_OFF, EventKind.DISPLACED}
+    found = [each for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind in limited]
+    # 4.2 keeps one range more than the limit; the new range displaces one that was durable.
+    assert [(each.kind, each.first_entry) for each in found] == [
+        (EventKind.CUT_OFF, 7), (EventKind.CUT_OFF, 7), (EventKind.DISPLACED, 5),
+    ]  # fmt: skip
 
 
 def test_a_seek_resets_the_cursor(tmp_path):

@@ -6,16 +6,20 @@ package ackstate.interceptor;
  * @param kind what happened
  * @param millis when, in ms since 1970
  * @param subject the consumer, the topic's name or the cursor that it happened to
- * @param count the messages of an entry, else 0
  * @param numbers depends on the kind
  * @param detail depends on the kind, else null
  */
-record Event(Kind kind, long millis, Object subject, int count, long[] numbers, Object detail) {
+record Event(Kind kind, long millis, Object subject, long[] numbers, Object detail) {
     enum Kind {
-        /** An entry was published. Subject: the topic's name. Numbers: ledger, entry. */
+        /** Entries were published. Subject: the topic's name. Detail: the {@link EntryRun}. */
         PUBLISH,
-        /** An entry is about to be sent to a consumer. Numbers: ledger, entry, words of its unacked messages. */
+        /** Entries are about to be sent to a consumer. Detail: the {@link EntryRun}. */
         DELIVER,
+        /**
+         * A partly acked batch is about to be sent to a consumer. Numbers: ledger, entry, the number of its messages,
+         * the words of its unacked messages.
+         */
+        DELIVER_PARTLY,
         /**
          * An ACK command was handled. Numbers: when it was received, or -1; the cursor's ledger and the last record
          * begun before and after it; then the acks as {@link AckRuns} lays them out. Detail: the type.

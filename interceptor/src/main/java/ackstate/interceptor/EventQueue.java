@@ -20,19 +20,17 @@ final class EventQueue {
         numbersMax = (long) NUMBERS_PER_EVENT * eventsMax;
     }
 
-    /** Adds an event, or counts it as dropped. */
-    void offer(Event event) {
-        int size = event.numbers().length;
-        boolean counts = size > NUMBERS_PER_EVENT;
-        if (counts && numbers.addAndGet(size) > numbersMax) {
-            numbers.addAndGet(-size);
-            dropped.increment();
-        } else if (!events.relaxedOffer(event)) {
-            if (counts) {
+    /** Adds an event, or counts it as dropped; returns whether it was added. */
+    boolean offer(Event event) {
+        int size = event.numbers().length > NUMBERS_PER_EVENT ? event.numbers().length : 0;
+        if (size > 0 && numbers.addAndGet(size) > numbersMax || !events.relaxedOffer(event)) {
+            if (size > 0) {
                 numbers.addAndGet(-size);
             }
             dropped.increment();
+            return false;
         }
+        return true;
     }
 
     /** Counts an event that could not be made. */

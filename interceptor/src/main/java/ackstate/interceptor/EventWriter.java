@@ -16,7 +16,7 @@ final class EventWriter implements Runnable {
     private static final Logger LOG = LoggerFactory.getLogger(EventWriter.class);
     private static final int EVENTS_AT_ONCE = 4_096;
     private static final int TEXT_MAX = 1 << 20;
-    private static final long IDLE_MILLIS = 10;
+    private static final long PAUSE_MILLIS = 25;
     private static final long CLOSES_WITHIN_MILLIS = 5_000;
     /** A cursor without acks for so long has long been flushed. */
     private static final long LOOKS_FOR_MILLIS = 600_000;
@@ -92,8 +92,9 @@ final class EventWriter implements Runnable {
                     end();
                     return;
                 }
-                if (count == 0) {
-                    Thread.sleep(IDLE_MILLIS);
+                if (count < EVENTS_AT_ONCE) {
+                    // Also while events come: meanwhile the broker extends its runs.
+                    Thread.sleep(PAUSE_MILLIS);
                 }
             } catch (Throwable error) {
                 // The queue must be drained whatever happens, and the thread must not end.
@@ -122,6 +123,9 @@ final class EventWriter implements Runnable {
                 }
                 lines.add(event);
             } else {
+                if (event.detail() instanceof EntryRun run) {
+                    run.take(); // or the broker would extend it in vain
+                }
                 lost++;
                 unflushed--;
             }

@@ -99,8 +99,9 @@ final class Lines {
     /** Adds an event. */
     void add(Event event) {
         switch (event.kind()) {
-            case PUBLISH -> gather(topic((String) event.subject()), event);
-            case DELIVER -> gather(subject((Consumer) event.subject()), event);
+            case PUBLISH -> gather(topic((String) event.subject()), event.millis(), (EntryRun) event.detail());
+            case DELIVER -> gather(subject((Consumer) event.subject()), event.millis(), (EntryRun) event.detail());
+            case DELIVER_PARTLY -> gather(subject((Consumer) event.subject()), event.millis(), event.numbers());
             case ADMIN -> {
                 text.append("{\"kind\":\"admin\",\"ts_ms\":").append(event.millis()).append(",\"request\":");
                 quote((String) event.detail());
@@ -183,34 +184,39 @@ final class Lines {
         topics.values().forEach(this::addPending);
     }
 
-    private void gather(Subject subject, Event event) {
-        long[] numbers = event.numbers();
-        long ledger = numbers[0];
-        long entry = numbers[1];
-        boolean isPartly = numbers.length > 2;
-        if (subject.ledger >= 0 || subject.entries.length() > 0) {
-            if (event.count() != subject.messages || subject.entries.length() > PENDING_MAX) {
-                addPending(subject);
-            }
-        }
-        if (subject.ledger < 0 && subject.entries.length() == 0) {
-            subject.sinceMillis = event.millis();
-            subject.messages = event.count();
-        }
-        subject.untilMillis = event.millis();
-        if (!isPartly && subject.ledger == ledger && subject.last + 1 == entry) {
-            subject.last = entry;
+    private void gather(Subject subject, long millis, EntryRun run) {
+        long last = run.take();
+        await(subject, millis, run.messages());
+        if (subject.ledger == run.ledger() && subject.last + 1 == run.first()) {
+            subject.last = last;
             return;
         }
         endRun(subject);
-        if (isPartly) {
-            subject.entries.append('[').append(ledger).append(',').append(entry).append(',').append(entry);
-            words(numbers, 2, numbers.length - 2, subject.entries);
-            subject.entries.append("],");
-        } else {
-            subject.ledger = ledger;
-            subject.first = subject.last = entry;
+        subject.ledger = run.ledger();
+        subject.first = run.first();
+        subject.last = last;
+    }
+
+    private void gather(Subject subject, long millis, long[] numbers) {
+        await(subject, millis, (int) numbers[2]);
+        endRun(subject);
+        subject.entries.append('[').append(numbers[0]).append(',').append(numbers[1]).append(',').append(numbers[1]);
+        words(numbers, 3, numbers.length - 3, subject.entries);
+        subject.entries.append("],");
+    }
+
+    /** Prepares a subject for entries with a number of messages each. */
+    private void await(Subject subject, long millis, int messages) {
+        boolean isEmpty = subject.ledger < 0 && subject.entries.length() == 0;
+        if (!isEmpty && (messages != subject.messages || subject.entries.length() > PENDING_MAX)) {
+            addPending(subject);
+            isEmpty = true;
         }
+        if (isEmpty) {
+            subject.sinceMillis = millis;
+            subject.messages = messages;
+        }
+        subject.untilMillis = millis;
     }
 
     private static void endRun(Subject subject) {

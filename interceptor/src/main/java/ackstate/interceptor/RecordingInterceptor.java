@@ -43,8 +43,10 @@ public final class RecordingInterceptor implements BrokerInterceptor {
     /** Numbers of an ACK event before its acks. */
     static final int ACK_HEAD = 5;
 
-    /** The last ACK command that a thread received and has not handled yet. */
-    private static final class Received {
+    /** The state of a thread: the last ACK command that it received and has not handled yet, and its last runs. */
+    private static final class OfThread {
+        private EntryRun published;
+        private EntryRun delivered;
         private ServerCnx connection;
         private long consumerId;
         private long millis;
@@ -52,7 +54,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
         private long pushed;
     }
 
-    private final ThreadLocal<Received> received = ThreadLocal.withInitial(Received::new);
+    private final ThreadLocal<OfThread> ofThread = ThreadLocal.withInitial(OfThread::new);
     private final Map<String, Boolean> recorded = new ConcurrentHashMap<>();
     private final Set<ManagedCursor> opened = Collections.synchronizedSet(
             Collections.newSetFromMap(new WeakHashMap<>()));
@@ -91,11 +93,9 @@ public final class RecordingInterceptor implements BrokerInterceptor {
             return;
         }
         try {
-            String topic = producer.getTopic().getName();
-            if (isRecorded(topic)) {
-                waiting.offer(new Event(Event.Kind.PUBLISH, System.currentTimeMillis(), topic,
-                        (int) context.getNumberOfMessages(), new long[] {ledgerId, entryId}, null));
-            }
+            OfThread mine = ofThread.get();
+            mine.published = run(waiting, Event.Kind.PUBLISH, mine.published, producer.getTopic().getName(), ledgerId,
+                    entryId, (int) context.getNumberOfMessages());
         } catch (Throwable error) {
             waiting.drop();
         }
@@ -109,20 +109,36 @@ public final class RecordingInterceptor implements BrokerInterceptor {
             return;
         }
         try {
-            if (isRecorded(subscription.getTopicName())) {
-                int words = ackSet == null ? 0 : ackSet.length;
-                long[] numbers = new long[2 + words];
+            int messages = metadata == null ? 1 : metadata.getNumMessagesInBatch();
+            if (ackSet == null) {
+                OfThread mine = ofThread.get();
+                mine.delivered = run(waiting, Event.Kind.DELIVER, mine.delivered, consumer, entry.getLedgerId(),
+                        entry.getEntryId(), messages);
+            } else if (isRecorded(subscription.getTopicName())) {
+                long[] numbers = new long[3 + ackSet.length];
                 numbers[0] = entry.getLedgerId();
                 numbers[1] = entry.getEntryId();
-                for (int word = 0; word < words; word++) {
-                    numbers[2 + word] = ackSet[word];
-                }
-                waiting.offer(new Event(Event.Kind.DELIVER, System.currentTimeMillis(), consumer,
-                        metadata == null ? 1 : metadata.getNumMessagesInBatch(), numbers, null));
+                numbers[2] = messages;
+                System.arraycopy(ackSet, 0, numbers, 3, ackSet.length);
+                waiting.offer(new Event(Event.Kind.DELIVER_PARTLY, System.currentTimeMillis(), consumer, numbers, null));
             }
         } catch (Throwable error) {
             waiting.drop();
         }
+    }
+
+    /** Adds an entry to the last run of a thread, or begins another one; returns the run, or null if there is none. */
+    private EntryRun run(EventQueue waiting, Event.Kind kind, EntryRun last, Object subject, long ledger, long entry,
+                         int messages) {
+        if (last != null && last.extend(subject, ledger, entry, messages)) {
+            return last;
+        }
+        String topic = subject instanceof Consumer consumer ? consumer.getSubscription().getTopicName() : (String) subject;
+        if ((last == null || !last.isOf(subject)) && !isRecorded(topic)) {
+            return null;
+        }
+        EntryRun fresh = new EntryRun(subject, ledger, entry, messages);
+        return waiting.offer(new Event(kind, System.currentTimeMillis(), subject, NO_NUMBERS, fresh)) ? fresh : null;
     }
 
     @Override
@@ -162,7 +178,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
     }
 
     private void received(CommandAck ack, ServerCnx connection) {
-        Received found = received.get();
+        OfThread found = ofThread.get();
         found.connection = connection;
         found.consumerId = ack.getConsumerId();
         found.millis = System.currentTimeMillis();
@@ -185,7 +201,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
             }
             LedgerHandle handle = CursorLedger.of(cursor);
             long[] numbers = AckRuns.of(ack, ACK_HEAD);
-            Received found = received.get();
+            OfThread found = ofThread.get();
             // An ack of a transaction may be handled by another thread, or much later.
             if (found.connection == connection && found.consumerId == consumer.consumerId()) {
                 numbers[0] = found.millis;
@@ -198,7 +214,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
             numbers[3] = handle == null ? CursorLedger.NONE : handle.getId();
             numbers[4] = CursorLedger.pushed(handle);
             String type = ack.hasTxnidMostBits() ? "Transaction" : ack.getAckType().name();
-            waiting.offer(new Event(Event.Kind.ACK, System.currentTimeMillis(), consumer, 0, numbers, type));
+            waiting.offer(new Event(Event.Kind.ACK, System.currentTimeMillis(), consumer, numbers, type));
         } catch (Throwable error) {
             waiting.drop();
         }
@@ -244,7 +260,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
             String path = web.getRequestURI();
             if (path != null && (path.contains("/subscription/") || path.endsWith("/unload"))) {
                 opened.clear();
-                waiting.offer(new Event(Event.Kind.ADMIN, System.currentTimeMillis(), null, 0, NO_NUMBERS,
+                waiting.offer(new Event(Event.Kind.ADMIN, System.currentTimeMillis(), null, NO_NUMBERS,
                         web.getMethod() + " " + path));
             }
         } catch (Throwable error) {
@@ -262,7 +278,7 @@ public final class RecordingInterceptor implements BrokerInterceptor {
 
     private void offer(EventQueue waiting, Event.Kind kind, Consumer consumer, long[] numbers, Object detail) {
         if (consumer != null && cursor(consumer) != null && isRecorded(consumer.getSubscription().getTopicName())) {
-            waiting.offer(new Event(kind, System.currentTimeMillis(), consumer, 0, numbers, detail));
+            waiting.offer(new Event(kind, System.currentTimeMillis(), consumer, numbers, detail));
         }
     }
 

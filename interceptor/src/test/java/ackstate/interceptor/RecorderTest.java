@@ -49,8 +49,8 @@ public class RecorderTest {
     }
 
     private static Event published(long entry) {
-        return new Event(Event.Kind.PUBLISH, 1_700_000_000_000L + entry, "persistent://a/b/c", 1,
-                new long[] {3, entry}, null);
+        return new Event(Event.Kind.PUBLISH, 1_700_000_000_000L + entry, "persistent://a/b/c", new long[0],
+                new EntryRun("persistent://a/b/c", 3, entry, 1));
     }
 
     private List<String> lines() throws IOException {
@@ -122,6 +122,45 @@ public class RecorderTest {
     }
 
     @Test
+    public void aRunIsExtendedUntilItIsTaken() {
+        EntryRun run = new EntryRun("topic", 3, 0, 1);
+        assertTrue(run.extend("topic", 3, 1, 1));
+        assertFalse(run.extend("topic", 3, 3, 1));
+        assertFalse(run.extend("topic", 4, 2, 1));
+        assertFalse(run.extend("topic", 3, 2, 5));
+        assertFalse(run.extend("other", 3, 2, 1));
+        assertEquals(run.take(), 1);
+        assertFalse(run.extend("topic", 3, 2, 1));
+        assertFalse(run.extend("topic", 3, 0, 1)); // the mark of a taken run is no entry
+    }
+
+    @Test
+    public void noEntryOfARunIsLost() throws Exception {
+        EventQueue queue = new EventQueue(1 << 16);
+        EventWriter writer = EventWriter.start(settings("FlushMillis", "10"), queue, HEAD);
+        EntryRun run = null;
+        for (int entry = 0; entry < 300_000; entry++) {
+            if (run == null || !run.extend("persistent://a/b/c", 3, entry, 1)) {
+                run = new EntryRun("persistent://a/b/c", 3, entry, 1);
+                assertTrue(queue.offer(new Event(Event.Kind.PUBLISH, 1, "persistent://a/b/c", new long[0], run)));
+            }
+            if (entry % 1_000 == 0) {
+                Thread.sleep(1);
+            }
+        }
+        writer.close();
+        long next = 0;
+        for (String line : lines()) {
+            var runs = java.util.regex.Pattern.compile("\\[3,(\\d+),(\\d+)\\]").matcher(line);
+            while (runs.find()) {
+                assertEquals(Long.parseLong(runs.group(1)), next);
+                next = Long.parseLong(runs.group(2)) + 1;
+            }
+        }
+        assertEquals(next, 300_000);
+    }
+
+    @Test
     public void aFullQueueDropsAndCounts() {
         EventQueue queue = new EventQueue(1_024);
         for (int entry = 0; entry < 2_000; entry++) {
@@ -138,7 +177,7 @@ public class RecorderTest {
     public void longCommandsAreBoundedByTheirNumbers() {
         EventQueue queue = new EventQueue(1_024);
         for (int each = 0; each < 10; each++) {
-            queue.offer(new Event(Event.Kind.ACK, 0, null, 0, new long[10_000], "Individual"));
+            queue.offer(new Event(Event.Kind.ACK, 0, null, new long[10_000], "Individual"));
         }
         assertEquals(queue.dropped(), 4); // 64 * 1,024 numbers fit
     }
