@@ -15,13 +15,13 @@ from ackstate.analysis.pulsar.recorded_run import (
     Ack,
     AckCommand,
     AckType,
-    CursorRecord,
     End,
     RecordedRun,
+    RecordSeen,
     Window,
     mask_of,
 )
-from ackstate.analysis.trace.broker_fields import NO_RECORD, Life, Record
+from ackstate.analysis.trace.broker_fields import NO_RECORD, BrokerLife, RecordId
 from ackstate.analysis.trace.broker_recording import BrokerEvent, read_recording
 from ackstate.analysis.trace.events import TraceError
 from ackstate.batch_indexes import BatchIndexes
@@ -48,7 +48,7 @@ class SubscriptionRun(NamedTuple):
 
     subscription: str
     run: RecordedRun
-    life: Life
+    life: BrokerLife
     dropped: int
     is_reset: bool
 
@@ -134,7 +134,7 @@ class _Gathered:
         self._last_ms: dict[str, int] = {}
         self._ended: set[str] = set()
         self._dropped: dict[str, int] = {}
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, BrokerLife] = {}
 
     def take(self, event: BrokerEvent) -> None:
         """Add an event."""
@@ -262,9 +262,9 @@ def _initial(segment: _Segment, messages: dict[Position, int]) -> AckState | Non
     return AckState(opened.mark_delete, deleted, batch)
 
 
-def _records(segment: _Segment) -> list[CursorRecord]:
+def _records(segment: _Segment) -> list[RecordSeen]:
     """Attribute each record that was seen to the commands that it covers."""
-    found: list[tuple[Record, int, int, float]] = []  # record, commands at least and at most, time
+    found: list[tuple[RecordId, int, int, float]] = []  # record, commands at least and at most, time
     highest = NO_RECORD
     for number, event in enumerate(segment.commands):
         if event.before > highest:
@@ -284,7 +284,7 @@ def _records(segment: _Segment) -> list[CursorRecord]:
     return [_seen(segment, *each) for each in found]
 
 
-def _seen(segment: _Segment, record: Record, least: int, most: int, begun_ms: float) -> CursorRecord:
+def _seen(segment: _Segment, record: RecordId, least: int, most: int, begun_ms: float) -> RecordSeen:
     written = [look for look in segment.looks if look.written >= record]
     exact = next((look for look in written if look.written == record and look.after == record), None)
-    return CursorRecord(least, most, None if exact is None else exact.mark_delete, bool(written), begun_ms)
+    return RecordSeen(least, most, None if exact is None else exact.mark_delete, bool(written), begun_ms)

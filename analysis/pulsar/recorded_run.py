@@ -14,8 +14,7 @@ broker_acks_ms     the ACK commands in their order, ``[received, handled, [index
                    indexes; words of the batch ack set, 1 is not acknowledged; type ``Individual`` or ``Cumulative``
 cursor_opened_ms   ``[earliest, latest]`` time at which the cursor was opened
 broker_up_ms       the same of the broker
-cursor_ledger_ms   the same of the cursor's first ledger: when the broker logged ``Updated cursor ... with ledger id``;
-                   null or missing if unknown
+cursor_ledger_ms   when the broker logged ``Updated cursor ... with ledger id`` first; null or missing if unknown
 t_end_ms           when the signal came
 =================  =====================================================================================================
 
@@ -51,8 +50,7 @@ Made = TypeVar("Made")
 ENTRY_COUNT_MAX = 10_000_000
 """A line with more entries is refused before it is expanded."""
 
-_WORD_BITS = 64
-_WORDS = range(-(2**63), 2**63)
+_WORD_BITS, _WORDS = 64, range(-(2**63), 2**63)
 
 
 class End(Enum):
@@ -105,7 +103,7 @@ class AckCommand(NamedTuple):
     type: AckType = AckType.INDIVIDUAL
 
 
-class CursorRecord(NamedTuple):
+class RecordSeen(NamedTuple):
     """A record that a broker was seen to begin in the cursor's ledger.
 
     Attributes:
@@ -160,7 +158,7 @@ class RecordedRun:
     cursor_ledger: Window | None
     ended_ms: float
     initial: AckState | None = None
-    records: Sequence[CursorRecord] = ()
+    records: Sequence[RecordSeen] = ()
 
 
 def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:

@@ -23,7 +23,7 @@ _WORDS_MAX = BATCH_MAX // 64
 _RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(\d+)\]")
 
 
-class Run(NamedTuple):
+class LedgerEntries(NamedTuple):
     """Entries of a ledger, both ends included; of one entry, the words of its unacked messages, if any."""
 
     ledger_id: int
@@ -32,17 +32,17 @@ class Run(NamedTuple):
     unacked_words: tuple[int, ...] = ()
 
 
-class Record(NamedTuple):
+class RecordId(NamedTuple):
     """A record in a cursor's ledger; both are -1 if the cursor has none."""
 
     ledger_id: int
     entry_id: int
 
 
-NO_RECORD = Record(-1, -1)
+NO_RECORD = RecordId(-1, -1)
 
 
-class Life(NamedTuple):
+class BrokerLife(NamedTuple):
     """One process of a broker.
 
     Attributes:
@@ -60,7 +60,7 @@ class Life(NamedTuple):
     config: Mapping[str, str]
 
 
-class Fields:
+class LineFields:
     """The fields of a line, each checked when it is read."""
 
     def __init__(self, line: bytes) -> None:
@@ -99,7 +99,7 @@ class Fields:
         """Return a field that is a time."""
         return self.number(name, WALL_CLOCK_MS.start, WALL_CLOCK_MS.stop - 1)
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> RecordId:
         """Return a field that is a record of a cursor's ledger."""
         values = _list(self._value(name), name, count=2)
         ledger_id, entry_id = (_number(value, name, -1, most) for value, most in zip(
@@ -133,11 +133,11 @@ class Fields:
             ranges.append((Position(lower_ledger, lower), Position(upper_ledger, upper)))
         return tuple(ranges)
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[LedgerEntries, ...]:
         """Return the entries of the line."""
         return tuple(_run(value, index) for index, value in enumerate(_list(self._value("entries"), "entries")))
 
-    def life(self) -> Life:
+    def life(self) -> BrokerLife:
         """Return the process of a ``start`` line."""
         if self.text("format") != FORMAT:
             raise TraceError(f"format must be {FORMAT!r}, got {self.shown('format')}")
@@ -148,7 +148,7 @@ class Fields:
         if not isinstance(config, dict) or not all(isinstance(each, str) for each in config.values()):
             raise TraceError(f"config must be an object of texts, got {_short(config)}")
         times = (self.time("timer_first_ms"), self.time("timer_last_ms"))
-        return Life(self.text("life"), self.text("broker"), *times, config)
+        return BrokerLife(self.text("life"), self.text("broker"), *times, config)
 
     def _value(self, name: str) -> Any:
         if name not in self._found:
@@ -156,12 +156,12 @@ class Fields:
         return self._found[name]
 
 
-def record_of(ledger_id: int, entry_id: int) -> Record:
+def record_of(ledger_id: int, entry_id: int) -> RecordId:
     """Return a record; a ledger without entries has none."""
-    return Record(ledger_id, entry_id) if min(ledger_id, entry_id) >= 0 else NO_RECORD
+    return RecordId(ledger_id, entry_id) if min(ledger_id, entry_id) >= 0 else NO_RECORD
 
 
-def _run(value: Any, index: int) -> Run:
+def _run(value: Any, index: int) -> LedgerEntries:
     name = f"entries[{index}]"
     if not isinstance(value, list) or len(value) not in {3, 4}:
         raise TraceError(f"{name} must be [ledger, first entry, last entry], got {_short(value)}")
@@ -170,11 +170,11 @@ def _run(value: Any, index: int) -> Run:
     if not first <= last < first + LEDGER_ENTRIES_MAX:
         raise TraceError(f"{name} must be a run of at most {LEDGER_ENTRIES_MAX} entries, got {_short(value)}")
     if len(value) == 3:
-        return Run(ledger_id, first, last)
+        return LedgerEntries(ledger_id, first, last)
     words = _list(value[3], name)
     if first != last or len(words) > _WORDS_MAX:
         raise TraceError(f"{name} must be one entry with the words of a batch, got {_short(value)}")
-    return Run(ledger_id, first, last, tuple(_number(word, name, -(2**63), 2**63 - 1) for word in words))
+    return LedgerEntries(ledger_id, first, last, tuple(_number(word, name, -(2**63), 2**63 - 1) for word in words))
 
 
 def _list(value: Any, name: str, *, count: int | None = None) -> list[Any]:

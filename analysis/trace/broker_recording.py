@@ -13,7 +13,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.analysis.trace.broker_fields import BATCH_MAX, FORMAT, NO_RECORD, Fields, Life, Record, Run, record_of
+from ackstate.analysis.trace.broker_fields import (
+    BATCH_MAX,
+    FORMAT,
+    NO_RECORD,
+    BrokerLife,
+    LedgerEntries,
+    LineFields,
+    RecordId,
+    record_of,
+)
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.jsonl import TEXT_BYTES_MAX
 from ackstate.analysis.trace.times import WALL_CLOCK_MS
@@ -68,16 +77,16 @@ class BrokerEvent:
 
     kind: str
     ts_ms: int
-    life: Life
+    life: BrokerLife
     place: tuple[Path, int]
     subject: Subject | None = None
-    entries: tuple[Run, ...] = ()
+    entries: tuple[LedgerEntries, ...] = ()
     messages: int = 1
     received_ms: int = -1
     ack_type: str = ""
-    before: Record = NO_RECORD
-    after: Record = NO_RECORD
-    written: Record = NO_RECORD
+    before: RecordId = NO_RECORD
+    after: RecordId = NO_RECORD
+    written: RecordId = NO_RECORD
     opened_ms: int = -1
     mark_delete: Position | None = None
     deleted: tuple[tuple[Position, Position], ...] | None = ()
@@ -142,7 +151,7 @@ class _File:
     path: Path
     text_bytes_max: int
     line: int = 0
-    life: Life | None = None
+    life: BrokerLife | None = None
     subjects: dict[int, Subject] = field(default_factory=dict)
 
     def events(self) -> Iterator[BrokerEvent]:
@@ -150,13 +159,13 @@ class _File:
         for line in _lines(self.path, self.text_bytes_max):
             self.line += 1
             try:
-                event = self._event(Fields(line))
+                event = self._event(LineFields(line))
             except TraceError as error:
                 raise TraceError(f"{self.path}, line {self.line}: {error}") from None
             if event is not None:
                 yield event
 
-    def _event(self, fields: Fields) -> BrokerEvent | None:
+    def _event(self, fields: LineFields) -> BrokerEvent | None:
         kind = fields.text("kind")
         if (kind == "start") != (self.life is None):
             raise TraceError("a recording must begin with its only line of the kind start")
@@ -181,7 +190,7 @@ class _File:
             raise TraceError(f"{kind} must concern a consumer, got a topic")
         return BrokerEvent(kind, ts_ms, self.life, place, subject, **_details(kind, fields))
 
-    def _introduce(self, fields: Fields) -> None:
+    def _introduce(self, fields: LineFields) -> None:
         topic = fields.text("topic")
         if not topic:
             raise TraceError("topic must not be empty")
@@ -189,7 +198,7 @@ class _File:
         self.subjects[fields.number("subject", 0, 2**31)] = Subject(topic, *rest)
 
 
-def _details(kind: str, fields: Fields) -> dict[str, Any]:
+def _details(kind: str, fields: LineFields) -> dict[str, Any]:
     """Return the attributes that only events of a kind have."""
     match kind:
         case "publish" | "deliver":

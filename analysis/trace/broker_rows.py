@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.broker_fields import NO_RECORD, Life, Record, Run
+from ackstate.analysis.trace.broker_fields import NO_RECORD, BrokerLife, LedgerEntries, RecordId
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.rows import ROW_SCHEMA
@@ -51,7 +51,7 @@ class BrokerRows:
     def __init__(self) -> None:
         self.dropped = self.transactions = 0
         self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
-        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._followed: dict[tuple[str, str], _FollowedCursor] = {}
         self._consumers: dict[str, int] = {}
 
     def tables(self, events: Iterable[BrokerEvent]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
@@ -82,7 +82,7 @@ class BrokerRows:
         key = subject.topic, subject.subscription
         followed = self._followed.get(key)
         if followed is None:
-            followed = self._followed[key] = _Followed(self._topics[subject.topic])
+            followed = self._followed[key] = _FollowedCursor(self._topics[subject.topic])
         self.transactions += event.ack_type == "Transaction"
         consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
         for row in followed.follow(event, consumer):
@@ -94,7 +94,7 @@ class BrokerRows:
         for run in event.entries:
             ledgers[run.ledger_id] = max(run.last, ledgers.get(run.ledger_id, -1))
 
-    def _end(self, life: Life) -> None:
+    def _end(self, life: BrokerLife) -> None:
         for followed in self._followed.values():
             followed.end(life)
 
@@ -106,7 +106,7 @@ class BrokerRows:
 
 
 @final
-class _Followed:
+class _FollowedCursor:
     """One subscription."""
 
     def __init__(self, ledgers: dict[int, int]) -> None:
@@ -118,10 +118,10 @@ class _Followed:
         self._begun_ranges = self._durable_ranges = (
             DeletedRanges()
         )  # of the record begun last, and of that written last
-        self._life: Life | None = None
+        self._life: BrokerLife | None = None
         self._last_ms = 0
         self._record = self._seen = NO_RECORD  # begun last, and written last
-        self._persist: tuple[int, Record] | None = None  # under way: its number, and the record
+        self._persist: tuple[int, RecordId] | None = None  # under way: its number, and the record
         self._persist_count = 0
         self._is_dirty = self._has_crashed = self._is_reset = False
 
@@ -131,7 +131,7 @@ class _Followed:
             self._last_ms = max(self._last_ms, event.ts_ms)
             yield {"ts_ms": self._last_ms, **row}
 
-    def end(self, life: Life) -> None:
+    def end(self, life: BrokerLife) -> None:
         """A process has closed its cursors in order."""
         if self._life == life:
             self._is_dirty = False
@@ -206,7 +206,7 @@ class _Followed:
         later = [ledger_id for ledger_id in self._ledgers if ledger_id > position.ledger_id]
         return Position(min(later), 0) if later else position._replace(entry_id=position.entry_id + 1)
 
-    def _is_whole(self, run: Run, *, index_acks: bool) -> bool:
+    def _is_whole(self, run: LedgerEntries, *, index_acks: bool) -> bool:
         """Return whether an individual ack leaves no message of its entries."""
         position = Position(run.ledger_id, run.first)
         left = _mask(run.unacked_words)
@@ -217,7 +217,7 @@ class _Followed:
             self._partly.pop(position, None)
         return not left
 
-    def _up_to(self, event: BrokerEvent) -> Iterator[Run]:
+    def _up_to(self, event: BrokerEvent) -> Iterator[LedgerEntries]:
         """Yield the entries of a cumulative ack, those of each ledger."""
         if not event.entries:
             return
@@ -230,10 +230,10 @@ class _Followed:
                 first = self._mark_delete.entry_id + 1 if ledger_id == self._mark_delete.ledger_id else 0
                 end = last.entry_id if ledger_id == last.ledger_id else self._ledgers[ledger_id]
                 if first <= end:
-                    yield Run(ledger_id, first, end)
+                    yield LedgerEntries(ledger_id, first, end)
         self._mark_delete = last
 
-    def _begun(self, record: Record, life: Life) -> Iterator[dict[str, Any]]:
+    def _begun(self, record: RecordId, life: BrokerLife) -> Iterator[dict[str, Any]]:
         """Yield the begin of a persist if a record was begun; it replaces one that was not seen to be written."""
         if record <= self._record:
             return
@@ -245,7 +245,7 @@ class _Followed:
         yield {"kind": "persist_begun", "number": self._persist_count}
         yield from self._excluded(life)
 
-    def _excluded(self, life: Life) -> Iterator[dict[str, Any]]:
+    def _excluded(self, life: BrokerLife) -> Iterator[dict[str, Any]]:
         """Yield the acked entries that the limit on ranges excludes from the record just begun."""
         form, most = _range_limit(life)
         kept = self._deleted
@@ -261,7 +261,7 @@ class _Followed:
             for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
                 yield from ({"kind": kind, **_entries(run)} for run in ranges.runs())
 
-    def _written(self, record: Record) -> Iterator[dict[str, Any]]:
+    def _written(self, record: RecordId) -> Iterator[dict[str, Any]]:
         if self._persist is not None and record >= self._persist[1]:
             yield {"kind": "persist_ended", "number": self._persist[0]}
             self._persist, self._durable_ranges = None, self._begun_ranges
@@ -338,7 +338,7 @@ def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | Non
     return settings.get("range_form", RangeForm.WORDS) if has_words else RangeForm.LIST, most
 
 
-def _range_limit(life: Life) -> tuple[RangeForm, int | None]:
+def _range_limit(life: BrokerLife) -> tuple[RangeForm, int | None]:
     """Return the form of ranges in a broker's records, and how many it writes.
 
     Raises:
@@ -354,7 +354,7 @@ def _mask(words: Iterable[int]) -> int:
     return sum((word % 2**_WORD_BITS) << (_WORD_BITS * number) for number, word in enumerate(words))
 
 
-def _named(run: Run) -> dict[str, int]:
+def _named(run: LedgerEntries) -> dict[str, int]:
     return {"ledger_id": run.ledger_id, "first_entry": run.first, "last_entry": run.last}
 
 
