@@ -84,9 +84,9 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
     ) -> tuple[BucketedDelayIndex, BucketRecoveryReport]:
         """Return an index with the previously sealed buckets, and a report.
 
-        The index lacks messages that are due, were not sealed or cannot be read: the dispatcher reads the log from the
-        mark-delete position and offers them again. It contains messages that were acked since, until they are due or
-        the mark-delete position reaches their ledger.
+        The index lacks messages that were not sealed or cannot be read, and those of segments that are entirely due:
+        the dispatcher reads the log from the mark-delete position and offers them again. It contains messages that were
+        acked since, until they are due or the mark-delete position reaches their ledger.
 
         A recovery that takes too long, or whose storage fails, falls back to an index in memory: nothing is recovered,
         sealed or deleted, and the stored buckets are left for the next recovery.

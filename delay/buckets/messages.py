@@ -58,12 +58,12 @@ class BucketedMessages:
         # Every ledger before this one is consumed; _has_consumed: some of their messages may be held.
         self._consumed_before = 0
         self._has_consumed = False
-        # Invariant: no held message is due by then, except those that `take_all_due` could not load.
+        # Invariant: no held message is due by then.
         self._taken_until_ms = -1
         self._retry_at_ms = 0  # when to retry a failed load
 
     def recover(self, *, cutoff_ms: int, is_late: Callable[[], bool]) -> BucketRecoveryReport:
-        """Load the previously sealed buckets, without the messages that are due up to a time, included.
+        """Load the previously sealed buckets, without the segments that are entirely due at a time.
 
         A recovery that takes too long, or whose storage fails, recovers nothing, and seals nothing from then on.
         """
@@ -78,6 +78,7 @@ class BucketedMessages:
                 self.held.update_entries(ledger_id, bitmap)
             self._shared.add_all(*each.loaded)
             self._sealed.adopt(each.bucket)
+        self._taken_until_ms = -1  # Some messages of a loaded segment may be due.
         return found.report(message_count=len(self.held))
 
     @property
@@ -286,3 +287,4 @@ class BucketedMessages:
         self._mutable._check()
         to_come = self._sealed._check()
         assert len(self.held) <= len(self._mutable) + len(self._shared) + to_come
+        assert self.first_due_ms is None or self.first_due_ms > self._taken_until_ms

@@ -61,7 +61,7 @@ class BucketRecoveryReport:
 
     Attributes:
         bucket_count: Number of recovered buckets.
-        message_count: Number of their messages that were not yet due, each counted once.
+        message_count: Number of their messages without the segments skipped, each counted once.
         segments_skipped: Number of their segments that were entirely due, which the dispatcher will read again.
         dropped: The registered buckets that were not recovered.
         orphan_count: Number of unregistered snapshots, all deleted unless they are referenced.

@@ -137,8 +137,7 @@ class BrokerSimulation:
         storage = SnapshotStorage(
             self.log_store.ledgers, MetadataBucketRegistry(self.log_store.metadata, "/buckets"), "delayed"
         )
-        # The index was ready a moment ago.
-        return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=max(self.now_ms - 1, 0))[0]
+        return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=self.now_ms)[0]
 
     def open_tracker(self, is_acked: Callable[[Position], bool]) -> DelayedDeliveryTracker | None:
         """Return the tracker of delayed messages for a subscription that is opened."""

@@ -115,6 +115,17 @@ def crashes_while_most_wait(kind):
     broker.drain()
 
 
+def crashes_when_a_message_falls_due(kind):
+    """The message is in a sealed bucket, where those are, in one segment with a message that is due later."""
+    broker = Broker(kind, tick_ms=1)
+    broker.publish(NO_DELAY, 9, 64, 64, 9)
+    broker.dispatchers[0].read()
+    broker.clock_ms += 9
+    broker.crash()
+    broker.check()
+    broker.drain()
+
+
 def waits_for_what_is_due_last(kind):
     """Four ledgers in which the later messages are due earlier: whichever segment comes first, none is left out."""
     broker = Broker(kind)
@@ -145,6 +156,7 @@ STORIES = [
     acks_what_waits,
     seeks_back,
     crashes_while_most_wait,
+    crashes_when_a_message_falls_due,
     waits_for_what_is_due_last,
     the_clock_runs_back,
 ]
@@ -234,6 +246,13 @@ def recovers_what_waits_and_no_segment(buckets, bucket):
     buckets._tree.clear()
 
 
+def assumes_that_nothing_recovered_is_due(messages, *, cutoff_ms, is_late):
+    taken_until_ms = messages._taken_until_ms
+    report = recover(messages, cutoff_ms=cutoff_ms, is_late=is_late)
+    messages._taken_until_ms = taken_until_ms
+    return report
+
+
 set_tick = InMemoryDelayTracker._set_tick
 scheduled_messages = InMemoryDelayTracker.scheduled_messages
 hold = TopicDelayIndex.hold
@@ -241,6 +260,7 @@ move_due = TopicDelayIndex.move_due
 clear_view = SubscriptionDelayView.clear
 load_next = SealedBuckets.load_next
 read_all = BucketSnapshots.read_all
+recover = BucketedMessages.recover
 
 
 class Planted(NamedTuple):
@@ -320,6 +340,14 @@ PLANTED = [
         "twice",
     ),
     Planted(BUCKETS, SealedBuckets, "adopt", recovers_what_waits_and_no_segment, crashes_while_most_wait, None),
+    Planted(
+        "view of buckets",
+        BucketedMessages,
+        "recover",
+        assumes_that_nothing_recovered_is_due,
+        crashes_when_a_message_falls_due,
+        None,
+    ),
 ]
 
 
