@@ -58,7 +58,7 @@ app = typer.Typer(
 
 \b
 Start with the demo. It kills a live broker, recovers it in a second process,
-compares the redelivered messages with Spark's prediction, and writes a report:
+compares redelivered messages with Spark's prediction, and writes a report:
 ackstate demo
 
 \b

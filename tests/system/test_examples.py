@@ -187,7 +187,7 @@ async def acks_every_other(broker, port):
 
 def test_a_limit_that_a_persist_opens_wakes_the_consumer(tmp_path, capsys):
     async def story():
-        broker = load_broker().Broker(str(tmp_path / "store"))
+        broker = load_broker().ShellBroker(str(tmp_path / "store"))
         running = asyncio.create_task(broker.run(0, 1))
         while not (printed := capsys.readouterr().out):
             await asyncio.sleep(0.01)

@@ -270,7 +270,7 @@ def test_the_comparison_sees_a_cursor_that_is_wrong(monkeypatch, change):
 
 
 def test_the_comparison_sees_a_sum_that_forgets_what_stood(monkeypatch):
-    monkeypatch.setattr(subscription_parts.SliceWriter, "go_on", lambda *_: None)
+    monkeypatch.setattr(subscription_parts.SliceWriter, "continue_from", lambda *_: None)
     by_days, together = both_ways()
     assert by_days != together
 
