@@ -1,6 +1,7 @@
 """Bounds the redelivery of a trace of polls, whose events happened at an unknown moment between two polls.
 
-Two curves enclose the redelivery at every instant, wherever the events were within their intervals:
+Two curves enclose the redelivery at every instant, wherever the events were within their intervals, if those that make
+acks durable are in the order of the trace:
 
 - *low* counts an ack from the end of its interval on, and takes a persist as durable from the start of its interval on,
   with every ack before it;

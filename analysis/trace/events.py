@@ -115,10 +115,10 @@ class EventKind(IntEnum):
     RESET = 14
     """The cursor was reset, durably: like RECOVER, for a cursor that stays open."""
     PERSIST_SEEN = 15
-    """Only in a trace of polls: a record became durable, or may have, between `ts_ms` and `until_ms`. It may cover any
-    ack before this event. number: it certainly covers the acks whose `until_ms` is at most this time, except those
-    named by CUT_OFF events right after it, which it may lack; -1: it covers no ack for certain, and the acks that were
-    certainly durable before it remain so."""
+    """Only in a trace of polls: a record became durable, or may have, between `ts_ms` and `until_ms`, and after the
+    records of earlier events. It may cover any ack before this event. number: it certainly covers the acks whose
+    `until_ms` is at most this time, except those named by CUT_OFF events right after it, which it may lack; -1: it
+    covers no ack for certain, and the acks that were certainly durable before it remain so."""
 
 
 NAMES_ENTRIES = frozenset({

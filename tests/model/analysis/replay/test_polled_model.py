@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import montecarlo
+from ackstate import Position
 from ackstate.analysis.pulsar.record import cursor_follower
+from ackstate.analysis.pulsar.record.poll import CursorPoll
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind, PolledEvent
+from ackstate.deleted_ranges import DeletedRanges
 from polled_truth import SIZES, T0_MS, at, bounds, events_of, truth
 
 ACKS = {EventKind.ACK, EventKind.MARK_DELETE}
@@ -70,28 +74,34 @@ def test_the_bounds_are_not_trivial():
 def placed(events, rng):
     """Place each event within its interval; yield (ms, redelivered entries) after each of them, in order of time.
 
-    Events of one poll never come before those of an earlier poll.
+    Events of one poll never come before those of an earlier poll, unless they are records that cover no ack for
+    certain. One cursor's records become durable one after another.
     """
     acked, durable, certain, moments = {}, set(), set(), []
     by_order = []
     poll_ms, earliest_ms = 0, 0  # the end of the latest poll's interval, and the last moment of those before it
+    record_ms = 0  # the moment of the latest record
     for number, event in enumerate(events):
         if event.until_ms > poll_ms:
             poll_ms, earliest_ms = event.until_ms, max((when for when, *_ in moments), default=0)
-        begin_ms = max(event.ts_ms, earliest_ms)
+        is_record = event.kind == EventKind.PERSIST_SEEN
+        begin_ms = max(event.ts_ms, record_ms) if is_record else event.ts_ms
+        if not is_record or event.number >= 0:
+            begin_ms = max(begin_ms, earliest_ms)
         when = rng.choice([begin_ms, event.until_ms, rng.randint(begin_ms, event.until_ms)])
         if event.kind in ACKS:
             for entry in range(event.first_entry, event.last_entry + 1):
                 acked[event.ledger_id, entry] = event.until_ms
                 moments.append((when, number, "ack", (event.ledger_id, entry)))
                 by_order.append((event.ledger_id, entry))
-        elif event.kind == EventKind.PERSIST_SEEN:
+        elif is_record:
             cut = set()
             for other in events[number + 1 :]:
                 if other.kind != EventKind.CUT_OFF:
                     break
                 cut |= {(other.ledger_id, entry) for entry in range(other.first_entry, other.last_entry + 1)}
             sure = {each for each, until_ms in acked.items() if until_ms <= event.number} - cut
+            record_ms = when
             moments.append((when, number, "persist", (sure, cut, frozenset(by_order))))
     present = set()
     for when, _, what, found in sorted(moments, key=lambda each: each[:2]):
@@ -117,6 +127,21 @@ def test_the_bounds_enclose_every_placement(seed, has_limit):
         after = dict(placed(events, rng))
         instants = [(ts_ms, count, count) for ts_ms, count in after.items() if ts_ms <= events[-1].ts_ms]
         assert first_outside(low, high, instants) is None
+
+
+def test_the_records_of_one_poll_become_durable_in_the_order_of_the_trace():
+    """A new cursor ledger has two entries at once: the first lacks the range, the second, which counts, has it."""
+    range_ = DeletedRanges()
+    range_.add(Position(6, 3))
+    first = CursorPoll(T0_MS, T0_MS + 10, SIZES, Position(3, -1), range_, state="NoLedger")
+    events = events_of([
+        first, replace(first, asked_ms=T0_MS + 50, answered_ms=T0_MS + 60, state="Open", cursor_ledger=9, last_entry=1)
+    ])  # fmt: skip
+    ((low, high),), _ = bounds(events, end_ms=T0_MS + 60)
+    assert at(high, [T0_MS + 59, T0_MS + 60]) == [1, 0]
+    for seed in range(20):
+        after = dict(placed(events, random.Random(seed)))
+        assert first_outside(low, high, [(ts_ms, count, count) for ts_ms, count in after.items()]) is None
 
 
 # --- Policies
