@@ -101,16 +101,18 @@ def sweep(
         from ackstate.analysis.replay.policy import Policy
         from ackstate.analysis.trace.parquet import check_trace
 
+        # Mistakes in options and files are reported before the trace is read.
         is_named = current_policy not in ("", *_RECORDED)
-        recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
-        broker = None if recorded is None else recorded.policy
-        if broker_conf is not None:
-            broker = read_broker_policy(broker_conf)
-        base = None if broker is None else broker.to_mapping()
-        texts = key_value_pairs(flags)
-        policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
         named = policy_of_text(current_policy) if is_named else None
+        broker = None if broker_conf is None else read_broker_policy(broker_conf)
+        texts = key_value_pairs(flags)
+        policies_of_texts(texts)
         covered = check_trace(trace)
+        recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
+        if recorded is not None:
+            broker = recorded.policy
+        base = None if broker is None else broker.to_mapping()
+        policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
         current = None
         if current_policy not in _RECORDED:
             current = recorded or _current(trace, named, broker, broker_conf)

@@ -29,7 +29,7 @@ def trace(tmp_path):
         (["sweep", "{trace}", "--current-policy", "default", "--broker-conf", "x"], "the policy in force by either"),
         (["sweep", "{trace}", "--broker-conf", "none.conf"], "none.conf: No such file"),
         (["sweep", "{trace}", "--set", "x=1"], "unknown key 'x'"),
-        (["sweep", "{trace}", "--set", "x=1", "--current-policy", "y=2"], "unknown key 'x'"),
+        (["sweep", "{trace}", "--set", "x=1", "--current-policy", "y=2"], "unknown key 'y'"),
         (
             ["sweep", "{trace}", "--set", "tick_ms=1", "--current-policy", "keep"],
             "current policy must be KEY=V KEY=V or default",
