@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ackstate.analysis.cli import main
+from ackstate.analysis.pulsar import broker_runs
 from ackstate.analysis.pulsar.broker_replay import predict_broker_runs
 from ackstate.analysis.trace.broker_recording import recording_files
 from ackstate.analysis.trace.events import TraceError
@@ -115,9 +116,10 @@ def test_a_run_says_what_it_lacks(tmp_path):
     assert (found["is_reset"], found["dropped_events"]) == (True, 3)
 
 
-def test_too_many_entries_are_refused(tmp_path):
-    lines = (start(), CONSUMER, opened(0), sent(1, *([number, 0, 6_000_000] for number in range(2))))
-    with pytest.raises(TraceError, match=r"line 4: more than \d+ entries"):
+def test_too_many_entries_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(broker_runs, "ENTRY_COUNT_MAX", 1_000)
+    lines = (start(), CONSUMER, opened(0), sent(1, *([number, 0, 600] for number in range(2))))
+    with pytest.raises(TraceError, match="line 4: more than 1000 entries"):
         predicted(tmp_path, *lines)
 
 
