@@ -11,9 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 JAVA   = JAVA_HOME="$$(cat .venv/.java-home)"
 PYTEST = $(JAVA) .venv/bin/python -m pytest
 
-# As many processes as there are cores: twice as many took longer. All tests with the Spark session run in one of them
-# and those of a module in one (tests/conftest.py). The folder with the longest tests comes first.
-PARALLEL = -n auto --dist loadgroup --no-loadscope-reorder --durations=20
+# One more process than there are cores, because tests wait for servers and Java. The tests with Spark run in one of
+# them, as do those with BookKeeper, with a browser, or of a module (tests/conftest.py). The folder with the longest
+# tests comes first.
+PARALLEL = -n $$(($$(nproc) + 1)) --dist loadgroup --no-loadscope-reorder --durations=20
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
 # Of a proof, all parts together.
