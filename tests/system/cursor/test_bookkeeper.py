@@ -18,7 +18,7 @@ from kazoo.client import KazooClient
 
 from ackstate import LedgerMap
 from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options
-from ackstate.cursor import ManagedCursor
+from ackstate.cursor import ManagedCursor, Message, MessageLog, Retention, trim_log
 from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -365,6 +365,30 @@ def test_a_deleted_ledger_leaves_nothing_even_if_the_deletion_was_interrupted(cl
     assert (bookkeeper_ids(cluster), store.ledgers.owners()) == (before, [])
     with pytest.raises(LedgerNotFoundError):
         store.ledgers.append(ledger_ids[2], b"late")
+
+
+@pytest.mark.soak
+def test_a_trimmed_log_leaves_no_ledger_behind_and_a_sound_store(cluster, open_store, root, capsys, monkeypatch):
+    """Thirty ledgers of messages come and go; as many stay in BookKeeper as after the first ten."""
+    monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
+    before, counts = bookkeeper_ids(cluster), []
+    store = open_store()
+    log = MessageLog.open(store, topic="t", entries_per_ledger_max=4)
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    for _ in range(3):
+        for _ in range(10):
+            positions = log.publish([Message(b"x")] * 4)
+        cursor.mark_delete(positions[-1], now_ms=0)
+        cursor.persist(now_ms=0)
+        assert trim_log(log, Retention(), {"s": cursor}, now_ms=0) in {9, 10}
+        cursor.reset(positions[-1], now_ms=0)  # It writes a new journal, so that only the log can grow.
+        counts.append(len(bookkeeper_ids(cluster) - before))
+    assert len(set(counts)) == 1
+    assert counts[0] < 6
+    store.close()
+    outcome = run(capsys, "fsck", f"bookkeeper://{cluster.hosts}{root}", "--json")
+    assert outcome.status == 0
+    assert [found["status"] for found in json.loads(outcome.out)["cursors"]] == ["ok"]
 
 
 def _raise(error):
