@@ -74,9 +74,10 @@ RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.js
 pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
 	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
 
-live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live.md; needs Maven; ARGS=kills runs one section
+live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live.md; needs Maven; ARGS=kills runs one part
 	@bash .ci/setup live
-	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.proof docs/pulsar-live.md $(ARGS)
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.proof benchmarks/live.json $(ARGS); failed=$$?; \
+	PYTHONPATH=.:tests .venv/bin/python -P -m live.page benchmarks/live.json && exit $$failed
 
 # Runs the tests that make test leaves out: tests/soak, tests with the mark soak, and models, decoders and schedules with
 # many more examples.
@@ -121,7 +122,7 @@ bench-pulsar: setup ## time Pulsar's own classes next to ours, into docs/pulsar-
 
 bench-interceptor: setup ## measure what the interceptor costs a real Pulsar broker; needs Maven
 	@bash .ci/setup live
-	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.interceptor_cost benchmarks/results/interceptor.json $(ARGS)
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.interceptor_cost $(ARGS)
 
 bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
 	@set -e; for file in benchmarks/delay/bench_*.py; do \

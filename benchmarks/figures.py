@@ -2,12 +2,14 @@
 
 A figure stands between two comments, the first of which names it:
 
-    <!--= scale | as recorded, 10,000,000 events | s | .1f -->1.4<!--/-->
+    <!--= scale :: as recorded, 10,000,000 events :: s :: .1f -->1.4<!--/-->
 
 These are the file in `results/`, the text and the unit of its row, and the format: that of Python, with `,` for groups
-of three, `2` for two significant digits, and `*1000` or `/1000` before it to change the unit. `against` after the
-format takes the figure compared with, `ratio` the row divided by it, and `inverse` the opposite.
-Of a JSON file that is no benchmark, the second part is the path of a number: `totals.kills`.
+of three, `2` for two significant digits, and factors such as `*1000` or `*24 /3600` before it to change the unit or to
+extrapolate. `against` after the format takes the figure compared with, `ratio` the row divided by it, and `inverse` the
+opposite.
+Of a JSON file that is no benchmark, the second part is the path of a number: `totals.kills`. (A `|` between the parts
+would end the cell of a table.)
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 _HERE = Path(__file__).parent
 _FIGURE = re.compile(r"<!--= (?P<name>[^>]*?) -->(?P<text>[^<]*)<!--/-->")
-_FORM = re.compile(r"(?:(?P<sign>[*/])(?P<factor>\d+) )?(?P<form>\S+)(?: (?P<side>against|ratio|inverse))?")
+_FORM = re.compile(r"(?P<factors>(?:[*/]\d+ )*)(?P<form>\S+)(?: (?P<side>against|ratio|inverse))?")
 
 
 def filled(page: str) -> str:
@@ -39,14 +41,14 @@ def filled(page: str) -> str:
 
 def figure(name: str) -> str:
     """Return the text of a figure by the name in its comment."""
-    parts = [part.strip() for part in name.split("|")]
+    parts = [part.strip() for part in name.split("::")]
     if len(parts) == 4:
         file, what, unit, form = parts
         return _formatted(name, form, *_measured(file, what, unit))
     if len(parts) == 3:
         file, path, form = parts
         return _formatted(name, form, float(_at(file, path)), 0)
-    raise ValueError(f"a figure must be FILE | ROW | UNIT | FORMAT or FILE | PATH | FORMAT, got {name!r}")
+    raise ValueError(f"a figure must be FILE :: ROW :: UNIT :: FORMAT or FILE :: PATH :: FORMAT, got {name!r}")
 
 
 @cache
@@ -86,8 +88,8 @@ def _formatted(name: str, form: str, number: float, against: float) -> str:
         if not against:
             raise ValueError(f"{name!r} is compared with nothing")
         number = {"against": against, "ratio": number / against, "inverse": against / number}[side]
-    factor = float(found["factor"] or 1)
-    number = number / factor if found["sign"] == "/" else number * factor
+    for factor in found["factors"].split():
+        number = number / float(factor[1:]) if factor[0] == "/" else number * float(factor[1:])
     if found["form"].isdigit():
         digits = found["form"]
         return f"{float(f'{number:.{digits}g}'):,g}"

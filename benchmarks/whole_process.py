@@ -1,4 +1,4 @@
-"""Runs commands as processes, and measures their time and CPU seconds, including their child processes."""
+"""Runs commands as processes, and measures their time, CPU seconds and memory, including their child processes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class Cost(NamedTuple):
     Attributes:
         wall_s: The time until its process ended, as a user experiences it.
         cpu_s: The CPU time of it and its children, until the last of them ended.
+        peak_mb: The most memory that one of these processes had at once, in MB (10^6 bytes).
         out: Its standard output.
         err: The same for standard error.
     """
 
     wall_s: float
     cpu_s: float
+    peak_mb: float
     out: str
     err: str
 
@@ -44,13 +46,14 @@ def cost_of(command: Sequence[str]) -> Cost:
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         begun = perf_counter()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        wall_s = cpu_s = 0.0
+        wall_s = cpu_s = peak_mb = 0.0
         while True:
             try:
                 ended, status, used = os.wait4(-1, 0)
             except ChildProcessError:
                 break
             cpu_s += used.ru_utime + used.ru_stime
+            peak_mb = max(peak_mb, used.ru_maxrss * 1_024 / 1e6)
             if ended == process.pid:
                 wall_s = perf_counter() - begun
                 process.returncode = os.waitstatus_to_exitcode(status)
@@ -58,4 +61,4 @@ def cost_of(command: Sequence[str]) -> Cost:
         err.seek(0)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, out.read(), err.read())
-        return Cost(wall_s, cpu_s, out.read(), err.read())
+        return Cost(wall_s, cpu_s, peak_mb, out.read(), err.read())

@@ -2,7 +2,8 @@
 
 Clone the repository, `make demo`, `make test`, install the wheel into an empty environment, and follow the tutorial
 with it: write the broker, talk to it, kill it, and open its report in a browser. It runs with the system's Python, in
-a new directory. `--quick` runs `make check` instead of `make test`; `--skip STEP` leaves a step out.
+a new directory. `--quick` runs `make check` instead of `make test`; `--skip STEP` leaves a step out. A visit with all
+steps is written to benchmarks/first_ten_minutes.json, and its table to docs/results.md; `--write` writes any visit.
 
 Exit status: 0 every step succeeded, 1 a step failed.
 """
@@ -10,7 +11,9 @@ Exit status: 0 every step succeeded, 1 a step failed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -20,10 +23,22 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = ("clone", "demo", "test", "wheel", "tutorial", "report")
+RESULT = ROOT / "benchmarks" / "first_ten_minutes.json"
+PAGE = ROOT / "docs" / "results.md"
+STEPS = {
+    "clone": "clone the repository",
+    "demo": "`make demo`, which first sets up the environment",
+    "test": "`make test`",
+    "wheel": "build the wheel, and install it into an empty environment",
+    "tutorial": "the tutorial's broker: write it, talk to it with its client, kill it, start it again",
+    "report": "the report of the killed broker, in a browser",
+}
+_BEGIN, _END = "<!-- tables: written by make first-ten-minutes -->", "<!-- end of tables -->"
 
 
 class StepError(Exception):
@@ -132,26 +147,61 @@ def last_line(output: str) -> str:
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
 
 
+def table(result: dict[str, Any]) -> str:
+    """Return the steps of a result as a table, with those that were left out."""
+    steps = result["steps"]
+    lines = ["| step | time | outcome |", "|---|--:|---|"]
+    for step, what in STEPS.items():
+        seconds, said = (f"{steps[step]['seconds']:,.1f} s", steps[step]["said"]) if step in steps else ("", "not run")
+        lines.append(f"| {what} | {seconds} | {said} |")
+    lines += ["", f"Taken on {result['date']}, on {result['machine']}."]
+    return "\n".join(lines)
+
+
+def filled(page: str, result: dict[str, Any]) -> str:
+    """Return a page with the table of a result between its marks."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not end:
+        raise ValueError(f"the page must have {_BEGIN} and {_END}")
+    return f"{before}{begin}\n\n{table(result)}\n\n{end}{after}"
+
+
+def write(steps: dict[str, dict[str, object]]) -> None:
+    """Write the result of a visit, and its table."""
+    result = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}", "steps": steps,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+
+
 def main() -> int:
     """Run the steps, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make first-ten-minutes", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="make check instead of make test")
     parser.add_argument("--skip", action="append", choices=STEPS, default=[], help="leave a step out")
     parser.add_argument("--keep", action="store_true", help="leave the directory")
+    parser.add_argument("--write", action="store_true", help="write the result of a visit that left steps out")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ackstate-first-"))
     visit = Visit(directory, is_quick=options.quick)
     begun_s, failed = time.monotonic(), False
+    found: dict[str, dict[str, object]] = {}
     for step in [each for each in STEPS if each not in options.skip]:
         step_s = time.monotonic()
         try:
             said = getattr(visit, step)()
         except (StepError, OSError, ValueError) as error:
             said, failed = f"FAILED: {error}", True
-        print(f"{step:<10}{time.monotonic() - step_s:>8.1f} s  {said}", flush=True)
+        found[step] = {"seconds": round(time.monotonic() - step_s, 1), "said": said}
+        print(f"{step:<10}{found[step]['seconds']:>8.1f} s  {said}", flush=True)
         if failed:
             break
     print(f"{'all':<10}{time.monotonic() - begun_s:>8.1f} s", flush=True)
+    if not failed and (options.write or (found.keys() == STEPS.keys() and not options.quick)):
+        write(found)
     if options.keep:
         print(directory)
     else:

@@ -1,33 +1,34 @@
-"""Measures the CPU time that the interceptor costs a broker, into a file of JSON.
+"""Measures the CPU time that the interceptor costs a broker, into benchmarks/results/interceptor.json.
 
 Two brokers run at the same time, one of them with the interceptor, and get the same load in turn: messages are
 published, received and acked one by one. The measure is the CPU time of the broker's threads per acked message, without
 those that compile: it depends less on other work of the machine than a throughput does.
 
-python -P -m live.interceptor_cost FILE [ROUNDS]
+python -P -m live.interceptor_cost [ROUNDS]
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import pulsar
-
+from benchmarks.measurement import Against, BenchmarkReport, Screen, Spread
 from live.cluster import Cluster
 from live.kills import interceptor
 from live.messages import client_of, subscribe
 
-_WARM_UP_ROUNDS = 6
+_ROUNDS, _WARM_UP_ROUNDS = 10, 6
 _COMPILER = "CompilerThre"
 _RECORDER = "ackstate-record"
+_ABOUT = (
+    "Two brokers of Pulsar 4.2, one of them with the interceptor, get the same load in turn: 100 bytes a message, "
+    "published, received and acked one by one. CPU time of the broker's threads without those that compile, for an "
+    "acked message; the interceptor's own thread is part of it. `make bench-interceptor` measures it."
+)
 
 
 class Load(NamedTuple):
@@ -86,9 +87,9 @@ def _load(cluster, topic, load):
     return _used_us(before, after) / count, _used_us(before, after, name=_RECORDER) / count, rate
 
 
-def main(file, rounds):
-    """Measure, print and write."""
-    found = {"rounds": rounds, "cores": os.cpu_count(), "pulsar": pulsar.__version__, "loads": {}}
+def main(rounds):
+    """Measure, print and write; other numbers of rounds are not stored."""
+    report = (BenchmarkReport if rounds == _ROUNDS else Screen)("interceptor", _ABOUT)
     with TemporaryDirectory(prefix="ackstate-cost-") as directory:
         clusters = {name: Cluster(Path(directory, name), is_compiled=True) for name in ("without", "with")}
         recorder = interceptor(directory, Path(directory, "recording"))
@@ -96,15 +97,14 @@ def main(file, rounds):
             for name, cluster in clusters.items():
                 cluster.start(managedLedgerDefaultMarkDeleteRateLimit=1.0, **(recorder if name == "with" else {}))
             for name, load in _LOADS.items():
-                found["loads"][name] = _measured(clusters, name, load, rounds)
-            found["recorded_bytes"] = sum(each.stat().st_size for each in Path(directory, "recording").iterdir())
+                _measure(report, clusters, name, load, rounds)
         finally:
             for cluster in clusters.values():
                 cluster.stop()
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    report.publish()
 
 
-def _measured(clusters, title, load, rounds):
+def _measure(report, clusters, title, load, rounds):
     measured = {name: [] for name in clusters}
     for number in range(-_WARM_UP_ROUNDS, rounds):
         for name in list(clusters)[:: 1 if number % 2 else -1]:
@@ -113,24 +113,13 @@ def _measured(clusters, title, load, rounds):
                 measured[name].append(found)
             print(f"{title}, round {number}, {name}: {found[0]:.2f} us, {found[2]:.0f} acks/s", flush=True)
     used, recorder, rates = (
-        {name: [each[column] for each in rows] for name, rows in measured.items()} for column in range(3)
+        {name: Spread.of(each[column] for each in rows) for name, rows in measured.items()} for column in range(3)
     )
-    shares = [mine / other - 1 for mine, other in zip(used["with"], used["without"], strict=True)]
-    result = {
-        "messages": load.count,
-        "cpu_us_per_message": {name: _spread(each) for name, each in used.items()},
-        "recorder_us_per_message": _spread(recorder["with"]),
-        "acks_per_s": {name: _spread(each) for name, each in rates.items()},
-        "more_cpu": _spread(shares),
-        "more_cpu_of_all_rounds": round(sum(used["with"]) / sum(used["without"]) - 1, 4),
-    }
-    print(title, json.dumps(result), flush=True)
-    return result
-
-
-def _spread(values):
-    return {"median": round(median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+    for what, unit, of in (("broker", "us CPU a message", used), ("acks", "acks/s", rates)):
+        report.time(f"{title}: {what} without", unit, of["without"])
+        report.time(f"{title}: {what} with", unit, of["with"], Against("without", of["without"].median))
+    report.time(f"{title}: the interceptor's thread", "us CPU a message", recorder["with"])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else _ROUNDS)

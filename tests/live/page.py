@@ -1,18 +1,31 @@
-"""Writes docs/pulsar-live.md from comparisons with real brokers."""
+"""Writes docs/pulsar-live.md, and the counts in docs/pulsar-record.md, from comparisons with real brokers.
+
+python -P -m live.page RESULT
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 import textwrap
 from pathlib import Path
 
 from ackstate.analysis.atomic_write import write_atomically
+from live.findings import Section
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "live.json"
+PAGE = ROOT / "docs" / "pulsar-live.md"
+RECORD_PAGE = ROOT / "docs" / "pulsar-record.md"
+_KILLS = "kills"
+"""The part of which the other page has the counts; it takes longer than all others."""
 
 _HEAD = """# A real Pulsar broker and ackstate
 
 `make live` starts a real Apache Pulsar {release} cluster from the jars of Maven Central: a ZooKeeper server, three
 bookies and a broker, each in a process of its own on the loopback address, and a standalone broker. It compares the
-broker with this library, and writes this page. It needs Maven, Java 17, about 250 MB for the jars, 3 GB of memory, and
-an hour. It ends every process that it starts.
+broker with this library, and writes this page. It needs Maven, Java 17, and some minutes. It ends every process that
+it starts.
 
 {compared:,} comparisons, {agreed:,} of which agree.
 
@@ -31,7 +44,7 @@ _DIFFERENCES = """
 
 - **Partly acked batches.** A cursor that is closed writes them to its record in the metadata store, and the next broker
   does not read them from there: a batch of which one message is unacked is redelivered whole. From a cursor ledger it
-  reads them. So `pulsar import` writes a cursor ledger whatever the size of the state, and leaves the cursor open.
+  reads them. So `pulsar import` writes a cursor ledger for a state of any size, and leaves the cursor open.
 - **A lone ack of a part of a batch** is written by the broker only when it closes the cursor, or with another ack.
 - **The end of a ledger.** If the mark-delete position is the last entry of a ledger, the broker moves it to the
   position before the first entry of the next one when it opens the topic. `ManagedCursor` does so, too.
@@ -46,26 +59,37 @@ _DIFFERENCES = """
 """
 
 
-def write_page(path, sections, *, release):
-    """Write the page."""
+def render(result):
+    """Return the page of a result, as `live.proof` writes it."""
+    sections = [
+        Section(**section) for name, part in result["parts"].items() if name != _KILLS for section in part
+    ]  # fmt: skip
     rows = [(section.title, *_sum(section)) for section in sections]
     text = _HEAD.format(
-        release=release,
+        release=result["release"],
         compared=sum(row[2] for row in rows),
         agreed=sum(row[1] for row in rows),
         table="\n".join(f"| {title} | {total:,} | {good:,} |" for title, good, total in rows),
     )
-    text += "".join(map(_section, sections)) + _DIFFERENCES.format(release=release)
-    write_atomically(Path(path), text)
+    return text + "".join(map(_section, sections)) + _DIFFERENCES.format(release=result["release"])
 
 
-def write_counts(path, section):
-    """Replace the counts in a page that is otherwise written by hand."""
-    before, begin, rest = Path(path).read_text().partition(_BEGIN)
+def with_counts(page, result):
+    """Return a page that is otherwise written by hand with the counts of the kills of a result."""
+    before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
-    assert end, f"{path} must have {_BEGIN} and {_END}"
-    text = "\n".join(_table(section))
-    write_atomically(Path(path), f"{before}{begin}\n\n{text}\n\n{end}{after}")
+    if not end:
+        raise ValueError(f"the page must have {_BEGIN} and {_END}")
+    (section,) = result["parts"][_KILLS]
+    text = "\n".join(_table(Section(**section)))
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def main(file):
+    """Write both pages."""
+    result = json.loads(Path(file).read_text(encoding="utf-8"))
+    write_atomically(PAGE, render(result))
+    write_atomically(RECORD_PAGE, with_counts(RECORD_PAGE.read_text(encoding="utf-8"), result))
 
 
 def _sum(section):
@@ -90,3 +114,7 @@ def _wrapped(text):
 
 def _escaped(text):
     return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

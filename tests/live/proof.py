@@ -1,28 +1,32 @@
-"""Compares a real broker with ackstate, and writes docs/pulsar-live.md and the counts in docs/pulsar-record.md.
+"""Compares a real broker with ackstate, and writes the result as JSON, from which `live.page` writes the pages.
 
-python -P -m live.proof PAGE [SECTION ...]
+The file is written after each part, so that a run that is cut off leaves the parts that it has finished. Parts that are
+not run keep their earlier result.
+
+python -P -m live.proof RESULT [PART ...]
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+from ackstate.analysis.atomic_write import write_atomically
 from live.cluster import Cluster
 from live.handovers import Handovers
 from live.inspection import Inspection
 from live.java_process import JARS
 from live.kills import Kills
 from live.opening import JARS_VARIABLE, OpensOurs
-from live.page import write_counts, write_page
 from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
 
-_RECORD_PAGE = Path("docs", "pulsar-record.md")
-_PARTS = {
+PARTS = {
     "inspection": Inspection,
     "transfer": Transfer,
     "opening": OpensOurs,
@@ -32,30 +36,33 @@ _PARTS = {
 }
 
 
-def main(page, names):
-    """Run the parts on one cluster, write the page, and return the exit status."""
+def main(file, names):
+    """Run the parts on one cluster, write the result, and return the exit status."""
     os.environ[JARS_VARIABLE] = str(JARS)
     sections = []
     with tempfile.TemporaryDirectory(prefix="ackstate-live-") as directory:
         cluster = Cluster(Path(directory), bookie_count=3)
         try:
             cluster.start()
-            for name in names or _PARTS:
+            for name in names or PARTS:
                 begun_s = time.monotonic()
-                sections += _PARTS[name](cluster).run()
+                found = PARTS[name](cluster).run()
+                sections += found
+                write_atomically(file, json.dumps(_updated(file, name, found), indent=1) + "\n")
                 print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
         finally:
             cluster.stop()
     for section in sections:
-        if section.title == Kills.TITLE:
-            write_counts(_RECORD_PAGE, section)
-    # The kills have a page of their own, and take longer than all others.
-    if _PARTS.keys() - {"kills"} <= set(names or _PARTS):
-        others = [section for section in sections if section.title != Kills.TITLE]
-        write_page(page, others, release=(JARS / ".stamp").read_text().strip())
-    for section in sections:
         print(section.title, section.counts, len(section.wrong), "wrong", flush=True)
     return 1 if any(section.wrong for section in sections) else 0
+
+
+def _updated(file, name, sections):
+    """Return the result in a file, if there is one, with the sections of a part replaced."""
+    parts = json.loads(file.read_text(encoding="utf-8"))["parts"] if file.exists() else {}
+    parts[name] = [asdict(section) for section in sections]
+    ordered = {each: parts[each] for each in PARTS if each in parts}
+    return {"release": (JARS / ".stamp").read_text().strip(), "parts": ordered}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     shares = sum(PARTS[name].share for name in options.parts)
     status = {
         "begun": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "budget_s": round(budget_s), "parts": [],
+        "planned": [PARTS[name].title for name in options.parts],
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
     }  # fmt: skip
     for name in options.parts:

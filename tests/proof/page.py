@@ -1,4 +1,7 @@
-"""Renders the result of a proof as docs/proof.md."""
+"""Renders the result of a proof as docs/proof.md.
+
+A part is *complete*, was run *in part*, was *not run*, or has *failed*.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,38 @@ every decoder of foreign bytes. `BUDGET=2h` chooses the time; each part has a sh
 
 **{verdict}** The proof began on {begun} with a budget of {budget_s:,} s, on {machine}.
 
-| part | time | tried | failed |
-|---|--:|---|--:|
+| part | time | tried | failures | result |
+|---|--:|---|--:|---|
 """
+_COMPLETE, _PARTLY, _NOT_RUN, _FAILED = "complete", "run in part", "not run", "failed"
+_NOT_BEGUN = {"seconds": 0, "tried": {}, "failures": [], "not_run": "the proof ended before"}
 
 
 def render(status: Mapping[str, Any]) -> str:
     """Return the page of a status, as `proof.__main__` writes it."""
-    parts = status["parts"]
-    failed = sum(len(part["failures"]) for part in parts)
-    idle = sum(not part["tried"] for part in parts)
-    verdict = f"{failed} failures." if failed else "Nothing failed."
-    if idle:
-        verdict += f" {idle} of {len(parts)} parts could not run."
+    done = {part["title"]: part for part in status["parts"]}
+    parts = [done.get(title, {**_NOT_BEGUN, "title": title}) for title in status["planned"]]
+    results = [_result(part) for part in parts]
+    failures = sum(len(part["failures"]) for part in parts)
+    counts = {result: results.count(result) for result in (_PARTLY, _NOT_RUN, _FAILED) if result in results}
+    verdict = f"{failures:,} failures." if failures else "Nothing failed."
+    verdict += f" Of {len(parts)} parts, {results.count(_COMPLETE)} are complete"
+    verdict += "".join(f", {count} {result}" for result, count in counts.items()) + "."
     text = _HEAD.format(verdict=verdict, **{key: status[key] for key in ("begun", "budget_s", "machine")})
     return text + "\n".join(map(_row, parts)) + "\n" + "".join(_details(parts))
 
 
+def _result(part: Mapping[str, Any]) -> str:
+    if part["failures"]:
+        return _FAILED
+    if not part["tried"]:
+        return _NOT_RUN
+    return _PARTLY if part["not_run"] else _COMPLETE
+
+
 def _row(part: Mapping[str, Any]) -> str:
-    tried = "; ".join(f"{count:,} {what}" for what, count in part["tried"].items()) or "not run"
-    return f"| {part['title']} | {part['seconds']:,} s | {tried} | {len(part['failures']):,} |"
+    tried = "; ".join(f"{count:,} {what}" for what, count in part["tried"].items()) or "nothing"
+    return f"| {part['title']} | {part['seconds']:,} s | {tried} | {len(part['failures']):,} | {_result(part)} |"
 
 
 def _details(parts: list[Mapping[str, Any]]) -> Iterator[str]:

@@ -20,12 +20,12 @@ def test_a_page_has_the_figures_of_the_results(page):
 
 
 def test_a_figure_that_differs_is_replaced():
-    text = "a <!--= scale | as recorded, 10,000,000 events | s | .1f -->9.9<!--/--> b"
+    text = "a <!--= scale :: as recorded, 10,000,000 events :: s :: .1f -->9.9<!--/--> b"
     assert re.fullmatch(r"a <!--= scale .* -->1\.\d<!--/--> b", figures.filled(text))
 
 
 def test_a_figure_has_the_format_that_it_names():
-    base = "scale | as recorded, 10,000,000 events | s |"
+    base = "scale :: as recorded, 10,000,000 events :: s ::"
     row = next(
         each for each in figures._read("scale")["figures"]
         if (each["what"], each["unit"]) == ("as recorded, 10,000,000 events", "s")
@@ -33,18 +33,19 @@ def test_a_figure_has_the_format_that_it_names():
     median, against = row["spread"]["median"], row["against"]["figure"]
     assert figures.figure(f"{base} .3f") == f"{median:.3f}"
     assert figures.figure(f"{base} *1000 ,.0f") == f"{median * 1000:,.0f}"
+    assert figures.figure(f"{base} *2000 /60 .1f") == f"{median * 2000 / 60:.1f}"
     assert figures.figure(f"{base} .2f against") == f"{against:.2f}"
     assert figures.figure(f"{base} .2f inverse") == f"{against / median:.2f}"
-    assert figures.figure("calibration | totals.kills | ,.0f") == f"{figures._read('calibration')['totals']['kills']:,}"
+    assert figures.figure("calibration :: totals.kills :: ,.0f") == f"{figures._read('calibration')['totals']['kills']:,}"
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nothing | a | s | .1f", "no result 'nothing'"),
-        ("scale | nothing | s | .1f", "0 rows 'nothing'"),
-        ("scale | DuckDB over rows, 10,000,000 events | s | .1f ratio", "compared with nothing"),
-        ("calibration | totals.nothing | .1f", "no 'totals.nothing'"),
+        ("nothing :: a :: s :: .1f", "no result 'nothing'"),
+        ("scale :: nothing :: s :: .1f", "0 rows 'nothing'"),
+        ("scale :: DuckDB over rows, 10,000,000 events :: s :: .1f ratio", "compared with nothing"),
+        ("calibration :: totals.nothing :: .1f", "no 'totals.nothing'"),
         ("scale", "a figure must be"),
     ],
 )
@@ -55,7 +56,7 @@ def test_a_figure_without_a_result_is_refused(name, said):
 
 def test_a_figure_that_is_not_closed_is_refused():
     with pytest.raises(ValueError, match="not closed"):
-        figures.filled("<!--= scale | a | s | .1f -->1 s")
+        figures.filled("<!--= scale :: a :: s :: .1f -->1 s")
 
 
 def test_the_tables_of_the_benchmarks_are_those_of_the_results():

@@ -1,0 +1,64 @@
+"""The sizes of a trace, by workload: on storage, and shuffled by Spark; and the memory of a replay without Spark.
+
+``--events N`` takes another size; those results are not stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow.parquet as pq
+
+from ackstate.analysis.estimate.chunk_steps import chunk_columns, packed_chunks
+from ackstate.analysis.spark.session import local_session
+from ackstate.analysis.trace.generate.job import make_trace
+from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.workloads.traffic import WORKLOADS
+from benchmarks.measurement import BenchmarkReport, Screen
+from benchmarks.whole_process import cost_of
+
+EVENTS = 10_000_000
+ABOUT = (
+    "Generated traces, 8 subscriptions on 4 topics. The bytes are those of the trace's files, of the compact chunks "
+    "that Spark shuffles for policies that count, and of the whole chunks that it shuffles for the others, before it "
+    "compresses them. The memory is the peak of the process `ackstate redelivery TRACE --engine local`."
+)
+
+
+def shuffled_bytes(trace: Path, *, is_counted: bool) -> int:
+    """Return the bytes of the chunks of a trace as Spark's shuffle gets them."""
+    total = 0
+    for file in trace.glob("*.parquet"):
+        batches = pq.ParquetFile(file).iter_batches(64, columns=list(chunk_columns(is_packed=True)))
+        for batch in packed_chunks(batches, is_counted=is_counted):
+            total += sum(map(len, batch["events"].drop_null().to_pylist()))
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=lambda text: int(float(text)), default=EVENTS)
+    events = parser.parse_args().events
+    report = (BenchmarkReport if events == EVENTS else Screen)("trace", ABOUT)
+    spark = local_session()
+    with TemporaryDirectory() as directory:
+        for name in WORKLOADS:
+            trace = Path(directory, name)
+            make_trace(spark, TracePlan(name, events), trace)
+            stored = sum(file.stat().st_size for file in trace.glob("*.parquet"))
+            report.count(f"{name}: trace", "bytes an event", stored / events)
+            for what, is_counted in (("compact chunks", True), ("whole chunks", False)):
+                shuffled = shuffled_bytes(trace, is_counted=is_counted)
+                report.count(f"{name}: {what}", "bytes an event", shuffled / events)
+        spark.stop()
+        command = ["redelivery", str(Path(directory, "key_shared")), "--engine", "local"]
+        cost = cost_of([sys.executable, "-P", "-m", "ackstate.analysis.cli", *command])
+        report.count(f"{events:,} events, local engine: peak memory", "MB", cost.peak_mb)
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()
