@@ -1,11 +1,7 @@
-"""The sizes of a trace, by workload: on storage, and shuffled by Spark; and the memory of a replay without Spark.
-
-``--events N`` takes another size; those results are not stored.
-"""
+"""The sizes of a trace, by workload: on storage, and shuffled by Spark; and the memory of a replay without Spark."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +13,15 @@ from ackstate.analysis.spark.session import local_session
 from ackstate.analysis.trace.generate.job import make_trace
 from ackstate.analysis.trace.generate.plan import TracePlan
 from ackstate.analysis.workloads.traffic import WORKLOADS
-from benchmarks.measurement import BenchmarkReport, Screen
+from benchmarks.bench_command import made
+from benchmarks.measurement import BenchmarkReport
 from benchmarks.whole_process import cost_of
 
-EVENTS = 10_000_000
+EVENTS = 1_000_000
+REPLAYED_EVENTS = 10_000_000
 ABOUT = (
-    "Generated traces, 8 subscriptions on 4 topics. The bytes are those of the trace's files, of the compact chunks "
-    "that Spark shuffles for policies that count, and of the whole chunks that it shuffles for the others, before it "
+    f"Generated traces, 8 subscriptions on 4 topics, {EVENTS:,} events. The bytes are those of the trace's files, of the "
+    "compact chunks that Spark shuffles for policies that count, and of the whole chunks that it shuffles for the others, before it "
     "compresses them. The memory is the peak of the process `ackstate redelivery TRACE --engine local`."
 )
 
@@ -38,25 +36,26 @@ def shuffled_bytes(trace: Path, *, is_counted: bool) -> int:
     return total
 
 
+def peak_mb(directory: Path) -> float:
+    """Return the peak memory of a replay as recorded in one process."""
+    command = ["redelivery", str(made(directory, REPLAYED_EVENTS)), "--engine", "local"]
+    return cost_of([sys.executable, "-P", "-m", "ackstate.analysis.cli", *command]).peak_mb
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=lambda text: int(float(text)), default=EVENTS)
-    events = parser.parse_args().events
-    report = (BenchmarkReport if events == EVENTS else Screen)("trace", ABOUT)
-    spark = local_session()
+    report = BenchmarkReport("trace", ABOUT)
     with TemporaryDirectory() as directory:
+        # Before this process has a child of its own: Java.
+        report.count(f"{REPLAYED_EVENTS:,} events, local engine: peak memory", "MB", peak_mb(Path(directory)))
+        spark = local_session()
         for name in WORKLOADS:
             trace = Path(directory, name)
-            make_trace(spark, TracePlan(name, events), trace)
+            make_trace(spark, TracePlan(name, EVENTS), trace)
             stored = sum(file.stat().st_size for file in trace.glob("*.parquet"))
-            report.count(f"{name}: trace", "bytes an event", stored / events)
+            report.count(f"{name}: trace", "bytes an event", stored / EVENTS)
             for what, is_counted in (("compact chunks", True), ("whole chunks", False)):
                 shuffled = shuffled_bytes(trace, is_counted=is_counted)
-                report.count(f"{name}: {what}", "bytes an event", shuffled / events)
-        spark.stop()
-        command = ["redelivery", str(Path(directory, "key_shared")), "--engine", "local"]
-        cost = cost_of([sys.executable, "-P", "-m", "ackstate.analysis.cli", *command])
-        report.count(f"{events:,} events, local engine: peak memory", "MB", cost.peak_mb)
+                report.count(f"{name}: {what}", "bytes an event", shuffled / EVENTS)
     report.publish()
 
 

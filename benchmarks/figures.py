@@ -92,7 +92,7 @@ def _formatted(name: str, form: str, number: float, against: float) -> str:
         number = number / float(factor[1:]) if factor[0] == "/" else number * float(factor[1:])
     if found["form"].isdigit():
         digits = found["form"]
-        return f"{float(f'{number:.{digits}g}'):,g}"
+        return f"{float(f'{number:.{digits}g}'):,.15g}"
     return format(number, found["form"])
 
 

@@ -152,8 +152,10 @@ def table(result: dict[str, Any]) -> str:
     steps = result["steps"]
     lines = ["| step | time | outcome |", "|---|--:|---|"]
     for step, what in STEPS.items():
-        seconds, said = (f"{steps[step]['seconds']:,.1f} s", steps[step]["said"]) if step in steps else ("", "not run")
-        lines.append(f"| {what} | {seconds} | {said} |")
+        seconds, outcome = (
+            (f"{steps[step]['seconds']:,.1f} s", steps[step]["outcome"]) if step in steps else ("", "not run")
+        )
+        lines.append(f"| {what} | {seconds} | {outcome} |")
     lines += ["", f"Taken on {result['date']}, on {result['machine']}."]
     return "\n".join(lines)
 
@@ -192,11 +194,11 @@ def main() -> int:
     for step in [each for each in STEPS if each not in options.skip]:
         step_s = time.monotonic()
         try:
-            said = getattr(visit, step)()
+            outcome = getattr(visit, step)()
         except (StepError, OSError, ValueError) as error:
-            said, failed = f"FAILED: {error}", True
-        found[step] = {"seconds": round(time.monotonic() - step_s, 1), "said": said}
-        print(f"{step:<10}{found[step]['seconds']:>8.1f} s  {said}", flush=True)
+            outcome, failed = f"FAILED: {error}", True
+        found[step] = {"seconds": round(time.monotonic() - step_s, 1), "outcome": outcome}
+        print(f"{step:<10}{found[step]['seconds']:>8.1f} s  {outcome}", flush=True)
         if failed:
             break
     print(f"{'all':<10}{time.monotonic() - begun_s:>8.1f} s", flush=True)

@@ -13,17 +13,21 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.durations import Duration
 from proof.page import render
 from proof.parts import PARTS, ROOT, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STATUS = ROOT / "benchmarks" / "proof.json"
 PAGE = ROOT / "docs" / "proof.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prove, write the status after each part, and return the exit status."""
+    """Prove, write the status at the beginning and after each part, and return the exit status."""
     options = _options(arguments)
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
@@ -34,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         "planned": [PARTS[name].title for name in options.parts],
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
     }  # fmt: skip
+    _write(status, options)
     for name in options.parts:
         part = PARTS[name]
         begun_s = time.monotonic()
@@ -45,12 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
         found = {**result._asdict(), "title": part.title, "seconds": round(time.monotonic() - begun_s)}
         status["parts"].append(found)
         print(f"  {result}", flush=True)
-        options.status.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
-        options.page.write_text(render(json.loads(options.status.read_text(encoding="utf-8"))), encoding="utf-8")
+        _write(status, options)
     print(options.page)
     if any(part["failures"] for part in status["parts"]):
         return 1
     return 0 if any(part["tried"] for part in status["parts"]) else 2
+
+
+def _write(status: Mapping[str, Any], options: argparse.Namespace) -> None:
+    options.status.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
+    options.page.write_text(render(json.loads(options.status.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

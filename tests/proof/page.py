@@ -34,7 +34,7 @@ def render(status: Mapping[str, Any]) -> str:
     failures = sum(len(part["failures"]) for part in parts)
     counts = {result: results.count(result) for result in (_PARTLY, _NOT_RUN, _FAILED) if result in results}
     verdict = f"{failures:,} failures." if failures else "Nothing failed."
-    verdict += f" Of {len(parts)} parts, {results.count(_COMPLETE)} are complete"
+    verdict += f" {results.count(_COMPLETE)} of {len(parts)} parts complete"
     verdict += "".join(f", {count} {result}" for result, count in counts.items()) + "."
     text = _HEAD.format(verdict=verdict, **{key: status[key] for key in ("begun", "budget_s", "machine")})
     return text + "\n".join(map(_row, parts)) + "\n" + "".join(_details(parts))

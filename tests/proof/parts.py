@@ -210,7 +210,7 @@ def live_brokers(seconds: float, out: Path) -> Result:
 
 def _pulsar_broker(seconds: float, out: Path) -> Result:
     """Run the parts of `make live`, those that take longest last, until the time is over."""
-    from live.proof import PARTS as live_parts  # noqa: PLC0415 - needs Pulsar's client
+    from live import proof  # needs Pulsar's client
 
     file = out / "live.json"
     file.unlink(missing_ok=True)
@@ -222,7 +222,7 @@ def _pulsar_broker(seconds: float, out: Path) -> Result:
     failures = [f"Pulsar broker: {wrong}" for section in sections for wrong in section["wrong"]]
     if ended.status > 0 and not failures:
         failures.append(f"Pulsar broker: exit status {ended.status}: {_last_line(ended.output)}")
-    missing = [name for name in live_parts if name not in parts]
+    missing = [name for name in proof.PARTS if name not in parts]
     cut_off = f"Pulsar broker: its time was over before the end of: {', '.join(missing)}" if ended.status < 0 else ""
     return Result(tried, tuple(failures), cut_off)
 

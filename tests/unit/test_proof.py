@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from proof import __main__ as proof
+from proof import parts
 from proof.page import render
-from proof.parts import PARTS, Part, Result, finished
+from proof.parts import PARTS, Ended, Part, Result, finished
 
 
-def run(tmp_path, monkeypatch, **parts):
-    for name, run_part in parts.items():
+def run(tmp_path, monkeypatch, **chosen):
+    for name, run_part in chosen.items():
         monkeypatch.setitem(PARTS, name, Part(f"Part {name}", 0.5, run_part))
     page = tmp_path / "page.md"
     files = ["--out", str(tmp_path / "out"), "--status", str(tmp_path / "status.json"), "--page", str(page)]
-    status = proof.main(["--budget", "10s", "--parts", *parts, *files])
+    status = proof.main(["--budget", "10s", "--parts", *chosen, *files])
     return status, page.read_text(encoding="utf-8")
 
 
@@ -45,13 +47,45 @@ def test_a_failure_a_bug_of_a_part_and_a_missing_part_are_on_the_page(tmp_path, 
     )  # fmt: skip
     assert status == 1
     assert asked == [2.5]
-    assert "| Part models | 0 s | 1,234 things | 0 |" in page
-    assert "| Part fuzzing | 0 s | not run | 0 |" in page
-    assert "**2 failures. 2 of 4 parts could not run.**" in page
+    assert "| Part models | 0 s | 1,234 things | 0 | complete |" in page
+    assert "| Part fuzzing | 0 s | nothing | 0 | not run |" in page
+    assert "| Part crashes | 0 s | nothing | 1 | failed |" in page
+    assert "**2 failures. 1 of 4 parts complete, 1 not run, 2 failed.**" in page
     assert "- Part fuzzing: no fuzzer" in page
     assert "- Part crashes: RuntimeError: no \\*such\\* thing" in page
     assert "- Part calibration: one \\| lost" in page
     capsys.readouterr()
+
+
+def test_a_part_that_was_cut_off_and_one_that_was_not_begun_are_on_the_page(tmp_path, monkeypatch, capsys):
+    def interrupted(seconds, out):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            tmp_path, monkeypatch, models=lambda *_: Result({"things": 1}, not_run="stopped"),
+            crashes=interrupted,
+        )  # fmt: skip
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "| Part models | 0 s | 1 things | 0 | run in part |" in page
+    assert "| Part crashes | 0 s | nothing | 0 | not run |" in page
+    assert "- Part crashes: the proof ended before" in page
+    assert "**Nothing failed. 0 of 2 parts complete, 1 run in part, 1 not run.**" in page
+    capsys.readouterr()
+
+
+def test_a_comparison_with_a_broker_that_is_cut_off_keeps_what_it_has_found(tmp_path, monkeypatch):
+    section = {"counts": {"x": [2, 3]}, "wrong": ["a: x: 1 instead of 2"]}
+
+    def cut_off(command, seconds, log):
+        Path(command[-1]).write_text(json.dumps({"parts": {"inspection": [section]}}))
+        return Ended(-1, "")
+
+    monkeypatch.setattr(parts, "finished", cut_off)
+    found = parts._pulsar_broker(1, tmp_path)
+    assert found.tried == {"comparisons with a Pulsar broker": 3}
+    assert found.failures == ("Pulsar broker: a: x: 1 instead of 2",)
+    assert found.not_run.startswith("Pulsar broker: its time was over before the end of: transfer, ")
 
 
 def test_a_proof_succeeds_if_something_ran_and_nothing_failed(tmp_path, monkeypatch, capsys):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+import first_ten_minutes
 from benchmarks import figures, table
 from benchmarks.pulsar import page as pulsar_page
 from benchmarks.pulsar.results import Results
+from live import page as live_page
 from museum import matrix
 from museum.page import render
 
@@ -34,9 +37,11 @@ def test_a_figure_has_the_format_that_it_names():
     assert figures.figure(f"{base} .3f") == f"{median:.3f}"
     assert figures.figure(f"{base} *1000 ,.0f") == f"{median * 1000:,.0f}"
     assert figures.figure(f"{base} *2000 /60 .1f") == f"{median * 2000 / 60:.1f}"
+    assert figures.figure(f"{base} *1000000 2") == f"{float(f'{median * 1e6:.1e}'):,.0f}"
     assert figures.figure(f"{base} .2f against") == f"{against:.2f}"
     assert figures.figure(f"{base} .2f inverse") == f"{against / median:.2f}"
-    assert figures.figure("calibration :: totals.kills :: ,.0f") == f"{figures._read('calibration')['totals']['kills']:,}"
+    kills = figures._read("calibration")["totals"]["kills"]
+    assert figures.figure("calibration :: totals.kills :: ,.0f") == f"{kills:,}"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_a_figure_has_the_format_that_it_names():
         ("scale", "a figure must be"),
     ],
 )
-def test_a_figure_without_a_result_is_refused(name, said):
+def test_a_figure_without_a_result_is_refused(name, outcome):
     with pytest.raises(ValueError, match=said):
         figures.filled(f"<!--= {name} -->1<!--/-->")
 
@@ -66,6 +71,26 @@ def test_the_tables_of_the_benchmarks_are_those_of_the_results():
 
 def test_the_comparison_with_pulsar_is_that_of_its_result():
     assert pulsar_page.page(Results.read()) == pulsar_page.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_pages_of_the_live_comparisons_are_those_of_their_result():
+    result = json.loads(live_page.RESULT.read_text(encoding="utf-8"))
+    assert live_page.render(result) == live_page.PAGE.read_text(encoding="utf-8")
+    text = live_page.RECORD_PAGE.read_text(encoding="utf-8")
+    assert live_page.with_counts(text, result) == text
+
+
+def test_the_table_of_the_first_ten_minutes_is_that_of_its_result():
+    result = json.loads(first_ten_minutes.RESULT.read_text(encoding="utf-8"))
+    text = first_ten_minutes.PAGE.read_text(encoding="utf-8")
+    assert first_ten_minutes.filled(text, result) == text
+
+
+def test_a_step_that_was_left_out_is_in_the_table():
+    steps = {"clone": {"seconds": 1.25, "outcome": "abc"}}
+    table = first_ten_minutes.table({"date": "2026-01-01", "machine": "2 cores", "steps": steps})
+    assert "| clone the repository | 1.2 s | abc |" in table
+    assert "| `make test` |  | not run |" in table
 
 
 def test_the_kill_matrix_is_that_of_its_result():
