@@ -20,9 +20,9 @@ from benchmarks.whole_process import cost_of
 EVENTS = 1_000_000
 REPLAYED_EVENTS = 10_000_000
 ABOUT = (
-    f"Generated traces, 8 subscriptions on 4 topics, {EVENTS:,} events. The bytes are those of the trace's files, of the "
-    "compact chunks that Spark shuffles for policies that count, and of the whole chunks that it shuffles for the others, before it "
-    "compresses them. The memory is the peak of the process `ackstate redelivery TRACE --engine local`."
+    f"Generated traces, 8 subscriptions on 4 topics, {EVENTS:,} events. The bytes are those of the trace's files, of "
+    "the compact chunks that Spark shuffles for policies that count, and of the whole chunks that it shuffles for the "
+    "others, before it compresses them. The memory is the peak of `ackstate redelivery TRACE --engine local`."
 )
 
 

@@ -21,7 +21,11 @@ settings.register_profile(
     suppress_health_check=_SLOW_MACHINES,
 )
 settings.register_profile(
-    "nightly", max_examples=5_000, stateful_step_count=100, deadline=None, suppress_health_check=_SLOW_MACHINES
+    "nightly",
+    max_examples=int(os.environ.get("NIGHTLY_EXAMPLES", "5000")),
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=_SLOW_MACHINES,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

@@ -26,6 +26,7 @@ _OUTCOMES = re.compile(r"(\d+) (passed|failed|error)")
 _GRACE_S = 600
 """A command may take this long more, to finish a run that it has begun."""
 _LAYERS = 8
+_EXAMPLES = 25
 _LIVE_S_MIN = 300
 _KILLS, _CUTS, _POINT_S = 20, 4, 45.0
 """Of a point of the calibration: deaths, and roughly how long they take."""
@@ -107,7 +108,7 @@ def crashes(seconds: float, out: Path) -> Result:
     try:
         found = json.loads(ended.output[ended.output.index("{") :])["layers"]
     except (ValueError, KeyError):
-        return Result({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
+        return _without_result(ended)
     tried = {f"crashes in {each['layer']}": each["cycles"] for each in found if each["cycles"]}
     failures = tuple(f"{each['layer']}: {failure}" for each in found for failure in each["failures"])
     if ended.status == 1 and not failures:
@@ -117,20 +118,36 @@ def crashes(seconds: float, out: Path) -> Result:
 
 
 def models(seconds: float, out: Path) -> Result:
-    """Run the state machines and schedules with as many examples as the time allows."""
+    """Run the state machines and schedules with a few examples each, then with as many as the time allows."""
+    begun_s = time.monotonic()
+    first = _models(_EXAMPLES, seconds, out)
+    took_s = time.monotonic() - begun_s
+    examples = int(_EXAMPLES * 0.8 * (seconds - took_s) / took_s)
+    if first.failures or first.not_run or examples < _EXAMPLES:
+        return first
+    second = _models(examples, seconds - took_s, out)
+    if second.not_run:
+        more = {f"tests with {examples:,} examples": second.tried.get("tests", 0)}
+        return Result({**first.tried, **more}, second.failures)
+    return second
+
+
+def _models(examples: int, seconds: float, out: Path) -> Result:
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header",
-        "-m", "not spark", "tests/model",
+        "-m", "not spark and not soak", "tests/model",
     ]  # fmt: skip
-    ended = finished(command, seconds, out / "models.log", HYPOTHESIS_PROFILE="nightly")
+    ended = finished(
+        command, seconds, out / "models.log", HYPOTHESIS_PROFILE="nightly", NIGHTLY_EXAMPLES=str(examples)
+    )  # fmt: skip
     outcomes = {what: int(count) for count, what in _OUTCOMES.findall(ended.output)}
     failures = tuple(re.findall(r"^(?:FAILED|ERROR) (.*)$", ended.output, re.MULTILINE))
     if ended.status < 0 and not outcomes:
-        return Result({}, (), "its time was over before a test had ended")
+        return _without_result(ended)
     if not outcomes or (ended.status > 0 and not failures):
         failures += (f"exit status {ended.status}: {_last_line(ended.output)}",)
-    passed = outcomes.get("passed", 0)
-    return Result({"tests": passed + len(failures)}, failures, "stopped when its time was over" * (ended.status < 0))
+    tried = {"tests": outcomes.get("passed", 0) + len(failures), "examples of each": examples}
+    return Result(tried, failures, "stopped when its time was over" * (ended.status < 0))
 
 
 def kill_matrix(seconds: float, out: Path) -> Result:
@@ -142,7 +159,7 @@ def kill_matrix(seconds: float, out: Path) -> Result:
     try:
         cells = json.loads((out / "matrix.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Result({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
+        return _without_result(ended)
     tried = {
         "bugs": len(cells.keys() - {PRODUCT}),
         "bugs caught": sum(
@@ -177,7 +194,7 @@ def calibration(seconds: float, out: Path) -> Result:
     try:
         found = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Result({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
+        return _without_result(ended)
     totals = found["totals"]
     tried = {
         "policies": totals["points"], "kills": totals["kills"], "kills as predicted": totals["kills_equal"],
@@ -250,10 +267,17 @@ def fuzzing(seconds: float, out: Path) -> Result:
     try:
         found = json.loads(report.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Result({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
+        return _without_result(ended)
     failures = tuple(f"{name}: {each['failure']}" for name, each in found.items() if each["failure"])
     tried = {"decoders": len(found), "inputs": sum(each["inputs"] for each in found.values())}
     return Result(tried, failures, "stopped when its time was over" * (ended.status < 0))
+
+
+def _without_result(ended: Ended) -> Result:
+    """Return the result of a command that has written none: it failed, unless it was stopped."""
+    if ended.status < 0:
+        return Result({}, not_run="stopped when its time was over, without a result")
+    return Result({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
 
 
 def _last_line(output: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,39 @@ def test_a_part_that_was_cut_off_and_one_that_was_not_begun_are_on_the_page(tmp_
     assert "- Part crashes: the proof ended before" in page
     assert "**Nothing failed. 0 of 2 parts complete, 1 run in part, 1 not run.**" in page
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("second", "tried"),
+    [
+        (Result({"tests": 9, "examples of each": 180}), {"tests": 9, "examples of each": 180}),
+        (
+            Result({"tests": 4, "examples of each": 180}, not_run="stopped"),
+            {"tests": 9, "examples of each": 25, "tests with 180 examples": 4},
+        ),
+    ],
+)
+def test_models_run_again_with_as_many_examples_as_the_time_allows(tmp_path, monkeypatch, second, tried):
+    results = [Result({"tests": 9, "examples of each": 25}), second]
+    asked, clock = [], iter([0, 10])
+
+    def run_tests(examples, seconds, out):
+        asked.append((examples, seconds))
+        return results.pop(0)
+
+    monkeypatch.setattr(parts, "_models", run_tests)
+    monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert parts.models(100, tmp_path) == Result(tried)
+    assert asked == [(25, 100), (180, 90)]
+
+
+@pytest.mark.parametrize("part", ["crashes", "kill-matrix", "calibration", "fuzzing"])
+def test_a_part_that_is_cut_off_without_a_result_has_not_failed(tmp_path, monkeypatch, part):
+    pytest.importorskip("atheris") if part == "fuzzing" else None
+    ends = iter([Ended(-1, "begun"), Ended(2, "no such thing")])
+    monkeypatch.setattr(parts, "finished", lambda *_, **__: next(ends))
+    assert PARTS[part].run(60, tmp_path) == Result({}, (), "stopped when its time was over, without a result")
+    assert PARTS[part].run(60, tmp_path) == Result({}, ("exit status 2: no such thing",))
 
 
 def test_a_comparison_with_a_broker_that_is_cut_off_keeps_what_it_has_found(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
+import first_ten_minutes
 import pytest
 
-import first_ten_minutes
 from benchmarks import figures, table
 from benchmarks.pulsar import page as pulsar_page
 from benchmarks.pulsar.results import Results
@@ -54,7 +54,7 @@ def test_a_figure_has_the_format_that_it_names():
         ("scale", "a figure must be"),
     ],
 )
-def test_a_figure_without_a_result_is_refused(name, outcome):
+def test_a_figure_without_a_result_is_refused(name, said):
     with pytest.raises(ValueError, match=said):
         figures.filled(f"<!--= {name} -->1<!--/-->")
 

@@ -160,7 +160,8 @@ def test_every_exception_is_still_needed():
     [
         "It takes 3 s.", "It takes 3.5 to 4 ms.", "12 us an ack", "12 µs", "1,200 MB", "10 million bytes", "20 %",
         "| 3 GB |", "(7 ns)", "1.4 times as long", "20 of 20 runs", "2.7 million events a second",
-        "5 writes per second", "20%", "1,800 kills", "586 source files", "It takes 3\ns.", "**3 s**", "6 core-hours", "4 GB/s", "a 30-minute run",
+        "5 writes per second", "20%", "1,800 kills", "586 source files", "It takes 3\ns.", "**3 s**",
+        "6 core-hours", "4 GB/s", "a 30-minute run",
     ],
 )  # fmt: skip
 def test_a_figure_outside_of_marks_is_found(text):
