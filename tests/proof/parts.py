@@ -155,6 +155,7 @@ def kill_matrix(seconds: float, out: Path) -> Result:
     whole_s = sum(SECONDS.values()) * (len(EXHIBITS) + 3)
     scale = min(1.0, seconds / whole_s)
     command = [sys.executable, "-P", "-m", "museum.matrix", "--scale", f"{scale:.4f}", "--out", str(out)]
+    (out / "matrix.json").unlink(missing_ok=True)
     ended = finished(command, seconds + _GRACE_S, out / "kill-matrix.log")
     try:
         cells = json.loads((out / "matrix.json").read_text(encoding="utf-8"))

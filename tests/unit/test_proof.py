@@ -99,9 +99,9 @@ def test_models_run_again_with_as_many_examples_as_the_time_allows(tmp_path, mon
     assert asked == [(25, 100), (180, 90)]
 
 
-@pytest.mark.parametrize("part", ["crashes", "kill-matrix", "calibration", "fuzzing"])
+@pytest.mark.parametrize("part", ["crashes", "kill-matrix", "calibration"])
 def test_a_part_that_is_cut_off_without_a_result_has_not_failed(tmp_path, monkeypatch, part):
-    pytest.importorskip("atheris") if part == "fuzzing" else None
+    (tmp_path / "matrix.json").write_text("{}")  # of an earlier proof
     ends = iter([Ended(-1, "begun"), Ended(2, "no such thing")])
     monkeypatch.setattr(parts, "finished", lambda *_, **__: next(ends))
     assert PARTS[part].run(60, tmp_path) == Result({}, (), "stopped when its time was over, without a result")
