@@ -115,7 +115,7 @@ class _FollowedCursor:
         self._partly: dict[Position, int] = {}
         self._mark_delete = Position(-1, -1)
         self._deleted = DeletedRanges()  # acked above the mark-delete position
-        # Of the record begun last, and of that written last.
+        # The contents of the latest record, and those of the latest one that is written.
         self._begun_ranges = self._durable_ranges = DeletedRanges()
         self._begun_mark_delete = self._durable_mark_delete = Position(-1, -1)
         self._life: BrokerLife | None = None
@@ -275,7 +275,7 @@ class _FollowedCursor:
     def _corrected(self, mark_delete: Position) -> Iterator[dict[str, Any]]:
         """Yield that the persist under way has an older mark-delete position than the cursor had when it was begun.
 
-        The first record of a ledger has the position at which the ledger was asked for, and the ranges at its writing.
+        The first record of a ledger has the position before the ledger was created, and the ranges after that.
         """
         durable = self._up_to_position(mark_delete)
         _add(durable, self._begun_ranges)

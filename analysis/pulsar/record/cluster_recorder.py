@@ -72,7 +72,7 @@ def matches(topic: str, glob: str) -> bool:
 def pause_s(unread: int, every_s: float) -> float:
     """Return the seconds until the next poll of a topic whose last poll failed.
 
-    A few topics are polled as often as others, to miss little of a broker that comes back.
+    A few topics are polled as often as others, to miss little of a broker that restarts.
 
     Args:
         unread: Number of such topics.

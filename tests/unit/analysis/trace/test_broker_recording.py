@@ -75,7 +75,7 @@ def test_a_look_may_come_before_the_ack_that_began_its_record(tmp_path):
 
 
 def test_the_first_record_of_a_ledger_may_have_an_older_mark_delete_position(tmp_path, capsys):
-    """The third ack came after the ledger had been asked for: the record has its range, but not what it moved."""
+    """The record has the position before the second ack, and the ranges after it."""
     lines = [
         CONSUMER, LOG, opened(0), sent(1, [3, 0, 9], kind="publish"), sent(2, [3, 0, 9]), ack(10, [3, 1, 1], [3, 5, 5]),
         ack(11, [3, 0, 0], after=(7, 0)), ack(12, [3, 8, 8], before=(7, 0)), look(20, 7, 0, 0, "3:-1"),
