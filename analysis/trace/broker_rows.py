@@ -115,12 +115,13 @@ class _FollowedCursor:
         self._partly: dict[Position, int] = {}
         self._mark_delete = Position(-1, -1)
         self._deleted = DeletedRanges()  # acked above the mark-delete position
-        self._begun_ranges = self._durable_ranges = (
-            DeletedRanges()
-        )  # of the record begun last, and of that written last
+        # The contents of the latest record, and those of the latest one that is written.
+        self._begun_ranges = self._durable_ranges = DeletedRanges()
+        self._begun_mark_delete = self._durable_mark_delete = Position(-1, -1)
         self._life: BrokerLife | None = None
         self._last_ms = 0
-        self._record = self._seen = NO_RECORD  # begun last, and written last
+        self._record = NO_RECORD  # begun last
+        self._seen: tuple[RecordId, Position | None] = NO_RECORD, None  # written last, and its mark-delete position
         self._persist: tuple[int, RecordId] | None = None  # under way: its number, and the record
         self._persist_count = 0
         self._is_dirty = self._has_crashed = self._is_reset = False
@@ -170,11 +171,11 @@ class _FollowedCursor:
                 yield from self._begun(event.before, event.life)
                 yield from self._acks(event, consumer)
                 yield from self._begun(event.after, event.life)
-                yield from self._written(self._seen)
+                yield from self._written(*self._seen)
             case "look":
-                self._seen = event.written
+                self._seen = event.written, event.mark_delete if event.written == event.after else None
                 yield from self._begun(event.after, event.life)
-                yield from self._written(event.written)
+                yield from self._written(*self._seen)
         self._life = event.life
 
     def _acks(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
@@ -251,7 +252,7 @@ class _FollowedCursor:
         kept = self._deleted
         if most is not None and (kept.range_count > most or (form is RangeForm.WORDS and len(kept) > most)):
             kept = limit_ranges(kept, form=form, limits=Limits(most, None, LimitRule.PULSAR_4_2)).kept
-        self._begun_ranges = kept.copy()
+        self._begun_ranges, self._begun_mark_delete = kept.copy(), self._mark_delete
         if kept is not self._deleted:
             cut = self._deleted.copy()
             cut.difference_update(kept)
@@ -261,10 +262,33 @@ class _FollowedCursor:
             for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
                 yield from ({"kind": kind, **_entries(run)} for run in ranges.runs())
 
-    def _written(self, record: RecordId) -> Iterator[dict[str, Any]]:
-        if self._persist is not None and record >= self._persist[1]:
-            yield {"kind": "persist_ended", "number": self._persist[0]}
-            self._persist, self._durable_ranges = None, self._begun_ranges
+    def _written(self, record: RecordId, mark_delete: Position | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the end of a persist if its record was written, with this mark-delete position if that is known."""
+        if self._persist is None or record < self._persist[1]:
+            return
+        if mark_delete is not None and mark_delete < self._begun_mark_delete:
+            yield from self._corrected(max(mark_delete, self._durable_mark_delete))
+        yield {"kind": "persist_ended", "number": self._persist_count}
+        self._persist = None
+        self._durable_ranges, self._durable_mark_delete = self._begun_ranges, self._begun_mark_delete
+
+    def _corrected(self, mark_delete: Position) -> Iterator[dict[str, Any]]:
+        """Yield that the persist under way has an older mark-delete position than the cursor had when it was begun.
+
+        The first record of a ledger has the position before the ledger was created, and the ranges after that.
+        """
+        durable = self._up_to_position(mark_delete)
+        _add(durable, self._begun_ranges)
+        left = self._acked - durable
+        was_durable = EntrySet()
+        _add(was_durable, self._durable_ranges)
+        new = left - was_durable
+        yield {"kind": "persist_failed", "number": self._persist_count}
+        self._persist_count += 1
+        yield {"kind": "persist_begun", "number": self._persist_count}
+        for kind, entries in (("held_back", new), ("displaced", left - new)):
+            yield from ({"kind": kind, **_entries(run)} for run in entries.runs())
+        self._begun_mark_delete = mark_delete
 
     def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
         """Yield the events that the opening of the cursor by another process shows."""
@@ -299,28 +323,39 @@ class _FollowedCursor:
 
     def _take(self, found: EntrySet, mark_delete: Position) -> None:
         self._acked, self._persist = found, None
-        self._record = self._seen = NO_RECORD
+        self._record, self._seen = NO_RECORD, (NO_RECORD, None)
         self._deleted = DeletedRanges()
         for ledger_id, first, end in found.runs():
             self._deleted.add_run(ledger_id, first, end)
         self._advance(mark_delete)
         self._begun_ranges = self._durable_ranges = self._deleted.copy()
+        self._begun_mark_delete = self._durable_mark_delete = self._mark_delete
         self._is_dirty = self._has_crashed = self._is_reset = False
         self._partly.clear()
 
     def _state(self, event: BrokerEvent) -> EntrySet:
         assert event.mark_delete is not None
-        found = EntrySet()
-        for ledger_id, last in self._ledgers.items():
-            if ledger_id <= event.mark_delete.ledger_id:
-                end = event.mark_delete.entry_id if ledger_id == event.mark_delete.ledger_id else last
-                found.add_run(ledger_id, 0, end + 1)
+        found = self._up_to_position(event.mark_delete)
         for lower, upper in event.deleted or ():
             for ledger_id in {lower.ledger_id, upper.ledger_id}:
                 first = lower.entry_id + 1 if ledger_id == lower.ledger_id else 0
                 end = upper.entry_id if ledger_id == upper.ledger_id else self._ledgers.get(ledger_id, -1)
                 found.add_run(ledger_id, first, end + 1)
         return found
+
+    def _up_to_position(self, mark_delete: Position) -> EntrySet:
+        """Return the known entries up to a mark-delete position, included."""
+        found = EntrySet()
+        for ledger_id, last in self._ledgers.items():
+            if ledger_id <= mark_delete.ledger_id:
+                end = mark_delete.entry_id if ledger_id == mark_delete.ledger_id else last
+                found.add_run(ledger_id, 0, end + 1)
+        return found
+
+
+def _add(entries: EntrySet, ranges: DeletedRanges) -> None:
+    for ledger_id, first, end in ranges.runs():
+        entries.add_run(ledger_id, first, end)
 
 
 def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[tuple[Path, pa.Table, Int64s]]:

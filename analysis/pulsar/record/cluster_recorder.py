@@ -32,7 +32,8 @@ LISTING_S = 60.0
 HOUR_MS = 3_600_000
 HOUR_BYTES_MAX = 256 << 20
 """A recording of this size is finished before its hour is over."""
-_BACKOFF_S = (1.0, 30.0)  # after the first failure of a topic, and at most
+_FAILING_PER_S = 20  # polls of topics whose last poll failed, together
+_PAUSE_S_MAX = 30.0  # between two polls of such a topic
 _NEVER_READ = "never read"
 _WHOLE_TOPIC = re.compile(r"-partition-\d+$", re.ASCII)
 
@@ -68,6 +69,21 @@ def matches(topic: str, glob: str) -> bool:
     return any(fnmatch.fnmatchcase(each, pattern) for each in (name, _WHOLE_TOPIC.sub("", name)))
 
 
+def pause_s(unread: int, every_s: float) -> float:
+    """Return the seconds until the next poll of a topic whose last poll failed.
+
+    A few topics are polled as often as others, to miss little of a broker that restarts.
+
+    Args:
+        unread: Number of such topics.
+        every_s: Seconds between polls of the others.
+
+    >>> pause_s(15, 1.0), pause_s(100, 1.0), pause_s(3_000, 1.0)
+    (1.0, 5.0, 30.0)
+    """
+    return min(max(every_s, unread / _FAILING_PER_S), _PAUSE_S_MAX)
+
+
 @final
 class _Polled:
     """One topic that is polled. Only the main thread changes it, except for its follower."""
@@ -75,7 +91,6 @@ class _Polled:
     def __init__(self, follower: TopicFollower) -> None:
         self.follower = follower
         self.due_s = 0.0
-        self.failures = 0
         self.is_gone = False
 
 
@@ -107,6 +122,7 @@ class ClusterRecorder:
         self._every_s = every_s
         self._glob = glob
         self._topics: dict[str, _Polled] = {}
+        self._unread: set[str] = set()  # topics whose last poll failed
         self._queue = PollQueue(AT_ONCE, self._broker_of)
         self._under_way: dict[Future[None], _UnderWay] = {}
         self._recorded: dict[str, dict[str, Recorded]] = {}
@@ -167,7 +183,7 @@ class ClusterRecorder:
         """Return the state of the recording."""
         followed = self._topics.values()
         cursors = sum(each.follower.cursor_count for each in followed)
-        unread = sum(each.failures > 0 for each in followed)
+        unread = len(self._unread)
         return Progress(
             len(followed), cursors, unread, self._poll_count, self._event_count, self._last_failure if unread else ""
         )
@@ -205,7 +221,7 @@ class ClusterRecorder:
     def _broker_of(self, topic: str) -> str:
         """Return the broker for `PollQueue`; topics that never answered count as those of one broker."""
         polled = self._topics[topic]
-        return polled.follower.broker or (_NEVER_READ if polled.failures else "")
+        return polled.follower.broker or (_NEVER_READ if topic in self._unread else "")
 
     def _poll_due(self, pool: ThreadPoolExecutor, now_s: float) -> None:
         self._take_done()
@@ -213,6 +229,7 @@ class ClusterRecorder:
             polled = self._topics[topic]
             if polled.is_gone:
                 self._queue.done(broker)
+                self._unread.discard(topic)
                 self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
             else:
                 polled.due_s = now_s + self._every_s
@@ -228,18 +245,17 @@ class ClusterRecorder:
             topic, broker = self._under_way.pop(future)
             self._queue.done(broker)
             if not future.cancelled():
-                self._take_result(self._topics[topic], future.exception())
+                self._take_result(topic, future.exception())
             self._queue.put(topic, self._topics[topic].due_s)
 
-    def _take_result(self, polled: _Polled, error: BaseException | None) -> None:
+    def _take_result(self, topic: str, error: BaseException | None) -> None:
         if error is None:
-            polled.failures = 0
+            self._unread.discard(topic)
             self._poll_count += 1
             self._trace.polled_until_ms = self.now_ms()
         elif isinstance(error, AckStateError):
-            polled.failures += 1
-            first_s, most_s = _BACKOFF_S
-            polled.due_s = time.monotonic() + min(first_s * 2 ** min(polled.failures - 1, 10), most_s)
+            self._unread.add(topic)
+            self._topics[topic].due_s = time.monotonic() + pause_s(len(self._unread), self._every_s)
             self._last_failure = str(error)
         else:
             raise error

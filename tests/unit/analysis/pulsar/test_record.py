@@ -101,7 +101,7 @@ def record(url, path, *, polls, between=lambda number: None, glob="", every_s=0.
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
     """Without pauses between polls, and after failures."""
-    monkeypatch.setattr(cluster_recorder, "_BACKOFF_S", (0.0, 0.0))
+    monkeypatch.setattr(cluster_recorder, "_PAUSE_S_MAX", 0.0)
 
 
 def events_of(path):

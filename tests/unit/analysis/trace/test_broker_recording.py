@@ -14,6 +14,7 @@ from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.errors import AckStateError, UnsupportedVersionError
 from broker_lines import CONSUMER, LOG, T0, TOPIC, ack, look, mark, opened, sent, start, written
+from command_line import run
 from trace_files import read_back
 
 KILLED = (
@@ -71,6 +72,27 @@ def test_a_look_may_come_before_the_ack_that_began_its_record(tmp_path):
     assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"][-3:]] == [
         EventKind.ACK, EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED,
     ]  # fmt: skip
+
+
+def test_the_first_record_of_a_ledger_may_have_an_older_mark_delete_position(tmp_path, capsys):
+    """The record has the position before the second ack, and the ranges after it."""
+    lines = [
+        CONSUMER, LOG, opened(0), sent(1, [3, 0, 9], kind="publish"), sent(2, [3, 0, 9]), ack(10, [3, 1, 1], [3, 5, 5]),
+        ack(11, [3, 0, 0], after=(7, 0)), ack(12, [3, 8, 8], before=(7, 0)), look(20, 7, 0, 0, "3:-1"),
+    ]  # fmt: skip
+    recording = written(tmp_path / "r", start(), *lines, mark("alive", 100))
+    again = [CONSUMER, opened(5_100, "3:-1", "[(3:4..3:5]]"), mark("end", 5_400)]
+    written(recording, start("two", T0 + 5_000), *again, number=1)
+    convert([recording], tmp_path / "trace")
+    events = read_back(tmp_path / "trace")[TOPIC, "s"]
+    assert [(each.kind.name.lower(), each.first_entry, each.last_entry) for each in events[4:]] == [
+        ("persist_begun", -1, -1), ("ack", 8, 8), ("persist_failed", -1, -1), ("persist_begun", -1, -1),
+        ("held_back", 0, 1), ("held_back", 8, 8), ("persist_ended", -1, -1), ("crash", -1, -1), ("recover", -1, -1),
+        ("redeliver", 0, 1), ("redeliver", 8, 8),
+    ]  # fmt: skip
+    status, output, _ = run(capsys, "redelivery", tmp_path / "trace", "--engine", "local", "--json")
+    (crash,) = json.loads(output)["subscriptions"][0]["crashes"]
+    assert (status, crash["at_crash_if_written"], crash["at_crash"]) == (0, 3, 3)
 
 
 def test_acks_of_a_batch_from_before_are_known_from_its_delivery(tmp_path):
