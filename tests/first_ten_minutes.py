@@ -156,7 +156,8 @@ def table(result: dict[str, Any]) -> str:
             (f"{steps[step]['seconds']:,.1f} s", steps[step]["outcome"]) if step in steps else ("", "not run")
         )
         lines.append(f"| {what} | {seconds} | {outcome} |")
-    lines += ["", f"Taken on {result['date']}, on {result['machine']}."]
+    if steps:
+        lines += ["", f"Taken on {result['date']}, on {result['machine']}."]
     return "\n".join(lines)
 
 
