@@ -65,6 +65,7 @@ crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an 
 calibrate: setup ## compare the estimate with kills of real cursors, into benchmarks/calibration.json and docs/calibration.md
 	$(JAVA) .venv/bin/python -m benchmarks.calibration --out benchmarks/calibration.json
 	.venv/bin/python -m benchmarks.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
+	.venv/bin/python -m benchmarks.figures
 
 kill-matrix: setup ## run every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import table
+from benchmarks import figures, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -90,7 +90,7 @@ class BenchmarkReport:
         return number
 
     def publish(self) -> None:
-        """Print the table, write ``results/<name>.json`` and the README's tables, then check the counts."""
+        """Print the table, write ``results/<name>.json``, the README's tables and all figures; check the counts."""
         written = {
             "about": self._about,
             "environment": environment(),
@@ -102,6 +102,7 @@ class BenchmarkReport:
         Console(width=160).print(_terminal_table(self._name, written["figures"]))
         print(self._about)
         table.rewrite()
+        figures.main()
         self._check_counts()
 
     def _check_counts(self) -> None:
