@@ -159,15 +159,15 @@ def encode_parts(
     if parts.batch:
         blocks += _encode_batch(parts.batch)
     batch_count += len(blocks)
-    blocks += tail
-    length = _SIZE_MIN + _BATCH_COUNT.size + len(counts) + sum(map(len, blocks))
+    body = b"".join((_BATCH_COUNT.pack(batch_count), counts, *blocks, *tail))
+    length = _SIZE_MIN + len(body)
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
     header = _HEADER.pack(
         MAGIC, version, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
         *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
-    covered = b"".join((header, _BATCH_COUNT.pack(batch_count), counts, *blocks))
+    covered = header + body
     return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 

@@ -7,7 +7,6 @@ in lockstep (`ackstate.cursor.steps`).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import ExitStack
 from copy import copy
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +19,7 @@ from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.integers import check_count
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
@@ -143,11 +143,16 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
             return _execute(persisters, begin)
     if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
         raise ValueError("cursors that are persisted together must share a store, and each must come once")
-    with ExitStack() as held:
+    held: list[threading.Lock] = []
+    try:
         # In the order of identity, so that two calls at once cannot wait for each other.
         for persister in sorted(persisters, key=id):
-            held.enter_context(persister.writing)
+            persister.writing.acquire()
+            held.append(persister.writing)
         return _execute(persisters, begin)
+    finally:
+        for writing in held:
+            writing.release()
 
 
 def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:

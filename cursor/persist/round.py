@@ -54,7 +54,8 @@ class Round:
         self._closes = closes
         self._now_ms = now_ms
         self.is_open = True
-        self._notify_begun()
+        if persister.listeners.of_changes:
+            self._notify_begun()
 
     @property
     def appends(self) -> bool:
@@ -121,7 +122,8 @@ class Round:
             with persister.lock:
                 self._plan = persister.planner.plan_metadata(self._up_to, buckets)
                 self.is_open = True
-                self._notify_begun()
+                if persister.listeners.of_changes:
+                    self._notify_begun()
             return (yield from self.write())
         except StoreError as second:
             error.add_note(f"nor was it written to the metadata store: {second}")
@@ -157,8 +159,6 @@ class Round:
 
     def _notify_begun(self) -> None:
         listeners, now_ms = self._persister.listeners, self._now_ms
-        if not listeners.of_changes:
-            return
         unpersisted = self._persister.state.unpersisted
         held, cut, displaced = unpersisted.held, unpersisted.cut, unpersisted.displaced
         if displaced:

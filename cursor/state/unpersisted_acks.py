@@ -130,7 +130,11 @@ class UnpersistedAcks:
             record_bytes_max: The most that `record_bytes` may grow to.
         """
         ready = self.fresh
-        self.fresh, self._has_failed = DeletedRanges(), False
+        self.fresh = DeletedRanges()
+        if self.nothing_held_back and up_to == EVERYTHING and limit.range_count_max is None:
+            self.in_flight = ready
+            return
+        self._has_failed = False
         if self.held or up_to != EVERYTHING:
             if self._as_one is None:
                 self._as_one = ready.copy()
@@ -159,7 +163,8 @@ class UnpersistedAcks:
 
     def end_write(self, mark_delete: Position) -> None:
         """Forget the acks in flight, which were written, and those that the written mark-delete position covers."""
-        self.covered.remove_at_most(mark_delete)
+        if self.covered:
+            self.covered.remove_at_most(mark_delete)
         if self._as_one is not None:
             self._as_one.difference_update(self.in_flight)
             self._outcomes = ()

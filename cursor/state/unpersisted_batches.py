@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
     from ackstate.position import Position
 
+_NO_BATCHES = BatchIndexes()
+"""Must not be changed."""
+
 
 class _Before(NamedTuple):
     """The sets before a persist; see `UnpersistedBatches`."""
@@ -115,6 +118,9 @@ class UnpersistedBatches:
         Args:
             batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
         """
+        if batch_count_max is None and not (self._changed or self._unwritten or self._completed):
+            self._before = _Before(self._changed, self._cut, self._unwritten, self._completed)
+            return _NO_BATCHES
         self._before = _Before(self._changed, self._cut, self._unwritten.copy(), self._completed)
         self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient, Reply
 
 _REQUEST_BYTES_MAX = 4 << 20
+# Bookies are at work on one request while the child reads the next.
+_REQUEST_ENTRIES_MAX = 250
 _REQUESTS_AT_ONCE = 4
 
 
@@ -41,7 +43,7 @@ def _requests(entries: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, 
     request: list[tuple[int, bytes]] = []
     size_bytes = 0
     for handle, entry in entries:
-        if request and size_bytes + len(entry) > _REQUEST_BYTES_MAX:
+        if request and (size_bytes + len(entry) > _REQUEST_BYTES_MAX or len(request) == _REQUEST_ENTRIES_MAX):
             yield request
             request, size_bytes = [], 0
         request.append((handle, entry))

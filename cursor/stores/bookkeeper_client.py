@@ -37,8 +37,8 @@ _WORKER = "ackstate.cursor.stores.bookkeeper_worker"
 _STARTS_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 5.0
 _START = "start"
-JVM_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""The least processor time and memory for a client; a busy process may prefer ``("-Xmx1g",)``."""
+JVM_OPTIONS = ("-Xmx64m", "-XX:MaxDirectMemorySize=128m", "-XX:+UseSerialGC")
+"""The least memory for a client; a process that persists megabytes at once may prefer ``("-Xmx1g",)``."""
 _CLOSED = "the BookKeeper client is closed"
 _OPEN_AGAIN = "close the store and open it again"
 
@@ -305,11 +305,10 @@ class BookKeeperClient:
         reader = FrameReader(self._replies)
         try:
             while (received := reader.read()) is not None:
-                number, succeeded, content = received
                 with self._state:
-                    reply = self._waiting.pop(number, None)
-                if reply is not None:
-                    reply._arrive((succeeded, content), None)
+                    replies = [(self._waiting.pop(number), outcome) for number, *outcome in received]
+                for reply, outcome in replies:
+                    reply._arrive(outcome, None)
         finally:
             self._refuse(f"BookKeeper's Java client {self._how_ended()}; {_OPEN_AGAIN}")
             with self._state:

@@ -1,8 +1,9 @@
-"""The frames between `BookKeeperClient` and its child process: a length, and a marshalled tuple.
+"""The frames between `BookKeeperClient` and its child process: a length, and a marshalled value.
 
-A request is ``(number, operation, arguments)``. A reply is ``(number, True, result)`` or ``(number, False, failure)``
-with a `Failure`. Both processes run the same Python, so marshal's format is the same; it is faster than pickle, and has
-no classes. The sockets are private to both processes.
+A request is ``(number, operation, arguments)``. Replies come as a list, because many appends end at the same time; each
+is ``(number, True, result)`` or ``(number, False, failure)`` with the parts of a `Failure`. Both processes run the same
+Python, so marshal's format is the same; it is faster than pickle, and has no classes. The sockets are private to both
+processes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ UNKNOWN_CODE = -1_000
 """The error is not BookKeeper's own."""
 
 
-def frame(content: tuple[Any, ...]) -> bytes:
+def frame(content: Any) -> bytes:
     """Return the bytes of a frame."""
     data = marshal.dumps(content)
     return _LENGTH.pack(len(data)) + data

@@ -1,7 +1,6 @@
 """BookKeeper's Java client as a worker process uses it: JPype, no Java code of ours.
 
-Every call returns a ``CompletableFuture`` or takes a callback. The callback of appends is composed of method handles,
-so that it runs in Java alone.
+Every call returns a ``CompletableFuture`` or takes a callback.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import jpype
 
+from ackstate.cursor.stores.bookkeeper_completions import CompletedAppends
 from ackstate.cursor.stores.bookkeeper_frames import UNKNOWN_CODE, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _CLIENT = "org.apache.bookkeeper.client"
 
@@ -41,6 +41,9 @@ def start_java(class_path: Sequence[str], options: Sequence[str]) -> None:
 class JavaClasses:
     """The classes of the client that a worker uses.
 
+    Attributes:
+        completed_appends: Where the outcomes of appends arrive.
+
     Raises:
         JavaUnavailableError: One of them is not in the class path.
     """
@@ -50,8 +53,7 @@ class JavaClasses:
             self._client = jpype.JClass(f"{_CLIENT}.BookKeeper")
             self._digest_types = jpype.JClass(f"{_CLIENT}.api.DigestType")
             self._exception = jpype.JClass(f"{_CLIENT}.BKException")
-            self._add_callback = jpype.JClass(f"{_CLIENT}.AsyncCallback$AddCallback")
-            self._ledger_handle = jpype.JClass(f"{_CLIENT}.LedgerHandle")
+            self.completed_appends = CompletedAppends()
             self._admin = jpype.JClass(f"{_CLIENT}.BookKeeperAdmin")
             self._configuration = jpype.JClass("org.apache.bookkeeper.conf.ClientConfiguration")
             self._id_callback = jpype.JClass("org.apache.bookkeeper.proto.BookkeeperInternalCallbacks$GenericCallback")
@@ -61,8 +63,6 @@ class JavaClasses:
                 " bookkeeper-server and its dependencies, such as Pulsar's lib"
             ) from error
         self._bytes = jpype.JArray(jpype.JByte)
-        self._objects = jpype.JArray(jpype.JObject)
-        self._array_list = jpype.JClass("java.util.ArrayList")
         self._on_done = jpype.JClass("java.util.function.BiConsumer")
 
     def connect(self, settings: Mapping[str, str]) -> Any:
@@ -78,39 +78,6 @@ class JavaClasses:
         client = self._client(configuration)
         self._ledger_ids = client.getLedgerManagerFactory().newLedgerIdGenerator()
         return client
-
-    def new_queue(self) -> Any:
-        """Return a queue of Java that any thread may add to."""
-        return jpype.JClass("java.util.concurrent.LinkedBlockingQueue")()
-
-    def append_callback(self, completed: Any) -> Any:
-        """Return a callback that adds the outcome of an append to a queue, without calling Python.
-
-        The outcome is an array: BookKeeper's code, the ledger's handle, the entry id, and the number of the append.
-        """
-        method_type = jpype.JClass("java.lang.invoke.MethodType").methodType
-        lookup = jpype.JClass("java.lang.invoke.MethodHandles").publicLookup()
-        java_object = jpype.JClass("java.lang.Object").class_
-        integer = jpype.JClass("java.lang.Integer").TYPE
-        long = jpype.JClass("java.lang.Long").TYPE
-        boolean = jpype.JClass("java.lang.Boolean").TYPE
-        void = jpype.JClass("java.lang.Void").TYPE
-        add = lookup.findVirtual(completed.getClass(), "add", method_type(boolean, java_object)).bindTo(completed)
-        add_array = add.asType(method_type(boolean, self._objects.class_)).asCollector(self._objects.class_, 4)
-        parameters = jpype.JArray(jpype.JClass("java.lang.Class"))(
-            [integer, self._ledger_handle.class_, long, java_object]
-        )
-        target = add_array.asType(method_type(void, parameters))
-        proxies = jpype.JClass("java.lang.invoke.MethodHandleProxies")
-        return proxies.asInterfaceInstance(self._add_callback.class_, target)
-
-    def drain(self, completed: Any) -> Iterator[tuple[int, int, int]]:
-        """Wait for outcomes of appends and yield each: BookKeeper's code, the entry id, the number of the append."""
-        outcomes = self._array_list()
-        outcomes.add(completed.take())
-        completed.drainTo(outcomes)
-        for code, _, entry_id, append in outcomes:
-            yield int(code), int(entry_id), int(append)
 
     def when_done(self, future: Any, callback: Callable[[Any, Any], None]) -> None:
         """Call a function with a future's result and error, one of which is None, in a thread of Java."""

@@ -24,7 +24,7 @@ from ackstate.cursor.stores.bookkeeper_frames import Failure, FrameReader, frame
 from ackstate.cursor.stores.bookkeeper_java import JavaClasses, failure_of, start_java
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _PARENT_CHECKED_EVERY_S = 1.0
 _SLOW_REPLIES_AT_ONCE = 4
@@ -49,12 +49,13 @@ class _Ledger:
 class _Batch:
     """Appends of one request, and their outcomes so far."""
 
-    __slots__ = ("missing_count", "number", "outcomes")
+    __slots__ = ("has_failures", "missing_count", "number", "outcomes")
 
     def __init__(self, number: int, entry_count: int) -> None:
         self.number = number
         self.outcomes: list[int | Failure] = [0] * entry_count
         self.missing_count = entry_count
+        self.has_failures = False
 
 
 @final
@@ -93,8 +94,6 @@ class Worker:
         start_java(class_path, jvm_options)
         self._java = JavaClasses()
         self._client = self._java.connect(settings)
-        self._completed = self._java.new_queue()
-        self._on_append = self._java.append_callback(self._completed)
         threading.Thread(target=self._complete_appends, daemon=True).start()
         self._reply(number, None)
 
@@ -137,8 +136,7 @@ class Worker:
             try:
                 self._append(handle, entry)
             except Exception as error:
-                del self._appends[self._append_number]
-                self._send(b"".join(self._append_completed(batch, index, failure_of(error))))
+                self._complete([(failure_of(error), self._append_number)])
 
     def last_confirmed(self, number: int, handle: int) -> None:
         """Return the last entry that every reader may see, -1 if there is none."""
@@ -178,34 +176,37 @@ class Worker:
     def _append(self, handle: int, entry: bytes) -> None:
         ledger = self._ledgers[handle]
         if ledger.next_entry_id is None:
-            ledger.handle.asyncAddEntry(entry, self._on_append, self._append_number)
+            ledger.handle.asyncAddEntry(entry, self._java.completed_appends.callback, self._append_number)
         else:
             entry_id, ledger.next_entry_id = ledger.next_entry_id, ledger.next_entry_id + 1
-            ledger.handle.asyncAddEntry(entry_id, entry, self._on_append, self._append_number)
+            ledger.handle.asyncAddEntry(entry_id, entry, self._java.completed_appends.callback, self._append_number)
 
     def _complete_appends(self) -> None:
         """Reply to appends as Java completes them. A failure ends the process: no append would get a reply any more."""
+        java, completed = self._java, self._java.completed_appends
         try:
             while True:
-                replies = []
-                for code, entry_id, append in self._java.drain(self._completed):
-                    batch, index = self._appends.pop(append)
-                    replies += self._append_completed(batch, index, self._java.failure(code) if code else entry_id)
-                self._send(b"".join(replies))
+                self._complete(
+                    (java.failure(code) if code else entry_id, append) for code, entry_id, append in completed.take()
+                )
         finally:
             os._exit(1)
 
-    def _append_completed(self, batch: _Batch, index: int, outcome: int | Failure) -> list[bytes]:
-        """Record the outcome of an append, and return the reply if it was the last of its batch."""
+    def _complete(self, outcomes: Iterable[tuple[int | Failure, int]]) -> None:
+        """Record the outcomes of appends by their numbers, and reply to the requests of which none is missing."""
+        completed: list[_Batch] = []
         with self._completing:
-            batch.outcomes[index] = outcome
-            batch.missing_count -= 1
-            if batch.missing_count:
-                return []
-        if any(isinstance(each, Failure) and each.code in QUORUM_CODES for each in batch.outcomes):
-            self._later(batch.number, self._explained, batch.outcomes, None)
-            return []
-        return [frame((batch.number, True, [_plain(each) for each in batch.outcomes]))]
+            for outcome, append in outcomes:
+                batch, index = self._appends.pop(append)
+                batch.outcomes[index] = outcome
+                batch.has_failures |= isinstance(outcome, Failure)
+                batch.missing_count -= 1
+                if not batch.missing_count:
+                    completed.append(batch)
+        for batch in completed:
+            if batch.has_failures:
+                self._later(batch.number, self._explained, batch.outcomes, None)
+        self._send([(batch.number, True, batch.outcomes) for batch in completed if not batch.has_failures])
 
     def _when_done(self, number: int, future: Any, convert: Callable[[Any], Any]) -> None:
         self._java.when_done(future, lambda result, error: self._later(number, convert, result, error))
@@ -224,20 +225,18 @@ class Worker:
             self._fail(number, failure_of(failure))
 
     def _fail(self, number: int, failure: Failure) -> None:
-        if failure.code in QUORUM_CODES:
-            (explained,) = self._explained([failure])
-            self._send(frame((number, False, explained)))
-        else:
-            self._send(frame((number, False, _plain(failure))))
+        (explained,) = self._explained([failure])
+        self._send([(number, False, explained)])
 
     def _explained(self, outcomes: Sequence[int | Failure]) -> list[Any]:
         """Add the missing bookies to the messages of failures that they may have caused."""
-        names = self._unavailable_bookies()
+        codes = {each.code for each in outcomes if isinstance(each, Failure)}
+        names = [] if codes.isdisjoint(QUORUM_CODES) else self._unavailable_bookies()
         reason = f"; bookies that do not answer: {', '.join(names)}" if names else ""
         return [
-            _plain(each._replace(message=each.message + reason))
-            if isinstance(each, Failure) and each.code in QUORUM_CODES
-            else _plain(each)
+            (each.code, each.message + (reason if each.code in QUORUM_CODES else ""))
+            if isinstance(each, Failure)
+            else each
             for each in outcomes
         ]
 
@@ -247,16 +246,13 @@ class Worker:
         return []
 
     def _reply(self, number: int, result: Any) -> None:
-        self._send(frame((number, True, result)))
+        self._send([(number, True, result)])
 
-    def _send(self, data: bytes) -> None:
-        with self._sending:
-            self._replies.sendall(data)
-
-
-def _plain(outcome: int | Failure) -> Any:
-    """Return a value that marshal accepts: it refuses subclasses of tuple."""
-    return tuple(outcome) if isinstance(outcome, Failure) else outcome
+    def _send(self, replies: list[tuple[int, bool, Any]]) -> None:
+        if replies:
+            data = frame(replies)
+            with self._sending:
+                self._replies.sendall(data)
 
 
 def _end_with_parent(parent_pid: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
@@ -16,25 +15,37 @@ class BusyLedgers:
     """The ledgers that calls of this process are changing. Calls for the same ledger take turns in their order."""
 
     def __init__(self) -> None:
-        self._numbers = count()
-        self._calls: dict[int, Set[int]] = {}  # number of a call, in order -> its ledgers; also those that wait
-        self._released = threading.Condition()
+        # The calls for each ledger in their order; the first one holds the ledger, the others wait.
+        self._calls: dict[int, list[object]] = {}
+        self._released = threading.Condition(threading.Lock())
 
     @contextmanager
     def holding(self, ledger_ids: Set[int]) -> Iterator[None]:
-        """Wait until no earlier call changes these ledgers, and block later ones meanwhile; not reentrant."""
+        """Wait until no earlier call changes these ledgers, and block later ones meanwhile; not reentrant.
+
+        Complexity: O(ledgers of the call), if no other call waits for one of them.
+        """
+        call = object()
+        ledger_ids = frozenset(ledger_ids)
         with self._released:
-            number = next(self._numbers)
-            self._calls[number] = frozenset(ledger_ids)
+            for ledger_id in ledger_ids:
+                self._calls.setdefault(ledger_id, []).append(call)
         try:
             with self._released:
-                self._released.wait_for(lambda: self._is_first(number))
+                self._released.wait_for(lambda: all(self._calls[each][0] is call for each in ledger_ids))
             yield
         finally:
             with self._released:
-                del self._calls[number]
-                self._released.notify_all()
+                self._leave(call, ledger_ids)
 
-    def _is_first(self, number: int) -> bool:
-        ledger_ids = self._calls[number]
-        return all(each.isdisjoint(ledger_ids) for earlier, each in self._calls.items() if earlier < number)
+    def _leave(self, call: object, ledger_ids: Set[int]) -> None:
+        is_awaited = False
+        for ledger_id in ledger_ids:
+            calls = self._calls[ledger_id]
+            calls.remove(call)
+            if calls:
+                is_awaited = True
+            else:
+                del self._calls[ledger_id]
+        if is_awaited:
+            self._released.notify_all()

@@ -19,8 +19,12 @@ from ackstate.cursor.store import (
     StoreError,
     VersionMismatchError,
 )
+from ackstate.cursor.stores import pulsar_ledgers
+from ackstate.cursor.stores.bookkeeper_appends import append_all
+from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
 from ackstate.cursor.stores.bookkeeper_ledger import Replication
 from ackstate.cursor.stores.pulsar_cluster import open_cluster
+from ackstate.cursor.stores.pulsar_ledgers import PulsarLedgers
 from ackstate.wire.pulsar.range_list import varint
 from pulsar_nodes import NODE, POLICIES, TOPIC
 
@@ -64,6 +68,13 @@ def store(connect):
     for name in store.nodes.children(NODE):
         store.nodes.delete(f"{NODE}/{name}", expected_version=store.nodes.get(f"{NODE}/{name}").version)
     return store
+
+
+@pytest.fixture(scope="module")
+def open_ledgers(cluster):
+    """Open the ledgers of the cluster each time, as another owner, with one Java client for all."""
+    with closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS))) as store:
+        yield lambda: PulsarLedgers(store.ledgers._client, store.nodes, Replication(), only_reads=False)
 
 
 def _owner(name):
@@ -130,6 +141,66 @@ def test_a_second_owner_takes_a_cursor_over(store, connect):
         acked(first, 7)
     acked(second, 9)
     assert len(opened(connect()).deleted) == 3
+
+
+@pytest.fixture
+def ledgers(open_ledgers):
+    return open_ledgers()
+
+
+@pytest.fixture
+def ledger_id(ledgers):
+    """A ledger with one entry."""
+    ledger_id = ledgers.create(_owner("s"))
+    ledgers.append(ledger_id, b"a")
+    return ledger_id
+
+
+@pytest.mark.parametrize("change", ["seal", "fence", "delete"])
+def test_an_append_that_is_overtaken_by_another_call_still_has_its_outcome(ledgers, ledger_id, monkeypatch, change):
+    """The other call comes when the entry is durable, and before it is noted."""
+
+    def overtaken(client, entries):
+        outcomes = append_all(client, entries)
+        ledgers.seal() if change == "seal" else getattr(ledgers, change)(ledger_id)
+        return outcomes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulsar_ledgers, "append_all", overtaken)
+        assert ledgers.append(ledger_id, b"b") == 1
+    with pytest.raises(LedgerNotFoundError if change == "delete" else LedgerFencedError):
+        ledgers.append(ledger_id, b"late")
+    if change != "delete":
+        assert ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1) == [b"a", b"b"]
+
+
+def test_an_append_during_a_close_leaves_its_ledger_readable(ledgers, ledger_id, open_ledgers, monkeypatch):
+    def closed(client, entries):
+        ledgers.seal()
+        return append_all(client, entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulsar_ledgers, "append_all", closed)
+        with pytest.raises(StoreError):
+            ledgers.append(ledger_id, b"late")
+    successor = open_ledgers()
+    assert successor.fence(ledger_id) == 0
+    assert successor.read(ledger_id, 0, 1) == [b"a"]
+
+
+def test_nothing_is_appended_to_a_ledger_whose_deletion_had_no_answer(ledgers, ledger_id, monkeypatch):
+    delete = BookKeeperClient.delete
+
+    def lost(self, ledger_id):
+        delete(self, ledger_id).wait()
+        raise StoreError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BookKeeperClient, "delete", lost)
+        with pytest.raises(StoreError, match="no answer"):
+            ledgers.delete(ledger_id)
+    with pytest.raises(LedgerNotFoundError):
+        ledgers.append(ledger_id, b"lost")
 
 
 def test_a_reader_sees_the_last_ack_and_its_owner_goes_on(store, connect):

@@ -24,9 +24,9 @@ reader = FrameReader(requests)
 while (request := reader.read()) is not None:
     number, operation, arguments = request
     if operation == "append":
-        replies.sendall(frame((number, True, [len(entry) for _, entry in arguments[0]])))
+        replies.sendall(frame([(number, True, [len(entry) for _, entry in arguments[0]])]))
     elif operation != "missing_bookies":
-        replies.sendall(frame((number, True, None)))
+        replies.sendall(frame([(number, True, None)]))
 """
 
 
@@ -113,9 +113,9 @@ def test_calls_for_the_same_ledgers_take_turns_in_their_order():
 
     threads = [threading.Thread(target=all_of_them), *(threading.Thread(target=single, args=[n]) for n in range(4))]
     with busy.holding({1}):
-        for waiting, thread in enumerate(threads, 2):
+        for waiting, thread in enumerate(threads, 3):
             thread.start()
-            while len(busy._calls) < waiting:
+            while sum(map(len, busy._calls.values())) < waiting:
                 never.wait(0.001)
         assert order == []
         with busy.holding({3}):
