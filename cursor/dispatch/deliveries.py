@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.delay.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
+from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, KeysView, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyroaring import BitMap
 
     from ackstate.position import Position
 
@@ -44,10 +47,10 @@ def first_deliveries(
 ) -> list[Sent]:
     """Return how messages are sent for the first time, with the worst cases of their acks reserved, if any is."""
     new = tuple.__new__  # a quarter of the time of the constructor
+    is_covered = costs is not None
+    range_count = int(is_covered)
     if costs is None:
-        costs, is_covered = [0] * len(message_counts), False
-    else:
-        is_covered = True
+        costs = [0] * len(message_counts)
     if keys is None or isinstance(keys, bytes):
         # Neighbours usually cost the same: they share an object.
         shared: dict[tuple[int, int], Sent] = {}
@@ -55,11 +58,11 @@ def first_deliveries(
         for each in zip(message_counts, costs, strict=False):
             sent = shared.get(each)
             if sent is None:
-                sent = shared[each] = new(Sent, (consumer, keys, 1, *each, int(is_covered), is_covered))
+                sent = shared[each] = new(Sent, (consumer, keys, 1, *each, range_count, is_covered))
             found.append(sent)
         return found
     return [
-        new(Sent, (consumer, key, 1, count, cost, int(is_covered), is_covered))
+        new(Sent, (consumer, key, 1, count, cost, range_count, is_covered))
         for key, count, cost in zip(keys, message_counts, costs, strict=False)
     ]
 
@@ -91,8 +94,13 @@ class Reservations(Protocol):
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
         ...
 
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
+    def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
+        """Forget messages and their reservations; return those that were in flight, with how they were sent.
+
+        Args:
+            positions: The messages, in flight or not.
+            entries: The same by ledger.
+        """
         ...
 
     def reduce(self, position: Position, message_count: int) -> int:
@@ -131,11 +139,6 @@ class Deliveries:
     def __contains__(self, position: object) -> bool:
         return position in self._sent
 
-    @property
-    def positions(self) -> KeysView[Position]:
-        """The messages, in the order they were sent: to be read, not changed."""
-        return self._sent.keys()
-
     def of(self, consumer: str) -> list[Position]:
         """Return the messages of a consumer, in the order they were sent."""
         return list(self._of.get(consumer, ()))
@@ -168,11 +171,12 @@ class Deliveries:
 
         Complexity: bitmap operations over the messages; no call for each.
         """
-        assert self._sent.keys().isdisjoint(positions)
+        by_ledger = bitmaps_of(positions)
+        assert not self._in_order.has_any(by_ledger)
         self._sent.update(zip(positions, sent, strict=True))
-        for ledger_id, entries in bitmaps_of(positions).items():
+        for ledger_id, entries in by_ledger.items():
             self._in_order.update_entries(ledger_id, entries)
-        self._of.setdefault(consumer, {}).update(dict.fromkeys(positions))
+        self._of.setdefault(consumer, {}).update(zip(positions, repeat(None), strict=False))
         _, _, _, message_counts, record_bytes, range_counts, _ = zip(*sent, strict=True)
         unacked = sum(message_counts)
         self.reserved_bytes += sum(record_bytes)
@@ -199,21 +203,25 @@ class Deliveries:
             self._drop(consumer)
         return sent
 
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
-        take = self._sent.pop
+    def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
+        """See `Reservations`."""
+        take, of, unacked_of = self._sent.pop, self._of, self._unacked_of
         completed = [(position, sent) for position in positions if (sent := take(position, None)) is not None]
-        for ledger_id, entries in bitmaps_of([position for position, _ in completed]).items():
-            self._in_order.discard_entries(ledger_id, entries)
+        for ledger_id, each in entries.items():
+            self._in_order.discard_entries(ledger_id, each)
+        reserved_bytes = reserved_ranges = unacked = 0
         for position, (consumer, _, _, message_count, record_bytes, range_count, _) in completed:
-            del self._of[consumer][position]
-            self.reserved_bytes -= record_bytes
-            self.reserved_ranges -= range_count
-            self.unacked_messages -= message_count
-            self._unacked_of[consumer] -= message_count
-        for consumer in {sent.consumer for _, sent in completed}:
-            if not self._of[consumer]:
+            held = of[consumer]
+            del held[position]
+            reserved_bytes += record_bytes
+            reserved_ranges += range_count
+            unacked += message_count
+            unacked_of[consumer] -= message_count
+            if not held:
                 self._drop(consumer)
+        self.reserved_bytes -= reserved_bytes
+        self.reserved_ranges -= reserved_ranges
+        self.unacked_messages -= unacked
         return completed
 
     def uncount(self, sent: Sent) -> None:
@@ -255,6 +263,11 @@ class Deliveries:
         assert list(self._in_order) == sorted(self._sent)
         assert self.reserved_bytes == sum(sent.record_bytes for sent in self._sent.values())
         assert self.reserved_ranges == sum(sent.range_count for sent in self._sent.values())
+        assert all(
+            (sent.record_bytes, sent.range_count) == (isolated_range_bytes(*position), 1)
+            for position, sent in self._sent.items()
+            if sent.is_covered
+        )
         assert self.unacked_messages == sum(self._unacked_of.values())
         assert self.unacked_messages == sum(sent.message_count for sent in self._sent.values())
         assert {position: consumer for consumer, held in self._of.items() for position in held} == {

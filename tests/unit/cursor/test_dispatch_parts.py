@@ -25,7 +25,7 @@ NACKED = HoleReason.NACKED
 def waiting_messages(owners=None):
     """Each key is of the owner that a dict names."""
     owners = {} if owners is None else owners
-    return ReplayQueue(lambda key: owners.get(key, ""), became_ready=lambda position: None)
+    return ReplayQueue(lambda keys: [owners.get(key, "") for key in keys], became_ready=lambda position: None)
 
 
 # Waiting messages
