@@ -111,7 +111,15 @@ def _varints_bytes(entry_ids: BitMap, less: int) -> int:
 
 
 def ranges_bytes(ledger_id: int, bitmap: BitMap, firsts: BitMap) -> int:
-    """Return the size of all ranges of a ledger, given its acked entries and the first entry of each run."""
+    """Return the size of all ranges of a ledger, given its acked entries and the first entry of each run.
+
+    Complexity: O(1) queries if all entries have varints of one length, else as `firsts_bytes`.
+    """
+    if not firsts:
+        return 0
+    lowest, entry_bytes = bitmap.min(), VARINT_BYTES[bitmap.max().bit_length()]
+    if lowest and VARINT_BYTES[(lowest - 1).bit_length()] == entry_bytes:
+        return len(firsts) * (range_fixed_bytes(ledger_id) + 2 * entry_bytes)
     # At or above any entry, the runs that end are as many as those that begin, plus one if a run spans it.
     passing = sum(longer - 1 in bitmap and longer in bitmap for longer in _LONGER_FROM)
     return len(firsts) * range_fixed_bytes(ledger_id) + firsts_bytes(firsts) + lasts_bytes(firsts) + passing

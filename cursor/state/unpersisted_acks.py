@@ -159,7 +159,8 @@ class UnpersistedAcks:
 
     def end_write(self, mark_delete: Position) -> None:
         """Forget the acks in flight, which were written, and those that the written mark-delete position covers."""
-        self.covered.remove_at_most(mark_delete)
+        if self.covered:
+            self.covered.remove_at_most(mark_delete)
         if self._as_one is not None:
             self._as_one.difference_update(self.in_flight)
             self._outcomes = ()
