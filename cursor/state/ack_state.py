@@ -117,11 +117,10 @@ class CursorAckState:
             if self.is_acked(position):  # in a ledger that was trimmed since
                 return 0
             raise
-        mark_delete = self.mark_delete
-        if position <= mark_delete:
-            return 0
         ledger_id, entry_id = position
-        marked_ledger_id, marked_entry_id = mark_delete
+        marked_ledger_id, marked_entry_id = self.mark_delete
+        if ledger_id <= marked_ledger_id and (ledger_id < marked_ledger_id or entry_id <= marked_entry_id):
+            return 0
         if ledger_id == marked_ledger_id and entry_id == marked_entry_id + 1:
             self._ack_following(position)
         elif not self.deleted.add_with(self.unpersisted.fresh, position):
@@ -132,7 +131,7 @@ class CursorAckState:
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             if ledger_id != marked_ledger_id and (entry_id == 0 or self.ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()
-        if self.batch:
+        if self.batch.by_ledger:
             self.unpersisted_batches.complete(position)
         self.acked_count += 1
         self.accepted_number += 1

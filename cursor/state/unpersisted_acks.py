@@ -131,6 +131,9 @@ class UnpersistedAcks:
         """
         ready = self.fresh
         self.fresh, self._has_failed = DeletedRanges(), False
+        if self.nothing_held_back and up_to is EVERYTHING and limit.range_count_max is None:
+            self.in_flight = ready
+            return
         if self.held or up_to != EVERYTHING:
             if self._as_one is None:
                 self._as_one = ready.copy()
