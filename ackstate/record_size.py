@@ -70,8 +70,9 @@ def isolated_ranges_bytes(positions: Sequence[tuple[int, int]]) -> list[int]:
 
     Complexity: O(1) calls if the first and the last are of one ledger and take the same, as all between them do then.
     """
-    lowest, highest = isolated_range_bytes(*positions[0]), isolated_range_bytes(*positions[-1])
-    if lowest == highest and positions[0][0] == positions[-1][0]:
+    first, last = positions[0], positions[-1]
+    lowest = isolated_range_bytes(*first)
+    if first is last or (first[0] == last[0] and lowest == isolated_range_bytes(*last)):
         return [lowest] * len(positions)
     sizes: list[int] = []
     recent_id, fixed = -1, 0

@@ -124,10 +124,11 @@ class PositionSet:
 
         Complexity: O(log containers) within a ledger, else O(ledgers).
         """
-        if first.ledger_id != last.ledger_id:
-            return self.count_between(first, Position(last.ledger_id, last.entry_id + 1)) > 0
-        bitmap = self._bitmaps.get(first.ledger_id)
-        return bitmap is not None and bitmap.range_cardinality(first.entry_id, last.entry_id + 1) > 0
+        (ledger_id, low), (last_ledger_id, high) = first, last
+        if ledger_id != last_ledger_id:
+            return self.count_between(first, Position(last_ledger_id, high + 1)) > 0
+        bitmap = self._bitmaps.get(ledger_id)
+        return bitmap is not None and bitmap.range_cardinality(low, high + 1) > 0
 
     def update_entries(self, ledger_id: int, entry_ids: array[int] | list[int] | BitMap) -> int:
         """Put in entries of a ledger, and return how many were not in."""

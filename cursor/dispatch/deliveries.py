@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 
+# How many settled messages are taken out of a bitmap at once at most, and how many faster one by one.
+_SETTLED_MAX = 1_000
+_FEW_MAX = 16
+
+
 class Sent(NamedTuple):
     """A message in flight.
 
@@ -123,7 +128,9 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._sent: dict[Position, Sent] = {}
+        # Invariant: the same positions as in _sent, and those in _settled, which are taken out many at once.
         self._in_order = PositionSet()
+        self._settled: list[Position] = []
         # Invariant: the same as _sent, by consumer; no consumer has an empty set.
         self._of: dict[str, dict[Position, None]] = {}
         self._unacked_of: dict[str, int] = {}
@@ -149,17 +156,19 @@ class Deliveries:
 
     def at_most(self, position: Position) -> list[Position]:
         """Return the messages up to a position, included, in order. Complexity: O(them)."""
-        return list(takewhile(lambda each: each <= position, self._in_order))
+        return list(takewhile(lambda each: each <= position, self.in_order()))
 
     def in_order(self) -> PositionSet:
-        """Return all positions: to be read, not changed."""
+        """Return all positions: to be read at once, not changed."""
+        if self._settled:
+            self._forget_settled()
         return self._in_order
 
     def add(self, position: Position, sent: Sent) -> None:
         """Note a message that is sent now; it is not in flight yet."""
         assert position not in self._sent
         self._sent[position] = sent
-        self._in_order.add(position)
+        self.in_order().add(position)
         self._of.setdefault(sent.consumer, {})[position] = None
         self._count(sent, 1)
         self.sent_messages += sent.message_count
@@ -171,11 +180,11 @@ class Deliveries:
 
         Complexity: bitmap operations over the messages; no call for each.
         """
-        by_ledger = bitmaps_of(positions)
-        assert not self._in_order.has_any(by_ledger)
+        assert self._sent.keys().isdisjoint(positions)
         self._sent.update(zip(positions, sent, strict=True))
-        for ledger_id, entries in by_ledger.items():
-            self._in_order.update_entries(ledger_id, entries)
+        in_order = self.in_order()
+        for ledger_id, entries in bitmaps_of(positions).items():
+            in_order.update_entries(ledger_id, entries)
         self._of.setdefault(consumer, {}).update(zip(positions, repeat(None), strict=False))
         _, _, _, message_counts, record_bytes, range_counts, _ = zip(*sent, strict=True)
         unacked = sum(message_counts)
@@ -190,7 +199,9 @@ class Deliveries:
         sent = self._sent.pop(position, None)
         if sent is None:
             return None
-        self._in_order.discard(position)
+        self._settled.append(position)
+        if len(self._settled) > _SETTLED_MAX:
+            self.in_order()
         consumer, _, _, message_count, record_bytes, range_count, _ = sent
         held = self._of[consumer]
         del held[position]
@@ -244,9 +255,19 @@ class Deliveries:
         """Forget everything."""
         self._sent.clear()
         self._in_order.clear()
+        self._settled.clear()
         self._of.clear()
         self._unacked_of.clear()
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+
+    def _forget_settled(self) -> None:
+        if len(self._settled) <= _FEW_MAX:
+            for position in self._settled:
+                self._in_order.discard(position)
+        else:
+            for ledger_id, entries in bitmaps_of(self._settled).items():
+                self._in_order.discard_entries(ledger_id, entries)
+        self._settled.clear()
 
     def _drop(self, consumer: str) -> None:
         """Forget a consumer that has no message."""
@@ -260,7 +281,7 @@ class Deliveries:
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(in flight)."""
-        assert list(self._in_order) == sorted(self._sent)
+        assert list(self.in_order()) == sorted(self._sent)
         assert self.reserved_bytes == sum(sent.record_bytes for sent in self._sent.values())
         assert self.reserved_ranges == sum(sent.range_count for sent in self._sent.values())
         assert all(

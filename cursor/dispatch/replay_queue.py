@@ -133,10 +133,9 @@ class ReplayQueue:
 
     def put_all(self, positions: Sequence[Position], waiting: Sequence[Waiting]) -> None:
         """Add messages that wait for no time, as `put` does each; at a fraction of the time."""
-        by_ledger = bitmaps_of(positions)
-        assert not self._in_order.has_any(by_ledger)
+        assert self._all.keys().isdisjoint(positions)
         self._all.update(zip(positions, waiting, strict=True))
-        for ledger_id, entries in by_ledger.items():
+        for ledger_id, entries in bitmaps_of(positions).items():
             self._in_order.update_entries(ledger_id, entries)
         ready: dict[str, list[Position]] = {}
         keys = [each.key for each in waiting]
