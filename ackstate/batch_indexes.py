@@ -59,7 +59,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         # Invariant: ids rise and are the keys of by_ledger; every ledger has a batch; every mask has a bit.
         self._ledger_ids: list[int] = []
         self.by_ledger: dict[int, _LedgerBatches] = {}
-        """To be read only: each ack asks whether it is empty, in a fifth of the time of `bool`."""
+        """To be read only. It is empty if there is no batch, which each ack checks without a call."""
 
     def __len__(self) -> int:
         return sum(len(ledger.unacked) for ledger in self.by_ledger.values())

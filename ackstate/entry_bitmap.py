@@ -81,14 +81,16 @@ def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
     if not positions:
         return {}
     ledger_ids, entry_ids = zip(*positions, strict=True)
-    return _by_ledger(ledger_ids, entry_ids)
+    return _by_ledger(ledger_ids, entry_ids, ledger_ids)
 
 
-def _by_ledger(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap]:
+def _by_ledger(ledger_ids: Sequence[int], entry_ids: Sequence[int], plain_ids: Sequence[int]) -> dict[int, BitMap]:
+    """Return entries by ledger, given the ledger of each; `plain_ids` are the same as plain integers."""
+    # Counted in the given ids: most of them are one object.
     if ledger_ids.count(ledger_ids[0]) == len(ledger_ids):
-        return {ledger_ids[0]: _bitmap_of_ids(entry_ids)}
+        return {plain_ids[0]: _bitmap_of_ids(entry_ids)}
     by_ledger: dict[int, list[int]] = {}
-    for ledger_id, entry_id in zip(ledger_ids, entry_ids, strict=True):
+    for ledger_id, entry_id in zip(plain_ids, entry_ids, strict=True):
         by_ledger.setdefault(ledger_id, []).append(entry_id)
     return {ledger_id: _bitmap_of_ids(ids) for ledger_id, ids in by_ledger.items()}
 
@@ -141,8 +143,8 @@ def _checked_list(positions: Collection[Position]) -> dict[int, BitMap]:
 def _of_columns(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap] | None:
     """Return the entries by ledger, or None if an id is out of range; `TypeError` if one is no integer."""
     try:
-        # Arrays refuse what is no integer, and hold plain ones.
-        found = _by_ledger(array("q", ledger_ids), entry_ids)
+        # Arrays refuse anything but integers, and hold plain ones.
+        found = _by_ledger(ledger_ids, entry_ids, array("q", ledger_ids))
     except OverflowError:
         return None
     return found if 0 <= min(found) <= max(found) <= LEDGER_ID_MAX else None
