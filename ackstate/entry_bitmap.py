@@ -14,7 +14,7 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, checked_positions
 _NARROW = 32
 # The columns of an array with at most this many rows are checked as lists: five reductions in numpy take longer.
 _FEW_ROWS = 256
-# More ids than this are sorted first: a bitmap adds sorted ones in a fifth of the time.
+# More ids than this are sorted first: a bitmap adds a thousand sorted ones in a seventh of the time.
 _UNSORTED_MAX = 64
 _ID_BYTES = 4  # an unsigned number of this size is never out of range
 

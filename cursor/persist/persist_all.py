@@ -184,6 +184,7 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
 
 
 def _execute_one(persister: Persister, begin: Callable[[Persister], Round | None]) -> Outcome:
+    """Write a round of one cursor, as `_execute` those of many."""
     begun = _begun(persister, begin)
     if not isinstance(begun, Round):
         return begun
