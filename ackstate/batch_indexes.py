@@ -56,19 +56,20 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     """
 
     def __init__(self) -> None:
-        # Invariant: ids rise and are the keys of _ledgers; every ledger has a batch; every mask has a bit.
+        # Invariant: ids rise and are the keys of by_ledger; every ledger has a batch; every mask has a bit.
         self._ledger_ids: list[int] = []
-        self._ledgers: dict[int, _LedgerBatches] = {}
+        self.by_ledger: dict[int, _LedgerBatches] = {}
+        """To be read only. It is empty if there is no batch, which each ack checks without a call."""
 
     def __len__(self) -> int:
-        return sum(len(ledger.unacked) for ledger in self._ledgers.values())
+        return sum(len(ledger.unacked) for ledger in self.by_ledger.values())
 
     def __bool__(self) -> bool:
-        return bool(self._ledgers)  # five times as fast as counting them
+        return bool(self.by_ledger)  # five times as fast as counting them
 
     def __iter__(self) -> Iterator[Position]:
         for ledger_id in self._ledger_ids:
-            for entry_id in self._ledgers[ledger_id].entry_ids:
+            for entry_id in self.by_ledger[ledger_id].entry_ids:
                 yield Position(ledger_id, entry_id)
 
     def __getitem__(self, position: Position) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return self._mask(ledger_id, entry_id) != 0
 
     def __eq__(self, other: object) -> bool:
-        return self._ledgers == other._ledgers if isinstance(other, BatchIndexes) else super().__eq__(other)
+        return self.by_ledger == other.by_ledger if isinstance(other, BatchIndexes) else super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -131,10 +132,10 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
 
     def discard(self, position: Position) -> None:
         """Remove one batch, if it is stored: its entry was acked as a whole."""
-        if not self._ledgers:
+        if not self.by_ledger:
             return
         ledger_id, entry_id = position
-        ledger = self._ledgers.get(ledger_id)
+        ledger = self.by_ledger.get(ledger_id)
         if ledger is None or entry_id not in ledger.unacked:
             return
         unacked, entry_ids = ledger
@@ -157,7 +158,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
 
         Complexity: O(returned batches), and one bitmap operation.
         """
-        ledger = self._ledgers.get(ledger_id)
+        ledger = self.by_ledger.get(ledger_id)
         return [Position(ledger_id, entry_id) for entry_id in ledger.entry_ids & entry_ids] if ledger else []
 
     def remove_at_most(self, position: Position) -> int:
@@ -176,9 +177,9 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         ledger_id, entry_id = map(index, position)
         below = bisect_left(self._ledger_ids, ledger_id)
         forgotten = self._forget_ledgers(0, below)
-        if ledger_id not in self._ledgers:
+        if ledger_id not in self.by_ledger:
             return forgotten
-        unacked, entry_ids = self._ledgers[ledger_id]
+        unacked, entry_ids = self.by_ledger[ledger_id]
         if entry_ids.max() <= entry_id:
             return forgotten + self._forget_ledgers(0, 1)
         for entry in takewhile(lambda entry: entry <= entry_id, entry_ids):
@@ -191,34 +192,34 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         """Return an independent copy. Complexity: O(batches)."""
         twin = BatchIndexes()
         twin._ledger_ids = self._ledger_ids[:]
-        twin._ledgers = {
+        twin.by_ledger = {
             ledger_id: _LedgerBatches(unacked.copy(), entry_ids.copy())
-            for ledger_id, (unacked, entry_ids) in self._ledgers.items()
+            for ledger_id, (unacked, entry_ids) in self.by_ledger.items()
         }
         return twin
 
     def _mask(self, ledger_id: int, entry_id: int) -> int:
         """Return the unacked indexes of a batch, or 0 if it is not stored."""
-        ledger = self._ledgers.get(ledger_id)
+        ledger = self.by_ledger.get(ledger_id)
         return ledger.unacked.get(entry_id, 0) if ledger else 0
 
     def _hold(self, ledger_id: int, entry_id: int, mask: int) -> None:
-        ledger = self._ledgers.get(ledger_id)
+        ledger = self.by_ledger.get(ledger_id)
         if ledger is None:
             insort(self._ledger_ids, ledger_id)
-            ledger = self._ledgers[ledger_id] = _LedgerBatches({}, BitMap())
+            ledger = self.by_ledger[ledger_id] = _LedgerBatches({}, BitMap())
         ledger.unacked[entry_id] = mask
         ledger.entry_ids.add(entry_id)
 
     def _forget_ledgers(self, first: int, end: int) -> int:
         ledger_ids = self._ledger_ids[first:end]
         del self._ledger_ids[first:end]
-        return sum(len(self._ledgers.pop(ledger_id).unacked) for ledger_id in ledger_ids)
+        return sum(len(self.by_ledger.pop(ledger_id).unacked) for ledger_id in ledger_ids)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(batches)."""
-        assert self._ledger_ids == sorted(self._ledgers)
-        for unacked, entry_ids in self._ledgers.values():
+        assert self._ledger_ids == sorted(self.by_ledger)
+        for unacked, entry_ids in self.by_ledger.values():
             assert unacked
             assert list(entry_ids) == sorted(unacked)
             assert all(mask > 0 for mask in unacked.values())

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_end
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
-from ackstate.range_store import NO_ENTRIES, RangeStore, accounting
+from ackstate.range_store import NO_ENTRIES, RangeStore
 from ackstate.record_size import (
     MINUS_ONE_BYTES,
     VARINT_BYTES,
@@ -25,6 +25,7 @@ from ackstate.record_size import (
     range_first_bytes,
     range_fixed_bytes,
     range_last_bytes,
+    ranges_bytes,
 )
 
 if TYPE_CHECKING:
@@ -155,9 +156,12 @@ class DeletedRanges(RangeStore):
 
         Complexity: as `add_entries`, with one accounting for both sets if no range is joined.
         """
-        held = self.entries(ledger_id)
-        if new.shift(1).isdisjoint(held) and new.shift(-1).isdisjoint(held):
-            counts = accounting(ledger_id, new)
+        if not new:
+            return
+        held, right_of_new = self.entries(ledger_id), new.shift(1)
+        if right_of_new.isdisjoint(held) and new.shift(-1).isdisjoint(held):
+            new_firsts = new - right_of_new
+            counts = len(new), len(new_firsts), ranges_bytes(ledger_id, new, new_firsts)
             self._put(ledger_id, new, counts)
             part._put(ledger_id, new, counts)
         else:

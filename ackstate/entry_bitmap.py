@@ -14,6 +14,8 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, checked_positions
 _NARROW = 32
 # The columns of an array with at most this many rows are checked as lists: five reductions in numpy take longer.
 _FEW_ROWS = 256
+# More ids than this are sorted first: a bitmap adds a thousand sorted ones in a seventh of the time.
+_UNSORTED_MAX = 64
 _ID_BYTES = 4  # an unsigned number of this size is never out of range
 
 if TYPE_CHECKING:
@@ -79,16 +81,25 @@ def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
     if not positions:
         return {}
     ledger_ids, entry_ids = zip(*positions, strict=True)
-    return _by_ledger(ledger_ids, entry_ids)
+    return _by_ledger(ledger_ids, entry_ids, ledger_ids)
 
 
-def _by_ledger(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap]:
+def _by_ledger(ledger_ids: Sequence[int], entry_ids: Sequence[int], plain_ids: Sequence[int]) -> dict[int, BitMap]:
+    """Return entries by ledger, given the ledger of each; `plain_ids` are the same as plain integers."""
+    # Counted in the given ids: most of them are one object.
     if ledger_ids.count(ledger_ids[0]) == len(ledger_ids):
-        return {ledger_ids[0]: BitMap(array("I", entry_ids))}
+        return {plain_ids[0]: _bitmap_of_ids(entry_ids)}
     by_ledger: dict[int, list[int]] = {}
-    for ledger_id, entry_id in zip(ledger_ids, entry_ids, strict=True):
+    for ledger_id, entry_id in zip(plain_ids, entry_ids, strict=True):
         by_ledger.setdefault(ledger_id, []).append(entry_id)
-    return {ledger_id: BitMap(array("I", ids)) for ledger_id, ids in by_ledger.items()}
+    return {ledger_id: _bitmap_of_ids(ids) for ledger_id, ids in by_ledger.items()}
+
+
+def _bitmap_of_ids(entry_ids: Sequence[int]) -> BitMap:
+    ids = array("I", entry_ids)
+    if len(ids) > _UNSORTED_MAX:
+        np.frombuffer(ids, np.uint32).sort()
+    return BitMap(ids)
 
 
 def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]) -> dict[int, BitMap]:
@@ -122,7 +133,7 @@ def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]
 def _checked_list(positions: Collection[Position]) -> dict[int, BitMap]:
     try:
         ledger_ids, entry_ids = zip(*positions, strict=True)
-        if {*map(type, ledger_ids)} == {int} and (found := _of_columns(ledger_ids, entry_ids)) is not None:
+        if (found := _of_columns(ledger_ids, entry_ids)) is not None:
             return found
     except (TypeError, ValueError):
         pass
@@ -130,9 +141,10 @@ def _checked_list(positions: Collection[Position]) -> dict[int, BitMap]:
 
 
 def _of_columns(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap] | None:
-    """Return the entries by ledger, or None if an id is out of range; `TypeError` if an entry id is no integer."""
+    """Return the entries by ledger, or None if an id is out of range; `TypeError` if one is no integer."""
     try:
-        found = _by_ledger(ledger_ids, entry_ids)  # An array of unsigned numbers refuses all that is not one.
+        # Arrays refuse anything but integers, and hold plain ones.
+        found = _by_ledger(ledger_ids, entry_ids, array("q", ledger_ids))
     except OverflowError:
         return None
     return found if 0 <= min(found) <= max(found) <= LEDGER_ID_MAX else None

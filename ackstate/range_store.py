@@ -159,9 +159,7 @@ class RangeStore:
         return bitmap
 
     def _put(self, ledger_id: int, new: BitMap, counts: tuple[int, int, int]) -> None:
-        """Add new entries that are already counted and join no range."""
-        if not new:
-            return
+        """Add new entries, at least one, that are already counted and join no range."""
         held = self.entries(ledger_id)
         if held:
             held |= new

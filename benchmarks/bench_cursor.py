@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
+import threading
+from array import array
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from time import thread_time_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pyroaring import BitMap
 
 from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, SqliteStore, persist_all
+from ackstate.analysis.workloads.acked_entries import SEED
+from ackstate.cursor import ManagedCursor, MemoryStore, SqliteStore, persist_all
+from ackstate.cursor.results import Receipt, ReceiptStatus
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:
@@ -23,13 +30,17 @@ if TYPE_CHECKING:
 ABOUT = (
     "SQLite with synchronous=FULL in a temporary directory. An ack is of an entry that stands alone above the live "
     "holes, and is accepted, not persisted. Pulsar's figures are those of acks of every other entry with nothing "
-    "persisted, one a call and 1,000 a call."
+    "persisted, one a call and 1,000 a call. CPU: every other entry, out of order within windows of 1,000, in memory; "
+    "beside the acks is the least that they need in plain Python: a lock, two bitmaps and a receipt for one, the "
+    "reading of each position and a sorted bitmap for a list."
 )
 LEDGER = 7
 ACKS = 5_000
 ACK_RUNS = 7
 CURSORS = 1_000
 FLUSH_RUNS = 7
+LISTED = 50_000
+LIST_GOALS = {"ack_entries of one entry in numpy": 1_900, "ack_many of 100": 60, "ack_many of 1,000": 60}
 
 
 class CountingStore:
@@ -128,6 +139,66 @@ def ack_parts(parts: list[np.ndarray], cursor: ManagedCursor) -> None:
         cursor.ack_entries(LEDGER, part, now_ms=1)
 
 
+def measure_lists(report: BenchmarkReport) -> None:
+    """Every other entry, out of order within windows of 1,000, by lists, next to the least that plain Python needs."""
+    chance = random.Random(SEED)
+    windows = [[Position(LEDGER, first + 2 * at) for at in range(1_000)] for first in range(1, 2 * LISTED, 2_000)]
+    for window in windows:
+        chance.shuffle(window)
+    positions = [position for window in windows for position in window]
+    lists = {size: [positions[at : at + size] for at in range(0, LISTED, size)] for size in (100, 1_000)}
+    log, names = LedgerMap.from_counts({LEDGER: 2 * LISTED + 2}), count()
+    store = MemoryStore()
+
+    def new() -> ManagedCursor:
+        return ManagedCursor.open(store, topic="t", subscription=f"s{next(names)}", ledgers=log, now_ms=0)
+
+    def ack_many(parts: list[list[Position]], cursor: ManagedCursor) -> None:
+        for part in parts:
+            cursor.ack_many(part, now_ms=1)
+
+    def ack_alone(parts: list[np.ndarray], cursor: ManagedCursor) -> None:
+        for part in parts:
+            cursor.ack_entries(LEDGER, part, now_ms=1)
+
+    alone = [np.array([entry_id]) for _, entry_id in positions]
+    timings: dict[str, Timing] = {"an ack": Timing(lambda cursor: ack_each(cursor, positions), new, LISTED)}
+    timings["a lock, two bitmaps and a receipt"] = Timing(partial(into_two_bitmaps, positions), BitMap, LISTED)
+    timings["ack_entries of one entry in numpy"] = Timing(partial(ack_alone, alone), new, LISTED)
+    for size, parts in lists.items():
+        timings[f"ack_many of {size:,}"] = Timing(partial(ack_many, parts), new, LISTED)
+        timings[f"the bitmaps of {size:,} positions"] = Timing(partial(into_bitmaps, parts), BitMap, LISTED)
+    spreads = timed_in_turn(timings, runs=ACK_RUNS, clock=thread_time_ns)
+    for name, spread in spreads.items():
+        goal = LIST_GOALS.get(name)
+        report.time(f"{name}, CPU", "ns an entry", spread, None if goal is None else Against("goal", goal))
+
+
+def into_two_bitmaps(positions: list[Position], whole: BitMap) -> None:
+    """Do the least that an ack needs: add to the acked and to the unpersisted entries, and return a receipt."""
+    lock, part, opened, new = threading.RLock(), BitMap(), object(), tuple.__new__
+
+    def ack(position: Position, *, now_ms: int) -> Receipt:  # noqa: ARG001 - as `ManagedCursor.ack`
+        with lock:
+            _, entry_id = position
+            if entry_id not in whole and entry_id - 1 not in whole and entry_id + 1 not in whole:
+                whole.add(entry_id)
+                part.add(entry_id)
+        return new(Receipt, (1, 1, opened, {}, ReceiptStatus.ACCEPTED, None))
+
+    for position in positions:
+        ack(position, now_ms=1)
+
+
+def into_bitmaps(parts: list[list[Position]], whole: BitMap) -> None:
+    """Do the least that a list of acks needs: read each position, and add the entries to the acked ones."""
+    for part in parts:
+        _, entry_ids = zip(*part, strict=True)
+        ids = array("I", entry_ids)
+        np.frombuffer(ids, np.uint32).sort()
+        whole |= BitMap(ids)
+
+
 def measure_together(report: BenchmarkReport) -> None:
     """Flush a thousand cursors of ten acks, with one sync and with a sync each."""
     with sqlite() as sqlite_store:
@@ -173,5 +244,6 @@ if __name__ == "__main__":
     report = BenchmarkReport("cursor", ABOUT)
     measure_acks(report)
     measure_bulk(report)
+    measure_lists(report)
     measure_together(report)
     report.publish()

@@ -53,8 +53,7 @@ class AckIntake:
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_entries`."""
         is_plain = not (self.names_entries or self._listeners.of_changes or self.young_age.is_chosen)
-        few = _few(entry_ids) if is_plain and type(ledger_id) is int else None
-        if few is not None:
+        if is_plain and type(ledger_id) is int and (few := few_of(entry_ids)) and {*map(type, few)} == _INTEGERS:
             with self._lock:
                 if not self._persister.closed and 0 <= min(few) <= max(few) < self._state.ledgers.entry_count(
                     ledger_id
@@ -79,13 +78,13 @@ class AckIntake:
         """
         with self._lock:
             self._persister.check_open()
-            new = self._state.ack_bitmaps(entries)
+            new, newly_acked = self._state.ack_bitmaps(entries)
             if self._listeners.of_changes:
                 runs = [run for item in new.items() for run in bitmap_runs(*item)]
                 self._listeners.changed(Change.ACKED, runs, now_ms=now_ms)
-            if observes_age:
+            if observes_age and self.young_age.is_chosen:
                 self.young_age.acked(new, now_ms=now_ms)
-            return self._receipt(sum(map(len, new.values())), entries=entries)
+            return self._receipt(newly_acked, entries=entries)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_batch`."""
@@ -153,16 +152,16 @@ class AckIntake:
         return Receipt(self._state.accepted_number, newly_acked, self.opened, named_entries, batch=batch)
 
 
-def _few(entry_ids: Iterable[int]) -> list[int] | None:
-    """Return entry ids as a list of integers; None if there are many or none, or if one might be invalid."""
-    if type(entry_ids) is not list:
-        try:
-            if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
-                return None
-        except TypeError:
+def few_of(entry_ids: Iterable[int]) -> list[int] | None:
+    """Return entry ids, valid or not, as a list; None if they are more than are acked one by one, or of no length."""
+    try:
+        if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
             return None
-        entry_ids = entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
-    return entry_ids if len(entry_ids) <= _FEW_MAX and {*map(type, entry_ids)} == _INTEGERS else None
+    except TypeError:
+        return None
+    if type(entry_ids) is list:
+        return entry_ids
+    return entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
 
 
 def named(position: Position) -> Mapping[int, BitMap]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.former_names import FormerNames
-from ackstate.cursor.intake import ACCEPTED, AckIntake, named
+from ackstate.cursor.intake import ACCEPTED, AckIntake, few_of, named
 from ackstate.cursor.journal.cursor_properties import CursorProperties
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.recovery import report_of
 from ackstate.cursor.listener import Change, Listeners
 from ackstate.cursor.persist.opening import CursorOpening, recover_or_create
-from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of
+from ackstate.cursor.persist.persist_all import close, persist, persist_all, promote
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.reset import reset
 from ackstate.cursor.results import Receipt
@@ -212,7 +212,10 @@ class ManagedCursor(FormerNames):
 
         Complexity: bitmap operations over the entries; up to 16 one by one.
         """
-        return self.intake.ack_entries(ledger_id, entry_ids, now_ms=now_ms)
+        few = few_of(entry_ids)
+        if few is not None and len(few) == 1:
+            return self.ack(tuple.__new__(Position, (ledger_id, few[0])), now_ms=now_ms)
+        return self.intake.ack_entries(ledger_id, few or entry_ids, now_ms=now_ms)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack messages of an entry that is a batch of them; the last one acks the entry.
@@ -348,8 +351,7 @@ class ManagedCursor(FormerNames):
 
         Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        (outcome,) = persist_all([self], now_ms=now_ms)
-        return result_of(outcome)
+        return persist(self._persister, now_ms=now_ms)
 
     def promote(self, record_bytes_max: int, *, now_ms: int) -> PersistResult:
         """Persist, and of the acks that are too young for it the oldest before their time.

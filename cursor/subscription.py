@@ -14,6 +14,7 @@ from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.topic.start import Start, StartTime, start_position
+from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
@@ -125,8 +126,9 @@ class Subscription(SubscriptionDispatch, CursorListener):
         """
         with self._lock:
             positions, now_ms = checked_positions(positions), self._at(now_ms)
-            receipt = self._admission.ack_all(positions, now_ms=now_ms)
-            self._messages.acked_all(positions, receipt.newly_acked, now_ms=now_ms)
+            entries = bitmaps_of(positions)
+            receipt = self._admission.ack_all(positions, entries, now_ms=now_ms)
+            self._messages.acked_all(positions, entries, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:

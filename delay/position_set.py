@@ -119,6 +119,17 @@ class PositionSet:
             for ledger_id, bitmap in entries.items()
         )
 
+    def has_between(self, first: Position, last: Position) -> bool:
+        """Return whether a position from `first` to `last`, both included, is in.
+
+        Complexity: O(log containers) within a ledger, else O(ledgers).
+        """
+        (ledger_id, low), (last_ledger_id, high) = first, last
+        if ledger_id != last_ledger_id:
+            return self.count_between(first, Position(last_ledger_id, high + 1)) > 0
+        bitmap = self._bitmaps.get(ledger_id)
+        return bitmap is not None and bitmap.range_cardinality(low, high + 1) > 0
+
     def update_entries(self, ledger_id: int, entry_ids: array[int] | list[int] | BitMap) -> int:
         """Put in entries of a ledger, and return how many were not in."""
         held = self._bitmaps.get(ledger_id)

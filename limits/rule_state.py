@@ -328,7 +328,9 @@ def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
     Complexity: O(count) with costs.
     """
     room = max(room, 0)
-    return min(count, room) if costs is None else bisect_right(list(accumulate(costs[:count])), room)
+    if costs is None:
+        return min(count, room)
+    return count if sum(costs[:count]) <= room else bisect_right(list(accumulate(costs[:count])), room)
 
 
 def total_of(costs: Sequence[int] | None, count: int) -> int:

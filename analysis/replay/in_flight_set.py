@@ -11,7 +11,7 @@ from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ackstate.position import Position
 
@@ -70,7 +70,11 @@ class InFlightSet:
             self._count(-1, -sent.record_bytes)
         return sent
 
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
+    def complete_all(
+        self,
+        positions: Sequence[Position],
+        entries: Mapping[int, BitMap],  # noqa: ARG002 - part of the protocol
+    ) -> list[tuple[Position, Sent]]:
         """See `Reservations`."""
         return [(position, sent) for position in positions if (sent := self.complete(position)) is not None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent, first_deliveries
@@ -16,6 +16,8 @@ from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyroaring import BitMap
 
     from ackstate.cursor.dispatch.deliveries import Reservations
     from ackstate.cursor.managed import ManagedCursor
@@ -122,7 +124,7 @@ class Admission:
 
         Args:
             consumer: Receives them.
-            positions: The messages, at least one.
+            positions: The messages, at least one, in rising order.
             message_counts: How many messages of each entry are not acked.
             keys: The key of each that assigns it to the consumer, or the one of all of them.
             now_ms: The present.
@@ -197,11 +199,12 @@ class Admission:
             AckRefusedError: As `make_room`.
             As `ManagedCursor.ack_batch`.
         """
-        with self._room_for({position: self._sent.get(position)}, now_ms=now_ms):
+        sent = self._sent.get(position)
+        with self._room_for({position: sent}, now_ms=now_ms) if self._may_lack_room([sent]) else nullcontext():
             return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
 
-    def ack_all(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
-        """Ack messages, valid positions, all of them or, if one is refused, none.
+    def ack_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
+        """Ack messages, all of them or, if one is refused, none; `entries` are the same as `positions`, by ledger.
 
         Raises:
             AckRefusedError: As `make_room`, for all of them together.
@@ -209,9 +212,10 @@ class Admission:
 
         Complexity: O(messages); with one for which too little is reserved, as `LimitUsage.added_by_all`, too.
         """
-        sent = dict(zip(positions, map(self._sent.get, positions), strict=True))
-        with self._room_for(sent, now_ms=now_ms):
-            return self._cursor.intake.ack_bitmaps(bitmaps_of(positions), now_ms=now_ms)
+        sent = list(map(self._sent.get, positions))
+        is_short = self._may_lack_room(sent)
+        with self._room_for(dict(zip(positions, sent, strict=True)), now_ms=now_ms) if is_short else nullcontext():
+            return self._cursor.intake.ack_bitmaps(entries, now_ms=now_ms)
 
     def make_room(self, position: Position, *, now_ms: int) -> None:
         """Make sure that the ack of a message exceeds no limit, although too little may be reserved for it.
@@ -220,9 +224,9 @@ class Admission:
             AckRefusedError: There is no room for it, and a persist made none.
             CursorFencedError: Another owner has the cursor.
         """
-        sent = {position: self._sent.get(position)}
-        if self._may_lack_room(sent):
-            self._check_room(sent, now_ms=now_ms)
+        sent = self._sent.get(position)
+        if self._may_lack_room([sent]):
+            self._check_room({position: sent}, now_ms=now_ms)
 
     def complete(self, position: Position) -> Sent | None:
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
@@ -232,11 +236,11 @@ class Admission:
             gate.count_unacked(-sent.message_count)
         return sent
 
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
-        completed = self._sent.complete_all(positions)
-        if completed and self.gate is not None:
-            self.gate.count_unacked(-sum([sent.message_count for _, sent in completed]))
+    def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
+        """See `Reservations`."""
+        completed, gate = self._sent.complete_all(positions, entries), self.gate
+        if completed and gate is not None and gate.has_broker_limit:
+            gate.count_unacked(-sum([sent.message_count for _, sent in completed]))
         return completed
 
     def reduce(self, position: Position, message_count: int) -> None:
@@ -357,17 +361,14 @@ class Admission:
             sent: Message -> how it was sent; None if it is not in flight.
             now_ms: The present.
         """
-        if not self._may_lack_room(sent):
-            yield
-            return
         self._check_room(sent, now_ms=now_ms)
         with self._cursor.lock:
             self._check_room(sent, now_ms=None)
             yield
 
-    def _may_lack_room(self, sent: Mapping[Position, Sent | None]) -> bool:
-        """Return whether too little may be reserved for one of some acks; the argument is as in `_room_for`."""
-        short = [each for each in sent.values() if each is None or not each.is_covered]
+    def _may_lack_room(self, sent: Iterable[Sent | None]) -> bool:
+        """Return whether too little may be reserved for one of some acks, given how each message was sent."""
+        short = [each for each in sent if each is None or not each.is_covered]
         return self.gate is not None and len(short) > 0
 
     def _check_room(self, sent: Mapping[Position, Sent | None], *, now_ms: int | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, final
+from itertools import repeat
+from typing import TYPE_CHECKING, cast, final
 
 import google_crc32c
 
@@ -22,7 +24,6 @@ ANYONE = ""
 
 _SLOT_COUNT = 65_536
 _EVERYTHING = b""
-_NO_HOLDER = ("", 0)
 _CLOSED_MAX = 1_000
 
 
@@ -65,8 +66,10 @@ class Consumers:
         self.kind = kind
         self.needs_keys = kind is SubscriptionType.KEY_SHARED
         self.permits = Permits()
-        # The consumer that has unacked messages of a key, and how many: it receives the next ones as well.
-        self._holders: dict[bytes, tuple[str, int]] = {}
+        # The consumer that has unacked messages of a key, which receives the next ones as well, and how many it has.
+        # Invariant: both have the same keys.
+        self._holders: dict[bytes, str] = {}
+        self._held: Counter[bytes] = Counter()
         self._names: dict[str, int] = {}  # to its priority
         self._closed: dict[str, None] = {}  # the latest to be closed last
         self._slot_owners: dict[int, str] = {}
@@ -138,23 +141,24 @@ class Consumers:
         """
         if not self.needs_keys:
             return _EVERYTHING if self.kind.is_single_active else None
-        # No key begins with this many zeros by accident; if one did, it would only share a consumer.
-        return bytes(8) + b"%d:%d" % position if key is None else key
+        return _key_of(position) if key is None else key
 
-    def sticky_keys(self, messages: Sequence[tuple[Position, Message]]) -> list[bytes | None]:
+    def sticky_keys(self, messages: Sequence[tuple[Position, Message]]) -> list[bytes]:
         """Return `sticky_key` of each message, if keys decide which consumer receives a message."""
         keys = [message.key for _, message in messages]
         if None in keys:
-            return [self.sticky_key(position, key) for (position, _), key in zip(messages, keys, strict=True)]
-        return keys
+            keys = [
+                _key_of(position) if key is None else key for (position, _), key in zip(messages, keys, strict=True)
+            ]
+        return cast("list[bytes]", keys)
 
-    def hold_keys(self, consumer: str, keys: Iterable[bytes | None]) -> None:
-        """Note that a message of each key was sent to a consumer; None is no key."""
-        holders = self._holders
-        for key in keys:
-            if key is not None:
-                _, count = holders.get(key, _NO_HOLDER)
-                holders[key] = consumer, count + 1
+    def hold_keys(self, consumer: str, keys: Sequence[bytes]) -> None:
+        """Note that a message of each key was sent to a consumer, which receives the next ones of these keys as well.
+
+        No other consumer has a message of one of them.
+        """
+        self._holders.update(zip(keys, repeat(consumer)))
+        self._held.update(keys)
 
     def release(self, keys: Iterable[bytes | None]) -> list[bytes]:
         """Note that messages of keys are acked or returned; None is no key.
@@ -162,29 +166,26 @@ class Consumers:
         Returns:
             The keys of which it was the last message that a consumer had.
         """
-        holders, released = self._holders, []
+        held, released = self._held, []
         for key in keys:
-            holder = None if key is None else holders.get(key)
-            if holder is None:
+            if key is None or key not in held:
                 continue
-            assert key is not None
-            if holder[1] > 1:
-                holders[key] = holder[0], holder[1] - 1
+            if held[key] > 1:
+                held[key] -= 1
             else:
-                del holders[key]
+                del held[key], self._holders[key]
                 released.append(key)
         return released
 
     def release_keys(self) -> None:
         """Note that no consumer has any message."""
         self._holders.clear()
+        self._held.clear()
 
-    def owners(self, keys: Iterable[bytes | None]) -> list[str]:
+    def owners(self, keys: Sequence[bytes | None]) -> list[str]:
         """Return the owner of each key."""
-        holder_of, owner_of = self._holders.get, self.owner
-        return [
-            holder[0] if key is not None and (holder := holder_of(key)) is not None else owner_of(key) for key in keys
-        ]
+        owner_of, holder_of = self.owner, self._holders.get
+        return [holder_of(key) or owner_of(key) for key in keys]  # type: ignore[arg-type] # no key has no holder
 
     def owner(self, key: bytes | None) -> str:
         """Return the owner of a key: the consumer that has messages of it, else the winner of its slot; else `ANYONE`.
@@ -196,7 +197,7 @@ class Consumers:
             return ANYONE
         holder = self._holders.get(key)
         if holder is not None:
-            return holder[0]
+            return holder
         slot = google_crc32c.value(key) % _SLOT_COUNT
         owner = self._slot_owners.get(slot)
         if owner is None:
@@ -205,6 +206,12 @@ class Consumers:
             owner = max(self._names, key=lambda name: (blake2b(seed + name.encode(), digest_size=8).digest(), name))
             self._slot_owners[slot] = owner
         return owner
+
+
+def _key_of(position: Position) -> bytes:
+    """Return the key of a message that has none of its own."""
+    # No other key begins with this many zeros by accident; if one did, it would only share a consumer.
+    return bytes(8) + b"%d:%d" % position
 
 
 def _check_consumer(name: str, priority: int) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.delay.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
+from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, KeysView, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyroaring import BitMap
 
     from ackstate.position import Position
+
+
+# How many settled messages are taken out of a bitmap at once at most, and how many faster one by one.
+_SETTLED_MAX = 1_000
+_FEW_MAX = 16
 
 
 class Sent(NamedTuple):
@@ -44,10 +52,10 @@ def first_deliveries(
 ) -> list[Sent]:
     """Return how messages are sent for the first time, with the worst cases of their acks reserved, if any is."""
     new = tuple.__new__  # a quarter of the time of the constructor
+    is_covered = costs is not None
+    range_count = int(is_covered)
     if costs is None:
-        costs, is_covered = [0] * len(message_counts), False
-    else:
-        is_covered = True
+        costs = [0] * len(message_counts)
     if keys is None or isinstance(keys, bytes):
         # Neighbours usually cost the same: they share an object.
         shared: dict[tuple[int, int], Sent] = {}
@@ -55,11 +63,11 @@ def first_deliveries(
         for each in zip(message_counts, costs, strict=False):
             sent = shared.get(each)
             if sent is None:
-                sent = shared[each] = new(Sent, (consumer, keys, 1, *each, int(is_covered), is_covered))
+                sent = shared[each] = new(Sent, (consumer, keys, 1, *each, range_count, is_covered))
             found.append(sent)
         return found
     return [
-        new(Sent, (consumer, key, 1, count, cost, int(is_covered), is_covered))
+        new(Sent, (consumer, key, 1, count, cost, range_count, is_covered))
         for key, count, cost in zip(keys, message_counts, costs, strict=False)
     ]
 
@@ -91,8 +99,13 @@ class Reservations(Protocol):
         """Forget a message and its reservation; return how it was sent, None if it was not in flight."""
         ...
 
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
+    def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
+        """Forget messages and their reservations; return those that were in flight, with how they were sent.
+
+        Args:
+            positions: The messages, in flight or not.
+            entries: The same by ledger.
+        """
         ...
 
     def reduce(self, position: Position, message_count: int) -> int:
@@ -115,7 +128,9 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._sent: dict[Position, Sent] = {}
+        # Invariant: the same positions as in _sent, and those in _settled, which are taken out many at once.
         self._in_order = PositionSet()
+        self._settled: list[Position] = []
         # Invariant: the same as _sent, by consumer; no consumer has an empty set.
         self._of: dict[str, dict[Position, None]] = {}
         self._unacked_of: dict[str, int] = {}
@@ -131,11 +146,6 @@ class Deliveries:
     def __contains__(self, position: object) -> bool:
         return position in self._sent
 
-    @property
-    def positions(self) -> KeysView[Position]:
-        """The messages, in the order they were sent: to be read, not changed."""
-        return self._sent.keys()
-
     def of(self, consumer: str) -> list[Position]:
         """Return the messages of a consumer, in the order they were sent."""
         return list(self._of.get(consumer, ()))
@@ -146,17 +156,19 @@ class Deliveries:
 
     def at_most(self, position: Position) -> list[Position]:
         """Return the messages up to a position, included, in order. Complexity: O(them)."""
-        return list(takewhile(lambda each: each <= position, self._in_order))
+        return list(takewhile(lambda each: each <= position, self.in_order()))
 
     def in_order(self) -> PositionSet:
-        """Return all positions: to be read, not changed."""
+        """Return all positions: to be read at once, not changed."""
+        if self._settled:
+            self._forget_settled()
         return self._in_order
 
     def add(self, position: Position, sent: Sent) -> None:
         """Note a message that is sent now; it is not in flight yet."""
         assert position not in self._sent
         self._sent[position] = sent
-        self._in_order.add(position)
+        self.in_order().add(position)
         self._of.setdefault(sent.consumer, {})[position] = None
         self._count(sent, 1)
         self.sent_messages += sent.message_count
@@ -170,9 +182,10 @@ class Deliveries:
         """
         assert self._sent.keys().isdisjoint(positions)
         self._sent.update(zip(positions, sent, strict=True))
+        in_order = self.in_order()
         for ledger_id, entries in bitmaps_of(positions).items():
-            self._in_order.update_entries(ledger_id, entries)
-        self._of.setdefault(consumer, {}).update(dict.fromkeys(positions))
+            in_order.update_entries(ledger_id, entries)
+        self._of.setdefault(consumer, {}).update(zip(positions, repeat(None), strict=False))
         _, _, _, message_counts, record_bytes, range_counts, _ = zip(*sent, strict=True)
         unacked = sum(message_counts)
         self.reserved_bytes += sum(record_bytes)
@@ -186,7 +199,9 @@ class Deliveries:
         sent = self._sent.pop(position, None)
         if sent is None:
             return None
-        self._in_order.discard(position)
+        self._settled.append(position)
+        if len(self._settled) > _SETTLED_MAX:
+            self.in_order()
         consumer, _, _, message_count, record_bytes, range_count, _ = sent
         held = self._of[consumer]
         del held[position]
@@ -199,21 +214,25 @@ class Deliveries:
             self._drop(consumer)
         return sent
 
-    def complete_all(self, positions: Iterable[Position]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
-        take = self._sent.pop
+    def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
+        """See `Reservations`."""
+        take, of, unacked_of = self._sent.pop, self._of, self._unacked_of
         completed = [(position, sent) for position in positions if (sent := take(position, None)) is not None]
-        for ledger_id, entries in bitmaps_of([position for position, _ in completed]).items():
-            self._in_order.discard_entries(ledger_id, entries)
+        for ledger_id, each in entries.items():
+            self._in_order.discard_entries(ledger_id, each)
+        reserved_bytes = reserved_ranges = unacked = 0
         for position, (consumer, _, _, message_count, record_bytes, range_count, _) in completed:
-            del self._of[consumer][position]
-            self.reserved_bytes -= record_bytes
-            self.reserved_ranges -= range_count
-            self.unacked_messages -= message_count
-            self._unacked_of[consumer] -= message_count
-        for consumer in {sent.consumer for _, sent in completed}:
-            if not self._of[consumer]:
+            held = of[consumer]
+            del held[position]
+            reserved_bytes += record_bytes
+            reserved_ranges += range_count
+            unacked += message_count
+            unacked_of[consumer] -= message_count
+            if not held:
                 self._drop(consumer)
+        self.reserved_bytes -= reserved_bytes
+        self.reserved_ranges -= reserved_ranges
+        self.unacked_messages -= unacked
         return completed
 
     def uncount(self, sent: Sent) -> None:
@@ -236,9 +255,19 @@ class Deliveries:
         """Forget everything."""
         self._sent.clear()
         self._in_order.clear()
+        self._settled.clear()
         self._of.clear()
         self._unacked_of.clear()
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+
+    def _forget_settled(self) -> None:
+        if len(self._settled) <= _FEW_MAX:
+            for position in self._settled:
+                self._in_order.discard(position)
+        else:
+            for ledger_id, entries in bitmaps_of(self._settled).items():
+                self._in_order.discard_entries(ledger_id, entries)
+        self._settled.clear()
 
     def _drop(self, consumer: str) -> None:
         """Forget a consumer that has no message."""
@@ -252,9 +281,14 @@ class Deliveries:
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(in flight)."""
-        assert list(self._in_order) == sorted(self._sent)
+        assert list(self.in_order()) == sorted(self._sent)
         assert self.reserved_bytes == sum(sent.record_bytes for sent in self._sent.values())
         assert self.reserved_ranges == sum(sent.range_count for sent in self._sent.values())
+        assert all(
+            (sent.record_bytes, sent.range_count) == (isolated_range_bytes(*position), 1)
+            for position, sent in self._sent.items()
+            if sent.is_covered
+        )
         assert self.unacked_messages == sum(self._unacked_of.values())
         assert self.unacked_messages == sum(sent.message_count for sent in self._sent.values())
         assert {position: consumer for consumer, held in self._of.items() for position in held} == {

@@ -196,8 +196,8 @@ class Dispatcher:
                     self._cursor.reader.rewind(next(position for position in positions if position > last))
                     positions = [position for position in positions if position <= last]
                 # A hole may have been filled with some before their turn.
-                for passed in (self._admission.deliveries.positions, self._waiting.positions):
-                    if not passed.isdisjoint(positions):
+                for passed in (self._admission.deliveries.in_order(), self._waiting.in_order()):
+                    if positions and passed.has_between(positions[0], positions[-1]):
                         positions = [position for position in positions if position not in passed]
                 read = self._reader.read(self._delayed.to_read(positions, now_ms=now_ms), now_ms=now_ms)
                 return self._delayed.without_early(read, now_ms=now_ms)

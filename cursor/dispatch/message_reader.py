@@ -47,17 +47,23 @@ class MessageReader:
         """
         if self.kept.keys().isdisjoint(positions):
             return self._load(positions, now_ms=now_ms)
-        kept = {position: self.kept[position] for position in positions if position in self.kept}
-        found = kept | dict(self._load([each for each in positions if each not in kept], now_ms=now_ms))
-        self.forget(kept)
-        return [(position, found[position]) for position in positions if position in found]
+        kept = list(map(self.kept.get, positions))
+        missing = [position for position, message in zip(positions, kept, strict=True) if message is None]
+        loaded = dict(self._load(missing, now_ms=now_ms))
+        self.forget(positions)
+        return [
+            (position, found)
+            for position, message in zip(positions, kept, strict=True)
+            if (found := loaded.get(position) if message is None else message) is not None
+        ]
 
     def keep(self, unsent: Iterable[tuple[Position, Message]]) -> None:
         """Keep messages that were read and not sent, for the next `read`."""
         kept = self.kept
         for position, message in unsent:
             before = kept.pop(position, None)
-            self._kept_bytes += _size(message) - (0 if before is None else _size(before))
+            if before is None:
+                self._kept_bytes += _size(message)
             kept[position] = message
         while self._kept_bytes > _KEPT_BYTES_MAX:
             self.forget((next(iter(self.kept)),))

@@ -43,14 +43,17 @@ class ReplayQueue:
     """Messages to be sent as soon as their owner may have them, the lowest first, those of a key in order.
 
     Args:
-        owner: Returns the consumer that receives the messages of a key; `ANYONE` if any may.
+        owners: Returns for each of some keys the consumer that receives its messages; `ANYONE` if any may.
         became_ready: Called with the messages that may be sent now, or that have another owner than before.
     """
 
     def __init__(
-        self, owner: Callable[[bytes | None], str], *, became_ready: Callable[[Sequence[Position]], None]
+        self,
+        owners: Callable[[Sequence[bytes | None]], list[str]],
+        *,
+        became_ready: Callable[[Sequence[Position]], None],
     ) -> None:
-        self._owner = owner
+        self._owners_of = owners
         self._became_ready = became_ready
         self._all: dict[Position, Waiting] = {}
         self.get: Callable[[Position], Waiting | None] = self._all.get
@@ -135,7 +138,8 @@ class ReplayQueue:
         for ledger_id, entries in bitmaps_of(positions).items():
             self._in_order.update_entries(ledger_id, entries)
         ready: dict[str, list[Position]] = {}
-        for position, (_, _, key, *_) in zip(positions, waiting, strict=True):
+        keys = [each.key for each in waiting]
+        for position, key, owner in zip(positions, keys, self._owners_of(keys), strict=True):
             if key is not None:
                 of_key = self._of_key.get(key)
                 if of_key is None:
@@ -145,7 +149,7 @@ class ReplayQueue:
                 if key in self._timed_of_key:
                     self._arrange(position, key)
                     continue
-            owner = self._owners[position] = self._owner(key)
+            self._owners[position] = owner
             if owner in ready:
                 ready[owner].append(position)
             else:
@@ -292,6 +296,10 @@ class ReplayQueue:
                 if later == lowest_timed:
                     return
                 self._arrange(later, key)
+
+    def _owner(self, key: bytes | None) -> str:
+        (owner,) = self._owners_of((key,))
+        return owner
 
     def _lowest_timed(self, key: bytes) -> Position | None:
         timed = self._timed_of_key.get(key)

@@ -74,6 +74,8 @@ class Sender:
             )  # fmt: skip
             if not count:
                 break
+            if isinstance(keys, list):
+                consumers.hold_keys(batch.consumer, keys[at : at + count])
             sent = zip(positions[at : at + count], messages[at:], strict=False)
             if is_plain:
                 new = tuple.__new__
@@ -104,6 +106,8 @@ class Sender:
         send = self._admission.send_new if is_new else self._admission.send_again
         if not send(position, sent, now_ms=batch.now_ms):
             return False
+        if key is not None and self._consumers.needs_keys:
+            self._consumers.hold_keys(batch.consumer, (key,))
         self._waiting.take(position)
         batch.permits -= sent.message_count
         batch.deliveries.append(self._delivery(position, message, waiting.delivery_count))

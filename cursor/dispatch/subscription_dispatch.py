@@ -93,8 +93,6 @@ class SubscriptionDispatch(SubscriptionReports):
                 self._rounds.withdraw()
                 self._waiter.arm(before, messages=True, room=True)
                 raise
-            for batch in sent:
-                self._messages.sent(batch)
             next_wake_ms = self._rounds.arm(before if waiter is None else waiter, now_ms=now_ms)
             return DispatchRound([(batch.consumer, batch.deliveries) for batch in sent], next_wake_ms)
 
@@ -166,7 +164,6 @@ class SubscriptionDispatch(SubscriptionReports):
             except BaseException:
                 self._messages.withdraw(batch)
                 raise
-            self._messages.sent(batch)
             if batch.deliveries:
                 self._waiter.room_made()  # The reader can read further ahead for the others.
             return batch.deliveries

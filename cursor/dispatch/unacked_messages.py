@@ -10,9 +10,10 @@ from ackstate.cursor.dispatch.message_reader import MessageReader
 from ackstate.cursor.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.delay.position_set import PositionSet
+from ackstate.entry_bitmap import bitmaps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyroaring import BitMap
 
@@ -59,7 +60,7 @@ class UnackedMessages:
         hole_tries_max: int,
     ) -> None:
         self.holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
-        self.waiting = ReplayQueue(consumers.owner, became_ready=self._became_ready)
+        self.waiting = ReplayQueue(consumers.owners, became_ready=self._became_ready)
         self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
         self.reader = MessageReader(log, postpone=self._postpone)
         self._cursor = cursor
@@ -71,15 +72,9 @@ class UnackedMessages:
         self._queued = self.waiting.positions  # follows the queue
         self.dead_lettered_messages = 0
 
-    def sent(self, batch: Batch) -> None:
-        """Note that a batch was sent: its consumer receives the next messages of the same keys as well."""
-        if self._consumers.needs_keys:
-            sent = map(self._admission.deliveries.get, [position for position, *_ in batch.deliveries])
-            self._consumers.hold_keys(batch.consumer, [each.key for each in sent if each is not None])
-
     def withdraw(self, batch: Batch) -> None:
         """Queue the messages of a batch that never reached its consumer."""
-        for position, sent in self._admission.complete_all([delivery.position for delivery in batch.deliveries]):
+        for position, sent in self._complete([delivery.position for delivery in batch.deliveries]):
             self._admission.deliveries.uncount(sent)
             count = sent.delivery_count - 1
             reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
@@ -116,11 +111,13 @@ class UnackedMessages:
         if self._round_waiter.wants_room or (self._gate is not None and self._gate.is_closed):
             self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
 
-    def acked_all(self, positions: Sequence[Position], newly_acked: int, *, now_ms: int) -> None:
-        """Note acks, as `acked` for each."""
-        self._complete(positions)
+    def acked_all(
+        self, positions: Sequence[Position], entries: Mapping[int, BitMap], newly_acked: int, *, now_ms: int
+    ) -> None:
+        """Note acks, as `acked` for each; `entries` are the same positions by ledger."""
+        self._complete(positions, entries)
         self._acked_count += newly_acked
-        if not self._queued.isdisjoint(positions):
+        if self.waiting.in_order().has_any(entries):
             for position in self._queued & set(positions):
                 self.waiting.take(position)
         self.reader.forget(positions)
@@ -189,9 +186,16 @@ class UnackedMessages:
             unsent.discard(position)
         return unsent
 
-    def _complete(self, positions: Sequence[Position]) -> list[tuple[Position, Sent]]:
-        """Take messages out of flight, release their keys, and return those that were in flight."""
-        completed = self._admission.complete_all(positions)
+    def _complete(
+        self, positions: Sequence[Position], entries: Mapping[int, BitMap] | None = None
+    ) -> list[tuple[Position, Sent]]:
+        """Take messages out of flight, release their keys, and return those that were in flight.
+
+        Args:
+            positions: The messages.
+            entries: The same by ledger, if they are known so.
+        """
+        completed = self._admission.complete_all(positions, bitmaps_of(positions) if entries is None else entries)
         if completed and self._consumers.needs_keys:
             self._release([sent.key for _, sent in completed])
         return completed

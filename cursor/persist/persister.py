@@ -101,6 +101,8 @@ class Persister:
 
     def persistable_up_to(self, *, now_ms: int) -> Position:
         """Return the position up to which acks are old enough to be persisted."""
+        if not self.young_age.is_on:
+            return EVERYTHING
         with self.lock:
             return self.young_age.persistable_up_to(now_ms=now_ms)
 

@@ -117,11 +117,10 @@ class CursorAckState:
             if self.is_acked(position):  # in a ledger that was trimmed since
                 return 0
             raise
-        mark_delete = self.mark_delete
-        if position <= mark_delete:
-            return 0
         ledger_id, entry_id = position
-        marked_ledger_id, marked_entry_id = mark_delete
+        marked_ledger_id, marked_entry_id = self.mark_delete
+        if ledger_id <= marked_ledger_id and (ledger_id < marked_ledger_id or entry_id <= marked_entry_id):
+            return 0
         if ledger_id == marked_ledger_id and entry_id == marked_entry_id + 1:
             self._ack_following(position)
         elif not self.deleted.add_with(self.unpersisted.fresh, position):
@@ -132,29 +131,30 @@ class CursorAckState:
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             if ledger_id != marked_ledger_id and (entry_id == 0 or self.ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()
-        if self.batch:
+        if self.batch.by_ledger:
             self.unpersisted_batches.complete(position)
         self.acked_count += 1
         self.accepted_number += 1
         return 1
 
-    def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
-        """Ack entries of many ledgers, all or none, and return those that were new.
+    def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> tuple[Mapping[int, BitMap], int]:
+        """Ack entries of many ledgers, all or none, and return those that were new, and their number.
 
         Raises:
             InvalidPositionError: The log does not have one of the entries.
         """
         new = {ledger_id: self._not_acked(ledger_id, bitmap) for ledger_id, bitmap in candidates.items()}
         for ledger_id, bitmap in new.items():
-            if bitmap:
+            if bitmap and bitmap.max() >= self.ledgers.entry_count(ledger_id):
                 self.ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
             self.deleted.add_entries_with(self.unpersisted.fresh, ledger_id, bitmap)
-            self.unpersisted.added(ledger_id, bitmap)
-            for position in self.batch.among(ledger_id, bitmap):
-                self.unpersisted_batches.complete(position)
-        self._accept(sum(map(len, new.values())))
-        return new
+            if not self.unpersisted.nothing_held_back:
+                self.unpersisted.added(ledger_id, bitmap)
+            if self.batch:
+                for position in self.batch.among(ledger_id, bitmap):
+                    self.unpersisted_batches.complete(position)
+        return new, self._accept(sum(map(len, new.values())))
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int]) -> tuple[int, bool]:
         """Ack messages of a batch; return the number of newly acked entries, 1 or 0, and whether the batch changed.
@@ -347,11 +347,12 @@ class CursorAckState:
         return newly_acked
 
     def _not_acked(self, ledger_id: int, candidates: BitMap) -> BitMap:
-        if ledger_id < self.mark_delete.ledger_id:
+        marked_ledger_id, marked_entry_id = self.mark_delete
+        if ledger_id < marked_ledger_id:
             return bitmap_of(())
         new = candidates - self.deleted.entries(ledger_id)
-        if ledger_id == self.mark_delete.ledger_id:
-            new.remove_range(0, self.mark_delete.entry_id + 1)
+        if ledger_id == marked_ledger_id:
+            new.remove_range(0, marked_entry_id + 1)
         return new
 
     def _ack_following(self, position: Position) -> None:

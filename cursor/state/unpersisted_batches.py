@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
     from ackstate.position import Position
 
-_NO_BATCHES = BatchIndexes()
-"""Must not be changed."""
-
 
 class _Before(NamedTuple):
     """The sets before a persist; see `UnpersistedBatches`."""
@@ -52,7 +49,7 @@ class UnpersistedBatches:
         # entry writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
         # The sets to restore if the persist is withdrawn.
-        self._before = _Before(set(), set(), set(), BatchIndexes())
+        self._before: _Before | None = None  # None if there was nothing to be written
 
     @property
     def excluded_count(self) -> int:
@@ -118,9 +115,9 @@ class UnpersistedBatches:
         Args:
             batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
         """
-        if batch_count_max is None and not (self._changed or self._unwritten or self._completed):
-            self._before = _Before(self._changed, self._cut, self._unwritten, self._completed)
-            return _NO_BATCHES
+        if not (self._partly or self._completed or self._changed or self._cut or self._unwritten):
+            self._before = None
+            return BatchIndexes()
         self._before = _Before(self._changed, self._cut, self._unwritten.copy(), self._completed)
         self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:
@@ -155,8 +152,9 @@ class UnpersistedBatches:
 
     def withdraw_write(self) -> None:
         """Undo `begin_write`; to be called right after it, or after `whole`."""
-        self._changed, self._cut, self._unwritten, self._completed = self._before
-        self._in_flight = set()
+        if self._before is not None:
+            self._changed, self._cut, self._unwritten, self._completed = self._before
+            self._in_flight = set()
 
     def _excluded(self) -> list[Position]:
         """Return the batches whose last ack the persist under way, or the last one, excludes."""

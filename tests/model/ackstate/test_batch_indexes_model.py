@@ -170,10 +170,10 @@ def test_model_catches_a_copy_that_lost_its_entries(monkeypatch):
 
 
 def hold_without_order(self, ledger_id, entry_id, mask):
-    if ledger_id not in self._ledgers:
+    if ledger_id not in self.by_ledger:
         self._ledger_ids = sorted([*self._ledger_ids, ledger_id])
-        self._ledgers[ledger_id] = ackstate.batch_indexes._LedgerBatches({}, BitMap([entry_id]))
-    self._ledgers[ledger_id].unacked[entry_id] = mask
+        self.by_ledger[ledger_id] = ackstate.batch_indexes._LedgerBatches({}, BitMap([entry_id]))
+    self.by_ledger[ledger_id].unacked[entry_id] = mask
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ackstate import Position
-from ackstate.cursor import SubscriptionType
+from ackstate.cursor import StoreError, SubscriptionType
 from ackstate.cursor.dispatch.consumers import Consumers
 from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
 from ackstate.cursor.dispatch.hole_queue import HoleQueue
@@ -25,7 +25,7 @@ NACKED = HoleReason.NACKED
 def waiting_messages(owners=None):
     """Each key is of the owner that a dict names."""
     owners = {} if owners is None else owners
-    return ReplayQueue(lambda key: owners.get(key, ""), became_ready=lambda position: None)
+    return ReplayQueue(lambda keys: [owners.get(key, "") for key in keys], became_ready=lambda position: None)
 
 
 # Waiting messages
@@ -39,6 +39,34 @@ def test_consumers_that_come_and_go_leave_nothing_behind():
         topic.subscription.consumer_closed(f"c{number}")
     assert len(topic.subscription._messages.waiting._ready) <= 1
     assert topic.dispatch("last") == [*range(10)]
+
+
+def test_a_failed_round_holds_no_key(monkeypatch):
+    topic = Topic(KEY_SHARED)
+    subscription = topic.subscription
+    topic.publish_keys("abcdefghij" * 60)
+    for consumer in "ab":
+        subscription.consumer_opened(consumer, permits=150)
+    read, sizes = topic.log.read, []
+
+    def fails_the_second_time(positions):
+        sizes.append(len(positions))
+        if len(sizes) > 1:
+            raise StoreError("no")
+        return read(positions)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(topic.log, "read", fails_the_second_time)
+        with pytest.raises(StoreError):
+            subscription.dispatch_all(now_ms=0)
+    assert sizes[0] == 300  # which were sent, and are withdrawn
+    assert subscription.unacked_messages == 0
+    assert not subscription._consumers._held
+    subscription._messages.waiting._check()
+    subscription.consumer_closed("a")
+    assert topic.dispatch("b", 600) == [*range(600)]
+    topic.ack(*range(600))
+    assert not subscription._consumers._held
 
 
 def test_what_is_ready_is_followed_by_who_holds_it_though_it_is_empty_for_a_while():
