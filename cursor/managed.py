@@ -13,7 +13,7 @@ from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.recovery import report_of
 from ackstate.cursor.listener import Change, Listeners
 from ackstate.cursor.persist.opening import CursorOpening, recover_or_create
-from ackstate.cursor.persist.persist_all import close, persist, persist_all, promote
+from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.reset import reset
 from ackstate.cursor.results import Receipt
@@ -351,7 +351,8 @@ class ManagedCursor(FormerNames):
 
         Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        return persist(self._persister, now_ms=now_ms)
+        (outcome,) = persist_all([self], now_ms=now_ms)
+        return result_of(outcome)
 
     def promote(self, record_bytes_max: int, *, now_ms: int) -> PersistResult:
         """Persist, and of the acks that are too young for it the oldest before their time.

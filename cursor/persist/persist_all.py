@@ -53,13 +53,6 @@ def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[Persis
     return outcomes
 
 
-def persist(persister: Persister, *, now_ms: int) -> PersistResult:
-    """Persist the acks of one cursor; see `ManagedCursor.persist`."""
-    (outcome,) = execute([persister], lambda each: each.begin(now_ms=now_ms))
-    persister.listeners.persisted(outcome)
-    return result_of(outcome)
-
-
 def tick_all(cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int) -> dict[Name, Outcome]:
     """Persist those of many cursors that are due, as `ManagedCursor.tick` each, with one sync.
 
@@ -147,7 +140,7 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
     """
     if len(persisters) == 1:
         with persisters[0].writing:
-            return [_execute_one(persisters[0], begin)]
+            return _execute(persisters, begin)
     if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
         raise ValueError("cursors that are persisted together must share a store, and each must come once")
     held: list[threading.Lock] = []
@@ -186,19 +179,6 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
                 if each.is_open:
                     each.abandon()
     return [outcomes[persister] for persister in persisters]
-
-
-def _execute_one(persister: Persister, begin: Callable[[Persister], Round | None]) -> Outcome:
-    """Write a round of one cursor, as `_execute` those of many."""
-    begun = _begun(persister, begin)
-    if not isinstance(begun, Round):
-        return begun
-    rounds = {persister: begun}
-    try:
-        return (_append(rounds, begin) if begun.appends else _write({persister: begun.write()}))[persister]
-    finally:
-        if begun.is_open:
-            begun.abandon()
 
 
 def _begun(persister: Persister, begin: Callable[[Persister], Round | None]) -> Round | Outcome:
