@@ -57,12 +57,9 @@ WORKLOADS = [
 
 
 class MeasuredProcess:
-    """A process that runs one workload with the code in a directory."""
+    """A process that runs its workload once for each line of its input, with the code in a directory."""
 
-    def __init__(self, code: Path, workload: EndToEndWorkload, messages: int) -> None:
-        program = ROOT / "benchmarks" / "end_to_end_side.py"
-        root = "ackstate." if code == ROOT else ""
-        command = [sys.executable, "-P", str(program), root, *workload, str(messages)]
+    def __init__(self, command: list[str], code: Path) -> None:
         environment = dict(os.environ, PYTHONPATH=str(code))
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -72,9 +69,8 @@ class MeasuredProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        with self.process:  # closes its pipes, whereupon it ends, and waits for it
+            pass
 
     def run(self) -> dict[str, float]:
         assert self.process.stdin is not None
@@ -83,6 +79,12 @@ class MeasuredProcess:
         self.process.stdin.flush()
         answer: dict[str, float] = json.loads(self.process.stdout.readline())
         return answer
+
+
+def started(code: Path, workload: EndToEndWorkload, messages: int) -> MeasuredProcess:
+    program = ROOT / "benchmarks" / "end_to_end_side.py"
+    root = "ackstate." if code == ROOT else ""
+    return MeasuredProcess([sys.executable, "-P", str(program), root, *workload, str(messages)], code)
 
 
 def extracted(commit: str, directory: Path) -> Path | None:
@@ -98,10 +100,10 @@ def extracted(commit: str, directory: Path) -> Path | None:
 def measure(report: BenchmarkReport, before: Path | None, *, messages: int, rounds: int) -> None:
     """Run all sides in turn: a slow spell of the machine hits all of them."""
     with ExitStack() as running:
-        sides = {("now", each): running.enter_context(MeasuredProcess(ROOT, each, messages)) for each in WORKLOADS}
+        sides = {("now", each): running.enter_context(started(ROOT, each, messages)) for each in WORKLOADS}
         for each in WORKLOADS:
             if before is not None and each.ack_by != "list":
-                sides[BEFORE, each] = running.enter_context(MeasuredProcess(before, each, messages))
+                sides[BEFORE, each] = running.enter_context(started(before, each, messages))
         taken: dict[tuple[str, EndToEndWorkload], list[dict[str, float]]] = {key: [] for key in sides}
         for _ in range(rounds):
             for key, side in sides.items():
