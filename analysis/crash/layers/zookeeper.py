@@ -7,6 +7,7 @@ Counts: ``stale_owners``, ``stopped_owners``, ``expired_sessions``, ``stopped_se
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -29,7 +30,7 @@ _RUNS_OF_A_SERVER = 300  # then another server starts with an empty disk
 _SESSION_TIMEOUT_S = 2.0
 _CALL_TIMEOUT_S = 5.0
 _HANGING_CALL_TIMEOUT_S = 0.2
-_CONNECTS_WITHIN_S = 60.0
+_CONNECTS_WITHIN_S = 10.0
 
 
 def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
@@ -152,8 +153,13 @@ class _ZooKeeperStory(TakeoverStory):
 def _expire(hosts: str, store: Any) -> None:
     """Close a store's session as if it had timed out on the server: another client takes it over."""
     from kazoo.client import KazooClient  # noqa: PLC0415 - an extra
+    from kazoo.handlers.threading import KazooTimeoutError  # noqa: PLC0415
 
     thief = KazooClient(hosts, client_id=store._session._client.client_id)
-    thief.start(timeout=_CONNECTS_WITHIN_S)
-    thief.stop()
-    thief.close()
+    try:
+        # On a busy machine, the client may get no connection: then nothing happens to the session here.
+        with suppress(KazooTimeoutError):
+            thief.start(timeout=_CONNECTS_WITHIN_S)
+    finally:
+        thief.stop()
+        thief.close()
