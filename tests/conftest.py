@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -14,7 +16,7 @@ _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=_SLOW_MACHINES)
 settings.register_profile(
     "ci",
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
@@ -34,6 +36,13 @@ SLOW_TO_START = ("spark", "bookkeeper_cluster", "browser")
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Search no doctests in the modules of tests: there are none, and the search costs a second."""
+    collected = yield
+    return [collector for collector in collected if not isinstance(collector, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     """Give pytest-xdist groups that stay in one process: tests with the same slow fixture, or of one module."""
 
@@ -49,6 +58,12 @@ def pytest_collection_modifyitems(config, items):
     if getattr(config.option, "loadgroup", False) and not all("@" in item.nodeid for item in items):
         raise pytest.UsageError("the groups of pytest-xdist have no effect: its release does not fit that of pytest")
     return result
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector the thousands of tests, which it would traverse again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
