@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+from contextlib import closing
 
 import pytest
 from _pytest.doctest import DoctestModule
@@ -85,6 +86,15 @@ def bookkeeper_cluster(tmp_path_factory):
         pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
     with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def bookkeeper_client(bookkeeper_cluster):
+    """Yield a client of that cluster for all stores of a run: starting its Java takes seconds."""
+    from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options
+
+    with closing(bookkeeper_options().connect(bookkeeper_cluster.hosts, call_timeout_s=30)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

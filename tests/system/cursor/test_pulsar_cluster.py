@@ -7,7 +7,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, Position
-from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options
+from ackstate.analysis.crash.bookkeeper_cluster import JARS
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.in_place import import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
@@ -35,10 +35,8 @@ def cluster(bookkeeper_cluster):
 
 
 @pytest.fixture(scope="module")
-def client(cluster):
-    """The Java client of most stores: starting one takes seconds."""
-    with closing(bookkeeper_options().connect(cluster.hosts, call_timeout_s=30)) as client:
-        yield client
+def client(bookkeeper_client):
+    return bookkeeper_client
 
 
 @pytest.fixture
