@@ -15,6 +15,8 @@ PYTEST = $(JAVA) .venv/bin/python -m pytest
 # them, as do those with BookKeeper, with a browser, or of a module (tests/conftest.py). The folder with the longest
 # tests comes first.
 PARALLEL = -n $$(($$(nproc) + 1)) --dist loadgroup --no-loadscope-reorder --durations=20
+# Compiles every module once, beside lint: otherwise each process of the tests would compile all of them.
+COMPILE = $(PYTEST) --collect-only -q >/dev/null 2>&1 || true
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
 # Of a proof, all parts together.
@@ -41,7 +43,7 @@ demo-broker: setup ## kill the example broker under Pulsar's own clients; ARGS='
 	@$(JAVA) .venv/bin/python -m examples.kill_and_compare out/broker $(ARGS)
 
 test: setup ## all that CI runs: format, lint, types, imports, every test
-	@for part in browser stores bookkeeper classes; do bash .ci/setup $$part || exit; done & \
+	@{ for part in browser stores bookkeeper classes; do bash .ci/setup $$part || exit; done; $(COMPILE); } & \
 	$(MAKE) --no-print-directory lint; failed=$$?; wait $$! && exit $$failed
 	HYPOTHESIS_PROFILE=ci $(PYTEST) $(PARALLEL)
 

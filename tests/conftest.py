@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
+from contextlib import closing
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -14,7 +17,7 @@ _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=_SLOW_MACHINES)
 settings.register_profile(
     "ci",
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
@@ -38,6 +41,13 @@ SLOW_TO_START = ("spark", "bookkeeper_cluster", "browser")
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Search no doctests in the modules of tests: there are none, and the search costs a second."""
+    collected = yield
+    return [collector for collector in collected if not isinstance(collector, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     """Give pytest-xdist groups that stay in one process: tests with the same slow fixture, or of one module."""
 
@@ -53,6 +63,12 @@ def pytest_collection_modifyitems(config, items):
     if getattr(config.option, "loadgroup", False) and not all("@" in item.nodeid for item in items):
         raise pytest.UsageError("the groups of pytest-xdist have no effect: its release does not fit that of pytest")
     return result
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector the thousands of tests, which it would traverse again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +90,15 @@ def bookkeeper_cluster(tmp_path_factory):
         pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
     with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def bookkeeper_client(bookkeeper_cluster):
+    """Yield a client of that cluster for all stores of a run: starting its Java takes seconds."""
+    from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options
+
+    with closing(bookkeeper_options().connect(bookkeeper_cluster.hosts, call_timeout_s=30)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, java_program
 
@@ -206,7 +207,7 @@ class Bookie:
         ]
         with (self.directory / "bookie.log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
-                [sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid()), *command],
+                [sys.executable, "-P", dying.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

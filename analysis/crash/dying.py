@@ -1,7 +1,7 @@
 """Processes that end with their parent, so that a killed harness leaves none behind.
 
-python -P -m ackstate.analysis.crash.dying PARENT_PID PROGRAM ARGUMENT... arranges that, and then executes the program,
-given by its path.
+python -P .../dying.py PARENT_PID PROGRAM ARGUMENT... arranges that, and then executes the program, given by its path.
+Started by its path, this module imports nothing else of the package.
 """
 
 from __future__ import annotations

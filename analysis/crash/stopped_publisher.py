@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from ackstate.analysis.crash import dying
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import LogFencedError
@@ -50,7 +51,7 @@ class StoppedPublisher:
         self._process = subprocess.Popen(  # noqa: S603 - a program of ours
             # Without -P a directory `analysis` in the current one would hide the package.
             [
-                *(sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid())),
+                *(sys.executable, "-P", dying.__file__, str(os.getpid())),
                 *(sys.executable, "-P", "-m", "ackstate.analysis.crash.stopped_publisher"),
                 *(kind, hosts, root, topic, str(entries_per_ledger_max)),
             ],

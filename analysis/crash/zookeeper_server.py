@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class ZooKeeperServer:
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
                 # Without -P a directory `analysis` in the current one would hide the package.
-                [sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid()), *command],
+                [sys.executable, "-P", dying.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -30,6 +30,7 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
     class_path: str | None = None,
     call_timeout_s: float = 30.0,
     client_options: Mapping[str, Any] | None = None,
+    client: BookKeeperClient | None = None,
 ) -> PulsarLayout:
     """Open the cluster of a URL; see `ackstate.cursor.stores.pulsar_nodes.parse_pulsar_url`.
 
@@ -41,6 +42,7 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         class_path: Where BookKeeper's Java client is; None for the environment's.
         call_timeout_s: How long a call waits for an answer.
         client_options: More arguments for `kazoo.client.KazooClient`.
+        client: A client of the cluster's BookKeeper to share, which stays open; None starts one for this store.
 
     Raises:
         ValueError: The URL is malformed, or names a metadata store that is not supported.
@@ -63,11 +65,14 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
             only_reads=only_reads,
         )
         opened.callback(nodes.close)
-        uri = f"zk+null://{parts.place.replace(',', ';')}{parts.chroot}{parts.ledgers}"
-        client = BookKeeperClient(uri, class_path=class_path, call_timeout_s=call_timeout_s)
+        on_close = None
+        if client is None:
+            uri = f"zk+null://{parts.place.replace(',', ';')}{parts.chroot}{parts.ledgers}"
+            client = BookKeeperClient(uri, class_path=class_path, call_timeout_s=call_timeout_s)
+            on_close = client.close
         opened.pop_all()
     ledgers = PulsarLedgers(client, nodes, chosen, only_reads=only_reads)
-    return PulsarLayout(nodes, ledgers, within=parts.within, on_close=client.close)
+    return PulsarLayout(nodes, ledgers, within=parts.within, on_close=on_close)
 
 
 def _with_secrets(replication: Replication, parts: PulsarUrl) -> Replication:

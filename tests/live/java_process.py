@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from ackstate.analysis.crash import dying
+
 JARS = Path(sys.prefix, "share", "ackstate", "pulsar")
 _STARTS_WITHIN_S = 240
 _OPENED = (
@@ -77,7 +79,7 @@ class JavaProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 # Without -P a directory `analysis` in the current one would hide the package.
-                [sys.executable, "-P", "-m", "ackstate.analysis.crash.dying", str(os.getpid()), *self._command],
+                [sys.executable, "-P", dying.__file__, str(os.getpid()), *self._command],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
             )  # fmt: skip
         deadline_s = time.monotonic() + _STARTS_WITHIN_S

@@ -59,10 +59,10 @@ def prose_of_markdown(text):
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def strings(tree):
+def strings(nodes):
     """Yield each string of a module as one text, in which `{}` stands for each expression of an f-string."""
     parts = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts.update(part for part in node.values if isinstance(part, ast.Constant))
             yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
@@ -70,9 +70,9 @@ def strings(tree):
             yield node.value
 
 
-def first_lines(tree):
+def first_lines(nodes):
     """Yield the summary of each docstring of a module."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield (ast.get_docstring(node, clean=False) or "").strip().partition("\n\n")[0]
 
@@ -90,12 +90,12 @@ def matches(name, text):
     elif not name.endswith(".py"):
         proses = [text]
     else:
-        tree = ast.parse(text)
-        messages = [*strings(tree)]
+        nodes = [*ast.walk(ast.parse(text))]
+        messages = [*strings(nodes)]
         # One text, in which each string ends a sentence: a search in each string would take ten times as long.
         proses = [".\n\n".join(messages), comments(text)]
         found[FOUND] = [prose for prose in messages for _ in GOT_SOMETHING.findall(prose)]
-        found[QUESTION] = [first for first in first_lines(tree) if first.endswith("?")]
+        found[QUESTION] = [first for first in first_lines(nodes) if first.endswith("?")]
     for pattern, expression in PATTERNS.items():
         found[pattern] = [
             " ".join(prose[max(0, match.start() - 40) : match.end() + 40].split())

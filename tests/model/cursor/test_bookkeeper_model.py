@@ -69,11 +69,9 @@ class BookKeeperMachine(ZooKeeperMachine):
 
 
 @pytest.fixture(scope="module")
-def machine(bookkeeper_cluster):
-    BookKeeperMachine.hosts = bookkeeper_cluster.hosts
-    BookKeeperMachine.client = bookkeeper_options().connect(bookkeeper_cluster.hosts, call_timeout_s=30)
-    yield BookKeeperMachine
-    BookKeeperMachine.client.close()
+def machine(bookkeeper_cluster, bookkeeper_client):
+    BookKeeperMachine.hosts, BookKeeperMachine.client = bookkeeper_cluster.hosts, bookkeeper_client
+    return BookKeeperMachine
 
 
 def test_bookkeeper_gives_the_same_answers(machine):

@@ -51,10 +51,8 @@ def cluster(bookkeeper_cluster):
 
 
 @pytest.fixture(scope="module")
-def client(cluster):
-    """The Java client of most stores: starting one takes seconds."""
-    with closing(bookkeeper_options().connect(cluster.hosts, call_timeout_s=30)) as client:
-        yield client
+def client(bookkeeper_client):
+    return bookkeeper_client
 
 
 @pytest.fixture

@@ -38,14 +38,19 @@ def cluster(bookkeeper_cluster):
     return bookkeeper_cluster
 
 
+@pytest.fixture(scope="module")
+def client(bookkeeper_client):
+    return bookkeeper_client
+
+
 @pytest.fixture
-def connect(cluster):
-    """Open the cluster's cursors each time; all are closed at the end."""
+def connect(cluster, client):
+    """Open the cluster's cursors each time, by default with the shared client; all are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def opened(**settings):
+        def opened(*, client=client, **settings):
             return stack.enter_context(
-                closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS), **settings))
+                closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS), client=client, **settings))
             )
 
         yield opened
@@ -135,7 +140,7 @@ def test_a_cluster_may_be_below_a_node_of_zookeeper(cluster):
 def test_a_second_owner_takes_a_cursor_over(store, connect):
     first = opened(store)
     acked(first, 3, 5)
-    second = opened(connect())
+    second = opened(connect(client=None))
     assert str(second.deleted) == str(first.deleted)
     with pytest.raises(CursorFencedError):
         acked(first, 7)

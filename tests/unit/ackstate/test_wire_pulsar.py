@@ -142,16 +142,17 @@ def test_a_list_is_written_as_the_runtime_does(ranges, few):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "ranges",
+    "runs",
     [
-        ranges_of((9, first, first + 1) for first in range(0, 20_000, 2)),
-        ranges_of((ledger, first, first + 3) for ledger in (1, 2, 127, 128, 2**40) for first in range(0, 3_000, 7)),
-        ranges_of((ledger, ledger, ledger + 50) for ledger in range(5_000)),
-        ranges_of((3, first, first + 40) for first in range(100, 9_000_000, 1_300)),
+        lambda: ((9, first, first + 1) for first in range(0, 20_000, 2)),
+        lambda: ((ledger, first, first + 3) for ledger in (1, 2, 127, 128, 2**40) for first in range(0, 3_000, 7)),
+        lambda: ((ledger, ledger, ledger + 50) for ledger in range(5_000)),
+        lambda: ((3, first, first + 40) for first in range(100, 9_000_000, 1_300)),
     ],
     ids=["one ledger", "few ledgers", "a range each", "wide"],
 )
-def test_a_long_list_is_written_and_read_as_the_runtime_does(ranges):
+def test_a_long_list_is_written_and_read_as_the_runtime_does(runs):
+    ranges = ranges_of(runs())
     assert_written_as_the_runtime_does(ranges)
     info = PositionInfo(Position(0, 0), ranges)
     encoded = encode_position_info(info, form=RangeForm.LIST)

@@ -10,6 +10,7 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers import bookkeeper as layer
 from ackstate.analysis.crash.layers.bookkeeper import SharedClient, bookkeeper, run
 from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.takeovers import SIZE
 from ackstate.cursor.stores.bookkeeper import BookKeeperStore
 from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
 from ackstate.cursor.stores.bookkeeper_ledgers import BookKeeperLedgers
@@ -57,7 +58,8 @@ def broken_in(outcomes):
 )
 def test_each_thing_that_may_happen_breaks_no_promise(cluster, client, only, name, seed):
     only(name)
-    outcome = run(seed, cluster, client, BookKeeperStore)
+    # Two events: a killed client is replaced by another Java, which takes seconds.
+    outcome = run(seed, cluster, client, BookKeeperStore, size=SIZE._replace(lives=2))
     assert outcome.broken == ()
     assert outcome.counts
 

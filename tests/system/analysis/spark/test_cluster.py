@@ -99,7 +99,7 @@ def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installe
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_commands_take_a_master_and_name_a_path_that_its_workers_cannot_see(
     spark, spark_cluster, bare_python, tmp_path
 ):
