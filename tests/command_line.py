@@ -23,7 +23,7 @@ ENTRY = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]
 typer.main.get_command = functools.cache(typer.main.get_command)
 
 
-class Outcome(NamedTuple):
+class CommandOutcome(NamedTuple):
     status: int
     out: str
     err: str
@@ -40,14 +40,14 @@ def status_of(*arguments):
 def run(capsys, *arguments):
     """Run a command in this process."""
     capsys.readouterr()
-    return Outcome(status_of(*arguments), *capsys.readouterr())
+    return CommandOutcome(status_of(*arguments), *capsys.readouterr())
 
 
 def run_apart(*arguments, **options):
     """Run a command in a process of its own."""
     command = [*ENTRY, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **options)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return CommandOutcome(done.returncode, done.stdout, done.stderr)
 
 
 _EACH = """
@@ -70,7 +70,7 @@ def run_each_apart(*commands, before="", prefix=(), **options):
     code = [*prefix, sys.executable, "-P", "-c", before + _EACH, words]
     done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=300, **options)
     assert (done.returncode, done.stderr) == (0, "")
-    return [Outcome(*json.loads(line)) for line in done.stdout.splitlines()]
+    return [CommandOutcome(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def assert_one_line(outcome, *naming, status=2):

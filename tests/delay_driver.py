@@ -18,7 +18,7 @@ ALL = 10_000
 FAR_MS = 10**9
 
 
-class Dispatcher:
+class DelayDispatcher:
     """One subscription: reads the log in order, skips messages that must wait, polls for them later, sends, takes
     acks."""
 
@@ -215,7 +215,7 @@ class Dispatcher:
         return self.broker.index if self.broker.kind.is_shared else self.tracker
 
 
-class Broker:
+class DelayBroker:
     """One topic with some subscriptions, and a clock that may run back."""
 
     def __init__(self, kind, *, tick_ms=10, subscription_count=2, clock_ms=1_000):
@@ -228,7 +228,7 @@ class Broker:
 
     def new_dispatcher(self):
         self.opened += 1
-        return Dispatcher(self, f"s{self.opened}")
+        return DelayDispatcher(self, f"s{self.opened}")
 
     def publish(self, *delays_ms):
         """Append messages that are to be delivered so long from now; return them."""

@@ -12,7 +12,7 @@ from ackstate.cursor.state.auto_age import AutoAge
 from chunks import chunk_of
 
 
-class Taken:
+class TakenEvents:
     """Counts how events are taken, and lets nothing be taken at once, or all that may be."""
 
     def __init__(self, monkeypatch):

@@ -23,7 +23,7 @@ RESTARTS = {EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER}
 NOTHING = (-1, -1)
 
 
-class Observed(NamedTuple):
+class ObservedCrashes(NamedTuple):
     """The messages that crashes at every instant redelivered.
 
     Attributes:
@@ -165,7 +165,7 @@ def observe(events, policy, log, *, end_ms):
         if alive and now_ms % policy.tick_ms == 0 and broker.tick(now_ms):
             lost = broker.lost_in_a_crash()
         at_end[now_ms] = lost
-    return Observed(
+    return ObservedCrashes(
         at_end, peak, broker.bytes_written, broker.write_count,
         broker.cursor.stats().journal_bytes if broker.writes_since_reset else None,
     )  # fmt: skip

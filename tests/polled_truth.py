@@ -28,7 +28,7 @@ class Write(NamedTuple):
     ledger: int
 
 
-class Instant(NamedTuple):
+class PolledInstant(NamedTuple):
     """From this time on, the redelivered entries of a crash: seen acks, at least and at most."""
 
     ts_ms: int
@@ -114,7 +114,7 @@ class Cursor:
     def instant(self, now_ms):
         known = self.acked - self.unseen
         lost = [known - self.durable] + [known - each.entries for each in self.under_way]
-        return Instant(now_ms, frozenset(min(lost, key=len)), frozenset(max(lost, key=len)))
+        return PolledInstant(now_ms, frozenset(min(lost, key=len)), frozenset(max(lost, key=len)))
 
     def poll(self, asked_ms, *, knows_load):
         deleted = DeletedRanges()

@@ -18,20 +18,20 @@ STATS = json.loads((VECTORS / "stats-smoke-alternate.json").read_text())
 CONFIGURATION = {"managedLedgerMaxUnackedRangesToPersist": "10000", "maxUnackedMessagesPerConsumer": "50000"}
 
 
-class Broker(http.server.ThreadingHTTPServer):
+class AnsweringBroker(http.server.ThreadingHTTPServer):
     """Answers each path as told: JSON, or (status, content, headers), or a list of these one after the other."""
 
     daemon_threads = True
 
     def __init__(self, answers):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), AnsweringHandler)
         self.answers = answers
         self.tokens = set()
         self.asked = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class AnsweringHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.tokens.add(self.headers.get("Authorization"))
         self.server.asked.append(self.path)
@@ -67,7 +67,7 @@ def answers():
 @contextmanager
 def serving(changes=None):
     """Yield a broker with the answers of `answers` and some changes."""
-    broker = Broker(answers() | (changes or {}))
+    broker = AnsweringBroker(answers() | (changes or {}))
     thread = threading.Thread(target=broker.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

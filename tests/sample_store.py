@@ -60,7 +60,7 @@ def opened(store, name, **options):
     )
 
 
-class Damage:
+class StoreDamage:
     """Changes a closed store behind its back."""
 
     def __init__(self, path):

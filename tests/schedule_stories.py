@@ -14,7 +14,7 @@ from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import GateLimits
 
 
-class Story:
+class ScheduleStory:
     """A schedule without chance: events told one by one."""
 
     def __init__(self, **settings):
@@ -51,7 +51,7 @@ class Story:
 
 
 def acks_while_a_persist_writes():
-    story = Story()
+    story = ScheduleStory()
     story.sent(5)
     story.ack(1)
     story.ack_while_a_persist_writes(3)
@@ -59,7 +59,7 @@ def acks_while_a_persist_writes():
 
 
 def persists_into_a_full_disk():
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story.schedule.script_faults(story.side, FaultKind.FULL, count=1)
@@ -69,7 +69,7 @@ def persists_into_a_full_disk():
 
 
 def ticks_more_often_than_the_rate_limit_lets_through():
-    story = Story(config=CursorConfig(flush_interval_ms=60_000, mark_delete_rate_limit=1))
+    story = ScheduleStory(config=CursorConfig(flush_interval_ms=60_000, mark_delete_rate_limit=1))
     story.sent(5)
     story.ack(1)
     story("tick")
@@ -80,7 +80,7 @@ def ticks_more_often_than_the_rate_limit_lets_through():
 
 
 def has_more_ranges_than_may_be_durable():
-    story = Story(config=CursorConfig(range_count_max=1))
+    story = ScheduleStory(config=CursorConfig(range_count_max=1))
     story.sent(5)
     story.ack(1, 3)
     story("persist")
@@ -88,7 +88,7 @@ def has_more_ranges_than_may_be_durable():
 
 
 def acks_until_the_gate_is_shut():
-    story = Story()
+    story = ScheduleStory()
     story("publish", 200)
     for _ in range(20):
         story("dispatch", "a", 10)
@@ -97,7 +97,7 @@ def acks_until_the_gate_is_shut():
 
 
 def fills_the_first_hole_while_a_persist_writes():
-    story = Story(config=CursorConfig(ledger_entry_count_max=1))
+    story = ScheduleStory(config=CursorConfig(ledger_entry_count_max=1))
     story.sent(5)
     story.ack(1, 2)
     story.ack_while_a_persist_writes(0)
@@ -105,7 +105,7 @@ def fills_the_first_hole_while_a_persist_writes():
 
 
 def restarts_above_a_limit():
-    story = Story()
+    story = ScheduleStory()
     story.sent(9)
     story.ack(1, 3, 5)
     story("persist")
@@ -114,7 +114,7 @@ def restarts_above_a_limit():
 
 
 def restarts_in_the_other_format():
-    story = Story()
+    story = ScheduleStory()
     story.sent(5)
     story.ack(1, 3)
     story("persist")
@@ -123,7 +123,7 @@ def restarts_in_the_other_format():
 
 
 def restarts_when_a_delayed_message_is_due():
-    story = Story(delay_share=1, tracker=Tracker.BUCKETED, entries_per_ledger_max=8)
+    story = ScheduleStory(delay_share=1, tracker=Tracker.BUCKETED, entries_per_ledger_max=8)
     schedule = story.schedule
     for _ in range(3):
         append(schedule, [Message(b"", deliver_at_ms=10 + 10 * number) for number in range(8)])
@@ -134,7 +134,7 @@ def restarts_when_a_delayed_message_is_due():
 
 
 def seeks_back():
-    story = Story()
+    story = ScheduleStory()
     story.sent(5)
     story.ack(1, 3)
     story("seek")
@@ -142,7 +142,7 @@ def seeks_back():
 
 
 def opens_copies_that_are_damaged():
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story("persist")
@@ -153,7 +153,7 @@ def opens_copies_that_are_damaged():
 
 def is_fenced_after_a_crash():
     """The owner before writes once more while the next one comes, and then goes on."""
-    story = Story(race_count_max=2)
+    story = ScheduleStory(race_count_max=2)
     story.sent(40)
     for number in range(0, 40, 4):
         story.ack(number)
@@ -168,7 +168,7 @@ def is_fenced_after_a_crash():
 
 def publishes_as_an_earlier_owner():
     """The broker before publishes while the next one opens the log, and again afterwards."""
-    story = Story(race_count_max=2, entries_per_ledger_max=6)
+    story = ScheduleStory(race_count_max=2, entries_per_ledger_max=6)
     for _ in range(12):
         story.sent(3)
         story("crash")
@@ -179,7 +179,7 @@ def publishes_as_an_earlier_owner():
 
 
 def persists_together_with_a_fault():
-    story = Story(subscription_count=2)
+    story = ScheduleStory(subscription_count=2)
     schedule = story.schedule
     schedule.meanwhile_share = 0
     append(schedule, [Message(b"")] * 200)
@@ -198,7 +198,7 @@ def persists_together_with_a_fault():
 
 
 def persists_together_where_nothing_has_room():
-    story = Story(subscription_count=2, config=CursorConfig(metadata_bytes_max=120))
+    story = ScheduleStory(subscription_count=2, config=CursorConfig(metadata_bytes_max=120))
     schedule = story.schedule
     schedule.meanwhile_share = 0
     append(schedule, [Message(b"")] * 30)
@@ -211,7 +211,7 @@ def persists_together_where_nothing_has_room():
 
 
 def crashes_while_it_recovers_from_a_persist_of_unknown_outcome():
-    story = Story(fault_share=1e-9)
+    story = ScheduleStory(fault_share=1e-9)
     story.sent(3)
     story.ack(1)
     story.schedule.script_faults(story.side, FaultKind.CRASH_AFTER, count=1)
@@ -224,7 +224,7 @@ def crashes_while_it_recovers_from_a_persist_of_unknown_outcome():
 
 
 def falls_behind():
-    story = Story(subscription_count=2, delay_share=0.5, due_log_bytes_max=0)
+    story = ScheduleStory(subscription_count=2, delay_share=0.5, due_log_bytes_max=0)
     story("fall_behind")
     story("dispatch", "a", 5)
     story.end()
@@ -232,7 +232,7 @@ def falls_behind():
 
 
 def acks_the_batch_that_closed_the_limit_of_the_broker():
-    story = Story(broker_max=12)
+    story = ScheduleStory(broker_max=12)
     append(story.schedule, [Message(b""), Message(b""), Message(b"", message_count=20), Message(b"")])
     story("dispatch", "a", 4)
     story("ack", 0)
@@ -242,7 +242,7 @@ def acks_the_batch_that_closed_the_limit_of_the_broker():
 
 
 def ticks_after_the_interval():
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story.schedule.now_ms += 1_000
@@ -251,7 +251,7 @@ def ticks_after_the_interval():
 
 
 def persists_without_ledgers():
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story.side.store.break_ledgers()
@@ -261,7 +261,7 @@ def persists_without_ledgers():
 
 
 def seeks_in_vain():
-    story = Story(fault_share=1e-9)
+    story = ScheduleStory(fault_share=1e-9)
     story.sent(3)
     for number in range(3):
         story("seek_in_vain")
@@ -272,14 +272,14 @@ def seeks_in_vain():
 
 
 def attaches_properties():
-    story = Story()
+    story = ScheduleStory()
     story("set_cursor_properties")
     story("crash")
     story.end()
 
 
 def acks_into_a_batch():
-    story = Story()
+    story = ScheduleStory()
     append(story.schedule, [Message(b"", message_count=3)] * 2)
     story("persist")
     for _ in range(3):
@@ -289,7 +289,7 @@ def acks_into_a_batch():
 
 
 def appends_with_unknown_outcome_where_nothing_else_has_room():
-    story = Story(config=CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0))
+    story = ScheduleStory(config=CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0))
     story.sent(5)
     story.ack(1)
     story.schedule.script_faults(story.side, FaultKind.FAIL_AFTER, count=1)
@@ -301,7 +301,7 @@ def appends_with_unknown_outcome_where_nothing_else_has_room():
 
 def acks_up_to_old_acks_while_no_write_succeeds():
     """The held-back acks are old by now: the mark-delete moves over them while they are written, and after that."""
-    story = Story(config=CursorConfig(become_old_ack_record_seconds=1))
+    story = ScheduleStory(config=CursorConfig(become_old_ack_record_seconds=1))
     story.schedule.meanwhile_share = 0
     for first, meanwhile in ((0, True), (3, False)):
         story.sent(3)
@@ -321,7 +321,7 @@ def acks_up_to_old_acks_while_no_write_succeeds():
 
 
 def persists_after_the_ledger_became_old():
-    story = Story(config=CursorConfig(ledger_rollover_ms=1_000))
+    story = ScheduleStory(config=CursorConfig(ledger_rollover_ms=1_000))
     story.schedule.meanwhile_share = 0
     story.sent(8)
     for number in (1, 3, 5, 7):
@@ -333,7 +333,7 @@ def persists_after_the_ledger_became_old():
 
 
 def compacts():
-    story = Story(config=CursorConfig(compaction_bytes_min=0))
+    story = ScheduleStory(config=CursorConfig(compaction_bytes_min=0))
     story.schedule.meanwhile_share = 0
     story.sent(40)
     for number in range(1, 40, 2):
@@ -345,7 +345,7 @@ def compacts():
 
 def trims():
     """No message leaves the log before it is acked durably; then whole ledgers do, but the last."""
-    story = Story(entries_per_ledger_max=3)
+    story = ScheduleStory(entries_per_ledger_max=3)
     for _ in range(3):
         story.sent(3)
     story.ack(*range(9))

@@ -13,7 +13,7 @@ _SAVED_AS = re.compile(r"[Ss]ave (?:this|it) as `([\w.]+)`:\n\n```\w+\n(.*?)^```
 _TIMEOUT_S = 300
 
 
-class Step(NamedTuple):
+class ConsoleStep(NamedTuple):
     """A command, and the lines that the page shows as its output."""
 
     command: str
@@ -32,9 +32,9 @@ def steps(page):
         if language == "console":
             for line in text.splitlines():
                 if line.startswith("$ "):
-                    found.append(Step(line[2:], ()))
+                    found.append(ConsoleStep(line[2:], ()))
                 else:
-                    found[-1] = Step(found[-1].command, (*found[-1].shown, line))
+                    found[-1] = ConsoleStep(found[-1].command, (*found[-1].shown, line))
     return found
 
 

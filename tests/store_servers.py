@@ -37,7 +37,7 @@ def pyspark_jars(*patterns):
     return found
 
 
-class Store:
+class RunningStore:
     """A store that runs.
 
     Attributes:
@@ -61,7 +61,7 @@ def hdfs(directory):
     words = ["-format", "-datanodes", "1", "-nnport", "0", "-httpport", "0", "-writeDetails", str(details)]
     with _running(directory, jars, "org.apache.hadoop.test.MiniDFSClusterManager", words) as (process, await_that):
         await_that(lambda: details.exists() and details.read_text().endswith("}"))
-        yield Store(f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}", environment, process)
+        yield RunningStore(f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}", environment, process)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def s3(directory):
         client = S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=settings["s3proxy.endpoint"])
         await_that(lambda: _listens(port))
         assert client.get_file_info("bucket").is_file is False
-        yield Store("s3a://bucket", environment, process)
+        yield RunningStore("s3a://bucket", environment, process)
 
 
 def _listens(port):

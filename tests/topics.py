@@ -17,7 +17,7 @@ from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 
 
-class Topic:
+class NumberedTopic:
     """Messages are known by their number, in order of publishing."""
 
     def __init__(self, kind=SubscriptionType.SHARED, *, tick_time_ms=None, options=None, config=None, **limits):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ackstate.analysis.trace.events import Event, EventKind
 
 
-class State(NamedTuple):
+class StateAfterEvent(NamedTuple):
     """After one event: the redelivery of a crash, the same if a persist under way was written, and the state."""
 
     redelivery: int
@@ -44,13 +44,13 @@ def replay(events):
                 acked -= run
                 durable -= run
         written = durable if begun is None else begun
-        states.append(State(len(acked - durable), len(acked - written), begun is not None, alive))
+        states.append(StateAfterEvent(len(acked - durable), len(acked - written), begun is not None, alive))
     return states
 
 
 def last_state(events):
     """Return the `State` at the end of a trace, which may be empty."""
-    return replay(events)[-1] if events else State(0, 0, persisting=False, alive=True)
+    return replay(events)[-1] if events else StateAfterEvent(0, 0, persisting=False, alive=True)
 
 
 def steps(events):

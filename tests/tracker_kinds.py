@@ -34,7 +34,7 @@ class Clockwork:
         self.tick_ms_max = max(self.tick_ms_max, tick_ms)
 
 
-class InMemory:
+class InMemoryKind:
     """Pulsar's tracker, one for each subscription."""
 
     keeps_what_is_due = True  # also if it was offered once more, and the answer was to deliver it
@@ -65,7 +65,7 @@ class InMemory:
         return precision_ms - 1 if self.strict else max(precision_ms - 1 - clockwork.tick_ms, 0)
 
 
-class Views:
+class ViewsKind:
     """Views of one index of the topic."""
 
     knows_acks = is_shared = True
@@ -98,7 +98,7 @@ class Views:
         return clockwork.tick_ms_max - 1
 
 
-class Bucketed:
+class BucketedKind:
     """The tracker with snapshots, one for each subscription, all in one store."""
 
     knows_acks = keeps_what_is_due = is_shared = is_fed = is_attached = False
@@ -142,7 +142,7 @@ class Bucketed:
         return 0
 
 
-class BucketedViews(Bucketed):
+class BucketedViewsKind(BucketedKind):
     """Views of one index of the topic that has snapshots."""
 
     knows_acks = is_shared = True
@@ -173,24 +173,24 @@ class BucketedViews(Bucketed):
         return 0
 
     def open(self, broker, dispatcher):
-        Views.open(self, broker, dispatcher)
+        ViewsKind.open(self, broker, dispatcher)
 
     def restart(self, broker, dispatcher):
         self.open(broker, dispatcher)
 
 
 KINDS = {
-    "in memory": InMemory(strict=False),
-    "in memory, strict": InMemory(strict=True),
-    "view": Views(),
-    "attached view": Views(is_attached=True),
-    "attached view, cut off at once": Views(is_attached=True, due_log_bytes_max=0),
-    "view, fed": Views(is_fed=True),
-    "attached view, fed": Views(is_fed=True, is_attached=True),
-    "bucketed": Bucketed(strict=False, max_time_step_per_segment_ms=40),
-    "bucketed, strict": Bucketed(strict=True, max_time_step_per_segment_ms=40),
-    "bucketed, merged": Bucketed(strict=True, max_bucket_count=2),
-    "view of buckets": BucketedViews(strict=True),
-    "attached view of buckets": BucketedViews(strict=True, is_attached=True),
-    "attached view of buckets, fed": BucketedViews(strict=True, is_attached=True, is_fed=True, max_bucket_count=2),
+    "in memory": InMemoryKind(strict=False),
+    "in memory, strict": InMemoryKind(strict=True),
+    "view": ViewsKind(),
+    "attached view": ViewsKind(is_attached=True),
+    "attached view, cut off at once": ViewsKind(is_attached=True, due_log_bytes_max=0),
+    "view, fed": ViewsKind(is_fed=True),
+    "attached view, fed": ViewsKind(is_fed=True, is_attached=True),
+    "bucketed": BucketedKind(strict=False, max_time_step_per_segment_ms=40),
+    "bucketed, strict": BucketedKind(strict=True, max_time_step_per_segment_ms=40),
+    "bucketed, merged": BucketedKind(strict=True, max_bucket_count=2),
+    "view of buckets": BucketedViewsKind(strict=True),
+    "attached view of buckets": BucketedViewsKind(strict=True, is_attached=True),
+    "attached view of buckets, fed": BucketedViewsKind(strict=True, is_attached=True, is_fed=True, max_bucket_count=2),
 }

@@ -347,12 +347,11 @@ class CursorAckState:
         return newly_acked
 
     def _not_acked(self, ledger_id: int, candidates: BitMap) -> BitMap:
-        marked_ledger_id, marked_entry_id = self.mark_delete
-        if ledger_id < marked_ledger_id:
+        if ledger_id < self.mark_delete.ledger_id:
             return bitmap_of(())
         new = candidates - self.deleted.entries(ledger_id)
-        if ledger_id == marked_ledger_id:
-            new.remove_range(0, marked_entry_id + 1)
+        if ledger_id == self.mark_delete.ledger_id:
+            new.remove_range(0, self.mark_delete.entry_id + 1)
         return new
 
     def _ack_following(self, position: Position) -> None:

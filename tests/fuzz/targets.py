@@ -59,7 +59,7 @@ _LINE_MAX = 30_000
 """Longer lines of vectors are no seeds: the fuzzer would mutate them for ever."""
 
 
-class Target(NamedTuple):
+class FuzzTarget(NamedTuple):
     """A decoder.
 
     Attributes:
@@ -75,7 +75,7 @@ class Target(NamedTuple):
     refuses: tuple[type[Exception], ...] = (AckStateError,)
 
 
-def run(target: Target, data: bytes) -> bool:
+def run(target: FuzzTarget, data: bytes) -> bool:
     """Decode, and return whether the bytes were accepted; raise any error that a target may not raise."""
     try:
         state = target.decode(data)
@@ -260,75 +260,75 @@ BROKER_CONF = [
 ]
 
 
-def _state(name: str) -> Target:
-    return Target(_text(lambda text: decoded(text, policies_of(name))), golden(f"redelivery-state-v7-{name}.json"))
+def _state(name: str) -> FuzzTarget:
+    return FuzzTarget(_text(lambda text: decoded(text, policies_of(name))), golden(f"redelivery-state-v7-{name}.json"))
 
 
 TARGETS = {
-    "native-record": Target(native.decode, golden("native-record-v[12].bin"), sealed_at_end),
-    "native-record-v3": Target(native_shared.decode_shared, golden("native-record-v3.bin"), sealed_at_end),
-    "native-deltas": Target(
+    "native-record": FuzzTarget(native.decode, golden("native-record-v[12].bin"), sealed_at_end),
+    "native-record-v3": FuzzTarget(native_shared.decode_shared, golden("native-record-v3.bin"), sealed_at_end),
+    "native-deltas": FuzzTarget(
         lambda data: decode_deltas([data], JournalOffset(2, 7, 0xDEADBEEF, Position(3, -1))),
         golden("native-record-v2.bin"), sealed_at_end,
     ),
-    "cursor-pointer": Target(native_pointer.decode_pointer, golden("cursor-pointer-*.bin"), sealed_at_end),
-    "log-record": Target(decode_log_record, golden("log-record-*.bin"), sealed_at_end),
-    "position-info": Target(
+    "cursor-pointer": FuzzTarget(native_pointer.decode_pointer, golden("cursor-pointer-*.bin"), sealed_at_end),
+    "log-record": FuzzTarget(decode_log_record, golden("log-record-*.bin"), sealed_at_end),
+    "position-info": FuzzTarget(
         lambda data: pulsar.decode_position_info(data, LEDGERS),
         vectors("positioninfo.jsonl.gz", "longArrayHex", "messageRangeHex"),
     ),
-    "cursor-info": Target(
+    "cursor-info": FuzzTarget(
         lambda data: pulsar.decode_cursor_info(data, LEDGERS), vectors("broker-positioninfo.jsonl.gz", "hex")
     ),
-    "delay-metadata": Target(
+    "delay-metadata": FuzzTarget(
         lambda data: delay_snapshot.decode_metadata(data, what="snapshot"),
         golden("delay-snapshot-v1.bin", "delay-snapshot-pulsar.bin"), sealed_snapshot,
     ),
-    "delay-segment": Target(_segment, golden("delay-snapshot-segment-*.bin")),
-    "ledger-info": Target(decode_ledger_info, lambda: [bytes.fromhex("0a0808031064180020000a0408051000")]),
-    "pulsar-entry": Target(decode_message_times, lambda: [_pulsar_entry()]),
-    "pulsar-rocksdb": Target(_values, _value_seeds),
-    "bookkeeper-metadata": Target(
+    "delay-segment": FuzzTarget(_segment, golden("delay-snapshot-segment-*.bin")),
+    "ledger-info": FuzzTarget(decode_ledger_info, lambda: [bytes.fromhex("0a0808031064180020000a0408051000")]),
+    "pulsar-entry": FuzzTarget(decode_message_times, lambda: [_pulsar_entry()]),
+    "pulsar-rocksdb": FuzzTarget(_values, _value_seeds),
+    "bookkeeper-metadata": FuzzTarget(
         lambda data: pulsar_rocksdb.closed_ledger_last(data, what="ledger"),
         lambda: [b"BookieMetadataFormatVersion\t3\n" + bytes.fromhex("0e0803100318022005280330073802")],
     ),
-    "zookeeper-node": Target(_node, _node_seeds, sealed_node),
-    "bookkeeper-entry": Target(
+    "zookeeper-node": FuzzTarget(_node, _node_seeds, sealed_node),
+    "bookkeeper-entry": FuzzTarget(
         lambda data: bookkeeper_entries.decode_entry(data, "entry"), lambda: [b"\1\2\0\0\0\0abc", b"\1\3" + bytes(40)]
     ),
-    "message": Target(_messages, lambda: [
+    "message": FuzzTarget(_messages, lambda: [
         encode_message(Message(b"payload", key=key, properties=properties))
         for key in (None, b"key") for properties in ({}, {"name": "text"})
     ]),
-    "policies": Target(decode_policies, golden("policies-*.bin")),
-    "ack-states": Target(decode_ack_states, golden("ack-states-*.ack"), sealed_lines),
-    "recording": Target(in_file("000001.events", _recording), released("recording/*.events")),
-    "polled-recording": Target(in_file("000001.events", _recording), golden("polled-recording-*.events")),
-    "json-lines": Target(in_file("lines", _converted), lambda: JSON_LINES),
-    "ack-log": Target(in_file("lines", _converted), lambda: lines_of("broker-redelivery.jsonl.gz")[:2]),
-    "parquet-trace": Target(
+    "policies": FuzzTarget(decode_policies, golden("policies-*.bin")),
+    "ack-states": FuzzTarget(decode_ack_states, golden("ack-states-*.ack"), sealed_lines),
+    "recording": FuzzTarget(in_file("000001.events", _recording), released("recording/*.events")),
+    "polled-recording": FuzzTarget(in_file("000001.events", _recording), golden("polled-recording-*.events")),
+    "json-lines": FuzzTarget(in_file("lines", _converted), lambda: JSON_LINES),
+    "ack-log": FuzzTarget(in_file("lines", _converted), lambda: lines_of("broker-redelivery.jsonl.gz")[:2]),
+    "parquet-trace": FuzzTarget(
         in_file("trace.parquet", check_events), lambda: [*released("days/*/*.parquet")(), *golden("*.parquet")()]
     ),
-    "trace-manifest": Target(in_file(MANIFEST, listed_names), lambda: [
+    "trace-manifest": FuzzTarget(in_file(MANIFEST, listed_names), lambda: [
         b'{"magic": "ackstate trace", "version": 1, "files": {"a.parquet": {"bytes": 4, "footer_sha256": "00"}}}'
     ]),
-    "file-store": Target(in_file("log-0000000000000001", _file_store), released("file/log-*")),
-    "sqlite-store": Target(in_file("ackstate.sqlite3", _sqlite_store), released("sqlite/ackstate.sqlite3")),
-    "state-manifest": Target(in_file("000001/manifest.json", _both_states), released("state/*/manifest.json")),
+    "file-store": FuzzTarget(in_file("log-0000000000000001", _file_store), released("file/log-*")),
+    "sqlite-store": FuzzTarget(in_file("ackstate.sqlite3", _sqlite_store), released("sqlite/ackstate.sqlite3")),
+    "state-manifest": FuzzTarget(in_file("000001/manifest.json", _both_states), released("state/*/manifest.json")),
     **{f"daily-state-{name}": _state(name) for name in ("counted", "young", "gated")},
-    "broker-state": Target(_text(lambda text: decoded_broker(text, 2)), golden("redelivery-state-v7-broker.json")),
-    "recorded-run": Target(_text(parse_run), lambda: lines_of("broker-redelivery.jsonl.gz")[:3]),
-    "internal-stats": Target(_json(TopicInternals), _stats("internalStats")),
-    "topic-stats": Target(_json(TopicStats), _stats("stats")),
-    "broker-conf": Target(
+    "broker-state": FuzzTarget(_text(lambda text: decoded_broker(text, 2)), golden("redelivery-state-v7-broker.json")),
+    "recorded-run": FuzzTarget(_text(parse_run), lambda: lines_of("broker-redelivery.jsonl.gz")[:3]),
+    "internal-stats": FuzzTarget(_json(TopicInternals), _stats("internalStats")),
+    "topic-stats": FuzzTarget(_json(TopicStats), _stats("stats")),
+    "broker-conf": FuzzTarget(
         lambda data: cursor_settings(decode_properties(data)), lambda: BROKER_CONF,
         refuses=(AckStateError, ValueError),
     ),
-    "broker-frame": Target(_frame, lambda: [framing.encode_frame("ping")[4:], _send_frame()]),
-    "subject-answer": Target(conversation.read_answer, lambda: CONVERSATION),
-    "subject-request": Target(conversation.read_request, lambda: CONVERSATION),
+    "broker-frame": FuzzTarget(_frame, lambda: [framing.encode_frame("ping")[4:], _send_frame()]),
+    "subject-answer": FuzzTarget(conversation.read_answer, lambda: CONVERSATION),
+    "subject-request": FuzzTarget(conversation.read_request, lambda: CONVERSATION),
     **{
-        name: Target(_text(parse), lambda: TEXTS, refuses=(AckStateError, ValueError))
+        name: FuzzTarget(_text(parse), lambda: TEXTS, refuses=(AckStateError, ValueError))
         for name, parse in (("duration", Duration.parse), ("url", parse_pulsar_url), ("bad-rows", BadRowsMax.parse))
     },
 }  # fmt: skip

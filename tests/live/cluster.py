@@ -38,7 +38,7 @@ _BROKER_SETTINGS = {
 }  # fmt: skip
 
 
-class Broker:
+class ClusterBroker:
     """A broker with its admin interface, of either kind of cluster.
 
     Attributes:
@@ -112,7 +112,7 @@ class Broker:
         self.admin("namespaces/public/default/unload", method="PUT")
 
 
-class Cluster(Broker):
+class Cluster(ClusterBroker):
     """A cluster whose metadata is in ZooKeeper.
 
     Args:
@@ -179,7 +179,7 @@ class Cluster(Broker):
         return JavaProcess(self.directory, f"bookie-{number}", _BOOKIE, "--conf", path), port
 
 
-class Standalone(Broker):
+class Standalone(ClusterBroker):
     """A standalone broker: its bookie runs in the same process, its metadata is in RocksDB.
 
     Attributes:

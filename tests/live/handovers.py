@@ -11,7 +11,7 @@ from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.wire.pulsar import RangeForm
 from live.findings import Section
 from live.messages import client_of, place_of, publish, receive, subscribe
-from live.opening import Held, full_name, opened
+from live.opening import HeldTopic, full_name, opened
 
 _TOPIC, _SUBSCRIPTION, _COUNT, _TURNS = "handover", "s", 900, 20
 _OURS, _THEIRS = 15, 12  # acks of each owner in a turn
@@ -77,7 +77,7 @@ class Handovers:
 
     def _open(self, store, turn, where, how):
         """Open the cursor, ack some messages, and leave it open unless the turn is even."""
-        with Held(store, _TOPIC):
+        with HeldTopic(store, _TOPIC):
             log = store.find_message_log(full_name(_TOPIC)).ledgers
             form = (RangeForm.WORDS, RangeForm.LIST)[turn % 2]
             cursor = ManagedCursor.open(

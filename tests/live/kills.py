@@ -22,7 +22,7 @@ from ackstate.analysis.trace.parquet import trace_files
 from live.command import ackstate, ackstate_json
 from live.findings import Section
 from live.messages import client_of
-from live.traffic import SCENARIOS, Traffic
+from live.traffic import SCENARIOS, KillTraffic
 from polled_truth import at, bounds
 
 _ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ _POLICIES = {
 }  # fmt: skip
 
 
-class Kills:
+class BrokerKills:
     """The section.
 
     Args:
@@ -52,7 +52,7 @@ class Kills:
     def __init__(self, cluster):
         self._cluster = cluster
         self._rng = random.Random(26)
-        self._traffic = [Traffic(scenario) for scenario in SCENARIOS]
+        self._traffic = [KillTraffic(scenario) for scenario in SCENARIOS]
         self._last = self._snapshot = None  # the policy and the recording of the last kill; the snapshot before it
         self._acked_ms, self._killed_ms = [], []  # of each kill, after its last ack and before it
         self._counted = {}  # topic -> for each kill, the entries that came

@@ -36,7 +36,7 @@ def full_name(topic):
     return f"persistent://public/default/{topic}"
 
 
-class Held:
+class HeldTopic:
     """Holds a topic as soon as no broker owns it."""
 
     def __init__(self, store, topic):
@@ -107,7 +107,7 @@ class OpensOurs:
         self._cluster.unload_namespace()
         with closing(opened(self._cluster)) as store:
             for topic in COUNTS:
-                with Held(store, topic):
+                with HeldTopic(store, topic):
                     self._write(store, topic)
         answers = {topic: self._cluster.internal_stats(topic) for topic in COUNTS}
         stats = {topic: answer["cursors"] for topic, answer in answers.items()}

@@ -21,7 +21,7 @@ from live.cluster import Cluster
 from live.handovers import Handovers
 from live.inspection import Inspection
 from live.java_process import JARS
-from live.kills import Kills
+from live.kills import BrokerKills
 from live.opening import JARS_VARIABLE, OpensOurs
 from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
@@ -32,7 +32,7 @@ PARTS = {
     "opening": OpensOurs,
     "handovers": Handovers,
     "standalone": StandaloneMetadata,
-    "kills": Kills,
+    "kills": BrokerKills,
 }
 
 

@@ -10,7 +10,7 @@ from ackstate.cursor import CursorConfig, Format
 from ackstate.wire.pulsar import Compression, RangeForm
 
 
-class State(NamedTuple):
+class OneState(NamedTuple):
     """How one cursor is written.
 
     Attributes:
@@ -111,7 +111,7 @@ _PLACES = (
 def all_states():
     """Return the states to write: each pattern of acks in each place, codecs, properties, batches and limits."""
     found = [
-        State(topic, f"{acks.__name__}-{place}", acks, place.removesuffix("-list"), settings)
+        OneState(topic, f"{acks.__name__}-{place}", acks, place.removesuffix("-list"), settings)
         for topic in ("single", "many")
         for acks in _PLAIN
         for place, settings in _PLACES
@@ -119,25 +119,28 @@ def all_states():
     for codec in Compression:
         small = {"compression": codec, "compression_bytes_min": 100}
         found += [
-            State("many", f"{codec.name.lower()}-{acks.__name__}", acks, "record", small) for acks in (alternate, half)
+            OneState("many", f"{codec.name.lower()}-{acks.__name__}", acks, "record", small)
+            for acks in (alternate, half)
         ]
-        found.append(State("single", f"{codec.name.lower()}-900", alternate, "record", small))
+        found.append(OneState("single", f"{codec.name.lower()}-900", alternate, "record", small))
     for topic in ("single", "many"):
-        found += [State(topic, f"properties-{place}", with_properties, place.removesuffix("-list"), settings)
+        found += [OneState(topic, f"properties-{place}", with_properties, place.removesuffix("-list"), settings)
                   for place, settings in _PLACES]  # fmt: skip
         limits = {"range_count_max": 40}
-        found += [State(topic, f"limit-{place}", half, place.removesuffix("-list"), settings | limits)
+        found += [OneState(topic, f"limit-{place}", half, place.removesuffix("-list"), settings | limits)
                   for place, settings in _PLACES]  # fmt: skip
     found += [
-        State("batched", f"{acks.__name__}-{place}", acks, place.removesuffix("-list"), settings)
+        OneState("batched", f"{acks.__name__}-{place}", acks, place.removesuffix("-list"), settings)
         for acks in (batches, random_batches, alternate)
         for place, settings in _PLACES
     ]
     limits = {"batch_count_max": 3}
-    found += [State("batched", f"batch-limit-{place}", random_batches, place.removesuffix("-list"), settings | limits)
-              for place, settings in _PLACES]  # fmt: skip
+    found += [
+        OneState("batched", f"batch-limit-{place}", random_batches, place.removesuffix("-list"), settings | limits)
+        for place, settings in _PLACES
+    ]
     # Names that Pulsar encodes.
-    found += [State("many", name, few, "unclosed", {}) for name in ("with space", "a/b", "ü~*%25", "plus+")]
+    found += [OneState("many", name, few, "unclosed", {}) for name in ("with space", "a/b", "ü~*%25", "plus+")]
     return found
 
 

@@ -13,7 +13,7 @@ from live.messages import place_of, subscribe
 _COUNT, _BATCH = 200, 10
 
 
-class Scenario(NamedTuple):
+class KillScenario(NamedTuple):
     """A subscription, and how its client acks.
 
     Attributes:
@@ -39,20 +39,20 @@ class Scenario(NamedTuple):
 
 _TYPES = pulsar.ConsumerType
 SCENARIOS = (
-    Scenario("kill-shared", _TYPES.Shared),
-    Scenario("kill-key-shared", _TYPES.KeyShared, consumers=2),
-    Scenario("kill-failover", _TYPES.Failover),
-    Scenario("kill-failover-cumulative", _TYPES.Failover, is_cumulative=True),
-    Scenario("kill-exclusive", _TYPES.Exclusive),
-    Scenario("kill-exclusive-cumulative", _TYPES.Exclusive, is_cumulative=True, batch=_BATCH),
-    Scenario("kill-index-acks", _TYPES.Shared, batch=_BATCH),
-    Scenario("kill-whole-batches", _TYPES.Shared, batch=_BATCH, index_acks=False),
-    Scenario("kill-partitioned", _TYPES.Shared, partitions=2),
-    Scenario("kill-delayed", _TYPES.Shared, delay_ms=1_200),
+    KillScenario("kill-shared", _TYPES.Shared),
+    KillScenario("kill-key-shared", _TYPES.KeyShared, consumers=2),
+    KillScenario("kill-failover", _TYPES.Failover),
+    KillScenario("kill-failover-cumulative", _TYPES.Failover, is_cumulative=True),
+    KillScenario("kill-exclusive", _TYPES.Exclusive),
+    KillScenario("kill-exclusive-cumulative", _TYPES.Exclusive, is_cumulative=True, batch=_BATCH),
+    KillScenario("kill-index-acks", _TYPES.Shared, batch=_BATCH),
+    KillScenario("kill-whole-batches", _TYPES.Shared, batch=_BATCH, index_acks=False),
+    KillScenario("kill-partitioned", _TYPES.Shared, partitions=2),
+    KillScenario("kill-delayed", _TYPES.Shared, delay_ms=1_200),
 )
 
 
-class Traffic:
+class KillTraffic:
     """The messages of a scenario, through all kills."""
 
     def __init__(self, scenario):

@@ -31,7 +31,7 @@ _DIRECTORY = re.compile(r"/(?:tmp|dev/shm)/[^\s:']*/")  # One that was made for 
 _GRACE_SECONDS = 60.0  # A run that has begun is always finished, and its story is told.
 
 
-class Outcome(Enum):
+class CellFate(Enum):
     """The result of a cell."""
 
     KILLED = "killed"
@@ -47,7 +47,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class CellBudget:
     """When a layer may give up.
 
     Attributes:
@@ -75,7 +75,7 @@ class Cell:
         story: The steps that lead there.
     """
 
-    fate: Outcome
+    fate: CellFate
     cycles: int = 0
     runs: int = 0
     seconds: float = 0.0
@@ -97,10 +97,10 @@ class Cell:
     @classmethod
     def of(cls, plain):
         """Return a cell from JSON."""
-        return cls(**{**plain, "fate": Outcome(plain["fate"]), "story": tuple(plain.get("story", ()))})
+        return cls(**{**plain, "fate": CellFate(plain["fate"]), "story": tuple(plain.get("story", ()))})
 
 
-def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
+def run_cell(layer: Layer, exhibit: Exhibit | None, budget: CellBudget) -> Cell:
     """Run a layer with a bug planted, or with none, in a forked process."""
     begun = time.monotonic()
     readable, writable = os.pipe()
@@ -120,12 +120,12 @@ def run_cell(layer: Layer, exhibit: Exhibit | None, budget: Budget) -> Cell:
     if last["fate"] == _UNDER_WAY:
         is_late = time.monotonic() >= deadline
         last |= (
-            {"fate": Outcome.HUNG.value} if is_late else {"fate": Outcome.DIED.value, "promise": "it ended by itself"}
+            {"fate": CellFate.HUNG.value} if is_late else {"fate": CellFate.DIED.value, "promise": "it ended by itself"}
         )
     return Cell.of({**last, "seconds": seconds})
 
 
-def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) -> None:
+def _live(layer: Layer, exhibit: Exhibit | None, budget: CellBudget, writable: int) -> None:
     """Be the forked process: it never returns."""
     os.setpgid(0, 0)
     logging.disable()
@@ -136,14 +136,14 @@ def _live(layer: Layer, exhibit: Exhibit | None, budget: Budget, writable: int) 
                 for progress in _runs(layer, budget):
                     print(json.dumps(progress), file=pipe)
         except BaseException as error:
-            fate = Outcome.SKIPPED if isinstance(error, LayerSkippedError) else Outcome.DIED
+            fate = CellFate.SKIPPED if isinstance(error, LayerSkippedError) else CellFate.DIED
             lines = traceback.format_exception(error)[-4:]
             print(json.dumps({"fate": fate.value, "promise": str(error) or repr(error), "story": lines}), file=pipe)
     sys.stderr.flush()
     os._exit(0)
 
 
-def _runs(layer: Layer, budget: Budget):
+def _runs(layer: Layer, budget: CellBudget):
     """Yield the cell after each run; the last one is the result."""
     begun, cycles, runs = time.monotonic(), 0, 0
     with closing(layer(budget.first_seed)) as outcomes:
@@ -156,14 +156,14 @@ def _runs(layer: Layer, budget: Budget):
                 found, story = (broken.found, broken.story) if broken else ("", ())
                 yield {
                     **progress,
-                    "fate": Outcome.KILLED.value,
+                    "fate": CellFate.KILLED.value,
                     "promise": promise,
                     "found": found,
                     "story": [f"seed {outcome.seed}", *story],
                 }
                 return
             if time.monotonic() - begun >= budget.seconds or cycles >= budget.cycles_max:
-                yield {**progress, "fate": Outcome.SURVIVED.value}
+                yield {**progress, "fate": CellFate.SURVIVED.value}
                 return
             yield progress
 

@@ -20,7 +20,7 @@ from ackstate.analysis.crash.layers.power_cuts import power_cuts
 from ackstate.analysis.crash.layers.schedules import schedules
 from ackstate.analysis.crash.layers.system_calls import system_calls
 from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment, loaded
-from museum.cell import Budget, Cell, Outcome, run_cell
+from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.page import LAYERS, PRODUCT, is_good, render
 
@@ -72,7 +72,7 @@ def main(arguments=None):
         for layer in options.layers:
             # That the product survives says the more, the longer it was tried.
             patience = 3 if name == PRODUCT else 1
-            budget = Budget(SECONDS[layer] * options.scale * patience, first_seed=options.seed)
+            budget = CellBudget(SECONDS[layer] * options.scale * patience, first_seed=options.seed)
             cell = run_cell(RUNS[layer], exhibits.get(name), budget)
             _print_cell(name, layer, cell)
             # Read again: two of these may be at work on different layers.
@@ -102,7 +102,7 @@ def _options(arguments):
 def _print_cell(name, layer, cell):
     what = f"{cell.fate.value} after {cell.cycles:,} crashes, {cell.runs} runs, {cell.seconds:.1f} s"
     print(f"{name} {layer} {what}: {cell.promise} {cell.found[:160]}", file=sys.stderr)
-    if cell.fate in {Outcome.DIED, Outcome.HUNG} or os.environ.get("STORIES"):
+    if cell.fate in {CellFate.DIED, CellFate.HUNG} or os.environ.get("STORIES"):
         print("    " + "\n    ".join(map(str.rstrip, cell.story)), file=sys.stderr)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from museum.cell import Cell, Outcome
+from museum.cell import Cell, CellFate
 from museum.exhibits import EXHIBITS
 from museum.found import OWN_BUGS
 
@@ -74,12 +74,12 @@ def render(cells: Mapping[str, Mapping[str, Cell]], totals: Mapping[str, Totals]
 def is_good(cells: Mapping[str, Mapping[str, Cell]]) -> bool:
     """Say whether every exhibit is killed by some layer, and the product by none of those that can run here."""
     product = [cells[PRODUCT][layer].fate for layer in LAYERS if layer in cells[PRODUCT]]
-    is_unharmed = set(product) in ({Outcome.SURVIVED}, {Outcome.SURVIVED, Outcome.SKIPPED})
+    is_unharmed = set(product) in ({CellFate.SURVIVED}, {CellFate.SURVIVED, CellFate.SKIPPED})
     return all(_killers(cells[exhibit.name]) for exhibit in EXHIBITS) and is_unharmed and len(product) == len(LAYERS)
 
 
 def _killers(row: Mapping[str, Cell]) -> list[str]:
-    return [layer for layer in LAYERS if layer in row and row[layer].fate is Outcome.KILLED]
+    return [layer for layer in LAYERS if layer in row and row[layer].fate is CellFate.KILLED]
 
 
 def _table(cells):
@@ -127,11 +127,11 @@ def _text(cell):
     crashes = f"{cell.cycles:,}"
     seconds = f"{cell.seconds:.0f} s" if cell.seconds >= 1 else "under 1 s"
     match cell.fate:
-        case Outcome.KILLED:
+        case CellFate.KILLED:
             return f"**killed** after {crashes} in {seconds}"
-        case Outcome.SURVIVED:
+        case CellFate.SURVIVED:
             return f"survived {crashes}"
-        case Outcome.SKIPPED:
+        case CellFate.SKIPPED:
             return "skipped"
     return f"{cell.fate.value} after {crashes}"
 
@@ -166,9 +166,11 @@ def _short(text):
 def _blind(cells):
     for layer, what, names in BLIND_SPOTS:
         cells_run = {
-            name: cells[name][layer] for name in names if cells[name][layer].fate in {Outcome.KILLED, Outcome.SURVIVED}
+            name: cells[name][layer]
+            for name in names
+            if cells[name][layer].fate in {CellFate.KILLED, CellFate.SURVIVED}
         }
-        seen = [name for name, cell in cells_run.items() if cell.fate is Outcome.KILLED]
+        seen = [name for name, cell in cells_run.items() if cell.fate is CellFate.KILLED]
         judged = sum(cell.cycles for cell in cells_run.values())
         result = f"yet it killed {', '.join(seen)}" if seen else f"0 of {len(cells_run)} in {judged:,} crashes"
         result = result if cells_run else "not measured"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.durations import Duration
 from proof.page import render
-from proof.parts import PARTS, ROOT, Result
+from proof.parts import PARTS, ROOT, PartEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             result = part.run(budget_s * part.share / shares, out)
         except Exception as error:
-            result = Result({}, (f"{type(error).__name__}: {error}",))
+            result = PartEnd({}, (f"{type(error).__name__}: {error}",))
         found = {**result._asdict(), "title": part.title, "seconds": round(time.monotonic() - begun_s)}
         status["parts"].append(found)
         print(f"  {result}", flush=True)

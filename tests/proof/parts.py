@@ -32,7 +32,7 @@ _KILLS, _CUTS, _POINT_S = 20, 4, 45.0
 """Of a point of the calibration: deaths, and roughly how long they take."""
 
 
-class Result(NamedTuple):
+class PartEnd(NamedTuple):
     """The result of a part.
 
     Attributes:
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     not_run: str = ""
 
 
-class Part(NamedTuple):
+class ProofPart(NamedTuple):
     """A part of a proof.
 
     Attributes:
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
     title: str
     share: float
-    run: Callable[[float, Path], Result]
+    run: Callable[[float, Path], PartEnd]
 
 
 class Ended(NamedTuple):
@@ -98,7 +98,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         return
 
 
-def crashes(seconds: float, out: Path) -> Result:
+def crashes(seconds: float, out: Path) -> PartEnd:
     """Crash our cursor in every layer, from seeds that the clock chooses."""
     command = [
         sys.executable, "-P", "-m", "ackstate.analysis.cli", "crash", "--layer", "all", "--json",
@@ -114,10 +114,10 @@ def crashes(seconds: float, out: Path) -> Result:
     if ended.status == 1 and not failures:
         failures = (f"exit status 1, see {out / 'crash.log'}",)
     idle = [f"{each['layer']}: {each['skipped'] or each['untested']}" for each in found]
-    return Result(tried, failures, "; ".join(each for each in idle if not each.endswith(": ")))
+    return PartEnd(tried, failures, "; ".join(each for each in idle if not each.endswith(": ")))
 
 
-def models(seconds: float, out: Path) -> Result:
+def models(seconds: float, out: Path) -> PartEnd:
     """Run the state machines and schedules with a few examples each, then with as many as the time allows."""
     begun_s = time.monotonic()
     first = _models(_EXAMPLES, seconds, out)
@@ -128,11 +128,11 @@ def models(seconds: float, out: Path) -> Result:
     second = _models(examples, seconds - took_s, out)
     if second.not_run:
         more = {f"tests with {examples:,} examples": second.tried.get("tests", 0)}
-        return Result({**first.tried, **more}, second.failures)
+        return PartEnd({**first.tried, **more}, second.failures)
     return second
 
 
-def _models(examples: int, seconds: float, out: Path) -> Result:
+def _models(examples: int, seconds: float, out: Path) -> PartEnd:
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header",
         "-m", "not spark and not soak", "tests/model",
@@ -147,10 +147,10 @@ def _models(examples: int, seconds: float, out: Path) -> Result:
     if not outcomes or (ended.status > 0 and not failures):
         failures += (f"exit status {ended.status}: {_last_line(ended.output)}",)
     tried = {"tests": outcomes.get("passed", 0) + len(failures), "examples of each": examples}
-    return Result(tried, failures, "stopped when its time was over" * (ended.status < 0))
+    return PartEnd(tried, failures, "stopped when its time was over" * (ended.status < 0))
 
 
-def kill_matrix(seconds: float, out: Path) -> Result:
+def kill_matrix(seconds: float, out: Path) -> PartEnd:
     """Plant every bug of the museum, and let every layer look for it."""
     whole_s = sum(SECONDS.values()) * (len(EXHIBITS) + 3)
     scale = min(1.0, seconds / whole_s)
@@ -174,15 +174,15 @@ def kill_matrix(seconds: float, out: Path) -> Result:
         if cell["fate"] in {"hung", "died"} or (name == PRODUCT and cell["fate"] == "killed")
     ]  # fmt: skip
     if ended.status < 0:
-        return Result(tried, tuple(failures), "stopped when its time was over")
+        return PartEnd(tried, tuple(failures), "stopped when its time was over")
     missed = tried["bugs"] - tried["bugs caught"]
     if missed and scale >= 1:
         failures.append(f"{missed} bugs were caught by no layer")
     short = f"with {scale:.0%} of the usual time, in which {missed} bugs were not caught" if scale < 1 else ""
-    return Result(tried, tuple(failures), short)
+    return PartEnd(tried, tuple(failures), short)
 
 
-def calibration(seconds: float, out: Path) -> Result:
+def calibration(seconds: float, out: Path) -> PartEnd:
     """Kill real cursors, and compare with the estimate."""
     points = max(1, round(seconds / _POINT_S))
     kills, cuts = (_KILLS, _CUTS) if seconds >= _POINT_S else (4, 1)
@@ -202,10 +202,10 @@ def calibration(seconds: float, out: Path) -> Result:
         "power cuts": totals["power_cuts"], "power cuts within the prediction": totals["power_cuts_within"],
     }  # fmt: skip
     failures = () if found["holds"] else ("a kill or a power cut redelivered another number than predicted",)
-    return Result(tried, failures, found["power_cuts_skipped"])
+    return PartEnd(tried, failures, found["power_cuts_skipped"])
 
 
-def live_brokers(seconds: float, out: Path) -> Result:
+def live_brokers(seconds: float, out: Path) -> PartEnd:
     """Kill the example broker under Pulsar's clients, and compare a real Pulsar broker with ackstate."""
     begun_s, failures, kills = time.monotonic(), [], 0
     reason = _live_reason(seconds)
@@ -221,12 +221,12 @@ def live_brokers(seconds: float, out: Path) -> Result:
             failures.append(f"example broker: exit status {ended.status}: {_last_line(ended.output)}")
     tried = {"kills of the example broker": kills}
     if reason:
-        return Result(tried, tuple(failures), reason)
+        return PartEnd(tried, tuple(failures), reason)
     compared = _pulsar_broker(seconds - (time.monotonic() - begun_s), out)
-    return Result({**tried, **compared.tried}, (*failures, *compared.failures), compared.not_run)
+    return PartEnd({**tried, **compared.tried}, (*failures, *compared.failures), compared.not_run)
 
 
-def _pulsar_broker(seconds: float, out: Path) -> Result:
+def _pulsar_broker(seconds: float, out: Path) -> PartEnd:
     """Run the parts of `make live`, those that take longest last, until the time is over."""
     from live import proof  # needs Pulsar's client
 
@@ -242,7 +242,7 @@ def _pulsar_broker(seconds: float, out: Path) -> Result:
         failures.append(f"Pulsar broker: exit status {ended.status}: {_last_line(ended.output)}")
     missing = [name for name in proof.PARTS if name not in parts]
     cut_off = f"Pulsar broker: its time was over before the end of: {', '.join(missing)}" if ended.status < 0 else ""
-    return Result(tried, tuple(failures), cut_off)
+    return PartEnd(tried, tuple(failures), cut_off)
 
 
 def _live_reason(seconds: float) -> str:
@@ -252,7 +252,7 @@ def _live_reason(seconds: float) -> str:
     return "" if seconds >= _LIVE_S_MIN else f"no Pulsar broker: it takes {_LIVE_S_MIN} s"
 
 
-def fuzzing(seconds: float, out: Path) -> Result:
+def fuzzing(seconds: float, out: Path) -> PartEnd:
     """Fuzz every decoder of foreign bytes, guided by coverage."""
     report = out / "fuzz.json"
     report.unlink(missing_ok=True)
@@ -263,7 +263,7 @@ def fuzzing(seconds: float, out: Path) -> Result:
     try:
         import atheris  # noqa: F401 - a prerequisite
     except ImportError:
-        return Result({}, not_run="atheris is missing: make setup installs it for Python 3.11 to 3.13")
+        return PartEnd({}, not_run="atheris is missing: make setup installs it for Python 3.11 to 3.13")
     ended = finished(command, seconds + len(TARGETS) * 10 + _GRACE_S, out / "fuzz.log")
     try:
         found = json.loads(report.read_text(encoding="utf-8"))
@@ -271,14 +271,14 @@ def fuzzing(seconds: float, out: Path) -> Result:
         return _without_result(ended)
     failures = tuple(f"{name}: {each['failure']}" for name, each in found.items() if each["failure"])
     tried = {"decoders": len(found), "inputs": sum(each["inputs"] for each in found.values())}
-    return Result(tried, failures, "stopped when its time was over" * (ended.status < 0))
+    return PartEnd(tried, failures, "stopped when its time was over" * (ended.status < 0))
 
 
-def _without_result(ended: Ended) -> Result:
+def _without_result(ended: Ended) -> PartEnd:
     """Return the result of a command that has written none: it failed, unless it was stopped."""
     if ended.status < 0:
-        return Result({}, not_run="stopped when its time was over, without a result")
-    return Result({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
+        return PartEnd({}, not_run="stopped when its time was over, without a result")
+    return PartEnd({}, (f"exit status {ended.status}: {_last_line(ended.output)}",))
 
 
 def _last_line(output: str) -> str:
@@ -286,11 +286,11 @@ def _last_line(output: str) -> str:
 
 
 PARTS = {
-    "crashes": Part("Crashes of a cursor in every layer", 0.25, crashes),
-    "models": Part("State machines and schedules", 0.15, models),
-    "kill-matrix": Part("Historical bugs, planted", 0.20, kill_matrix),
-    "calibration": Part("Kills against the estimate", 0.10, calibration),
-    "live-brokers": Part("Live brokers", 0.15, live_brokers),
-    "fuzzing": Part("Fuzzing of every decoder", 0.15, fuzzing),
+    "crashes": ProofPart("Crashes of a cursor in every layer", 0.25, crashes),
+    "models": ProofPart("State machines and schedules", 0.15, models),
+    "kill-matrix": ProofPart("Historical bugs, planted", 0.20, kill_matrix),
+    "calibration": ProofPart("Kills against the estimate", 0.10, calibration),
+    "live-brokers": ProofPart("Live brokers", 0.15, live_brokers),
+    "fuzzing": ProofPart("Fuzzing of every decoder", 0.15, fuzzing),
 }
 """The parts, by the name on the command line, in the order in which they run."""

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.slow
 
 
-class Client:
+class LineClient:
     """One connection: says a line, hears lines."""
 
     def __init__(self, address):
@@ -75,7 +75,7 @@ def broker(store, *, idle_s=30):
 
 def test_a_message_goes_through_the_broker(tmp_path):
     with broker(tmp_path / "store") as (_, address):
-        client = Client(address)
+        client = LineClient(address)
         assert client.ask("sub billing") == f"ok {client.socket.getsockname()[1]}"
         assert client.ask("pub two apples") == "ok 1:0"
         assert client.message() == "1:0 0 two apples"
@@ -92,7 +92,7 @@ def test_a_message_goes_through_the_broker(tmp_path):
 
 def test_what_is_wrong_is_answered(tmp_path):
     with broker(tmp_path / "store") as (_, address):
-        client = Client(address)
+        client = LineClient(address)
         for line in ("", "publish text", "ack 1:0", "sub billing shipping"):
             assert client.ask(line).startswith("error expected pub"), line
         assert client.ask("sub billing").startswith("ok ")
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_answered(tmp_path):
 
 def test_a_connection_that_ends_gives_back_what_it_did_not_ack(tmp_path):
     with broker(tmp_path / "store") as (_, address):
-        one, other = Client(address), Client(address)
+        one, other = LineClient(address), LineClient(address)
         one.ask("sub billing")
         one.ask("pub text")
         assert one.message() == "1:0 0 text"
@@ -117,8 +117,8 @@ def test_killed_and_started_again_the_broker_has_lost_nothing(tmp_path):
     store, published, acked = tmp_path / "store", {}, {"billing": set(), "shipping": set()}
     for life in range(3):
         with broker(store) as (process, address):
-            producer = Client(address)
-            consumers = {name: Client(address) for name in acked}
+            producer = LineClient(address)
+            consumers = {name: LineClient(address) for name in acked}
             for name, consumer in consumers.items():
                 consumer.ask(f"sub {name}")
             for number in range(40):
@@ -134,7 +134,7 @@ def test_killed_and_started_again_the_broker_has_lost_nothing(tmp_path):
             for client in (producer, *consumers.values()):
                 client.close()
     with broker(store, idle_s=1) as (process, address):
-        clients = {name: Client(address) for name in acked}
+        clients = {name: LineClient(address) for name in acked}
         for name, client in clients.items():
             client.ask(f"sub {name}")
         clients["billing"].ask("pub end")
@@ -149,7 +149,7 @@ def test_killed_and_started_again_the_broker_has_lost_nothing(tmp_path):
         assert process.wait(timeout=20) == 0, "it stops by itself"
         assert process.stderr.read() == ""
     with broker(store) as (_, address):
-        client = Client(address)
+        client = LineClient(address)
         client.ask("sub billing")
         client.ask("pub after")
         assert client.message().endswith(" 0 after"), "stopped in order, it had persisted every ack"

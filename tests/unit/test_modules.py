@@ -10,6 +10,7 @@ import pytest
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 FOLDERS = ("ackstate", "limits", "delay", "cursor", "analysis", "website", "benchmarks", "examples")
+TESTS = ("tests",)
 GENERATED = ("_pb2.py",)
 LINES_MAX = 400
 
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.skipif(not (ROOT / "cursor").is_dir(), reason="a source
 
 
 @cache
-def sources():
+def sources(folders=FOLDERS):
     """Return the text of each module: name -> text. Links are not followed."""
     return {
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-        for folder in FOLDERS
+        for folder in folders
         for directory, _, files in os.walk(ROOT / folder)
         for path in (Path(directory, file) for file in files if file.endswith(".py"))
         if not path.name.endswith(GENERATED)
@@ -47,7 +48,7 @@ def test_no_module_is_longer_than_400_lines():
 
 
 def test_no_class_name_is_defined_in_two_modules():
-    assert defined_twice(sources()) == {}
+    assert defined_twice(sources(FOLDERS + TESTS)) == {}
 
 
 def test_a_long_module_and_a_second_class_are_seen():

@@ -12,12 +12,12 @@ import pytest
 from proof import __main__ as proof
 from proof import parts
 from proof.page import render
-from proof.parts import PARTS, Ended, Part, Result, finished
+from proof.parts import PARTS, Ended, PartEnd, ProofPart, finished
 
 
 def run(tmp_path, monkeypatch, **chosen):
     for name, run_part in chosen.items():
-        monkeypatch.setitem(PARTS, name, Part(f"Part {name}", 0.5, run_part))
+        monkeypatch.setitem(PARTS, name, ProofPart(f"Part {name}", 0.5, run_part))
     page = tmp_path / "page.md"
     files = ["--out", str(tmp_path / "out"), "--status", str(tmp_path / "status.json"), "--page", str(page)]
     status = proof.main(["--budget", "10s", "--parts", *chosen, *files])
@@ -37,14 +37,14 @@ def test_a_failure_a_bug_of_a_part_and_a_missing_part_are_on_the_page(tmp_path, 
 
     def good(seconds, out):
         asked.append(seconds)
-        return Result({"things": 1_234})
+        return PartEnd({"things": 1_234})
 
     def bug(seconds, out):
         raise RuntimeError("no *such* thing")
 
     status, page = run(
-        tmp_path, monkeypatch, models=good, crashes=bug, fuzzing=lambda *_: Result({}, not_run="no fuzzer"),
-        calibration=lambda *_: Result({"kills": 2}, ("one | lost",)),
+        tmp_path, monkeypatch, models=good, crashes=bug, fuzzing=lambda *_: PartEnd({}, not_run="no fuzzer"),
+        calibration=lambda *_: PartEnd({"kills": 2}, ("one | lost",)),
     )  # fmt: skip
     assert status == 1
     assert asked == [2.5]
@@ -64,7 +64,7 @@ def test_a_part_that_was_cut_off_and_one_that_was_not_begun_are_on_the_page(tmp_
 
     with pytest.raises(KeyboardInterrupt):
         run(
-            tmp_path, monkeypatch, models=lambda *_: Result({"things": 1}, not_run="stopped"),
+            tmp_path, monkeypatch, models=lambda *_: PartEnd({"things": 1}, not_run="stopped"),
             crashes=interrupted,
         )  # fmt: skip
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
@@ -78,15 +78,15 @@ def test_a_part_that_was_cut_off_and_one_that_was_not_begun_are_on_the_page(tmp_
 @pytest.mark.parametrize(
     ("second", "tried"),
     [
-        (Result({"tests": 9, "examples of each": 180}), {"tests": 9, "examples of each": 180}),
+        (PartEnd({"tests": 9, "examples of each": 180}), {"tests": 9, "examples of each": 180}),
         (
-            Result({"tests": 4, "examples of each": 180}, not_run="stopped"),
+            PartEnd({"tests": 4, "examples of each": 180}, not_run="stopped"),
             {"tests": 9, "examples of each": 25, "tests with 180 examples": 4},
         ),
     ],
 )
 def test_models_run_again_with_as_many_examples_as_the_time_allows(tmp_path, monkeypatch, second, tried):
-    results = [Result({"tests": 9, "examples of each": 25}), second]
+    results = [PartEnd({"tests": 9, "examples of each": 25}), second]
     asked, clock = [], iter([0, 10])
 
     def run_tests(examples, seconds, out):
@@ -95,7 +95,7 @@ def test_models_run_again_with_as_many_examples_as_the_time_allows(tmp_path, mon
 
     monkeypatch.setattr(parts, "_models", run_tests)
     monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    assert parts.models(100, tmp_path) == Result(tried)
+    assert parts.models(100, tmp_path) == PartEnd(tried)
     assert asked == [(25, 100), (180, 90)]
 
 
@@ -104,8 +104,8 @@ def test_a_part_that_is_cut_off_without_a_result_has_not_failed(tmp_path, monkey
     (tmp_path / "matrix.json").write_text("{}")  # of an earlier proof
     ends = iter([Ended(-1, "begun"), Ended(2, "no such thing")])
     monkeypatch.setattr(parts, "finished", lambda *_, **__: next(ends))
-    assert PARTS[part].run(60, tmp_path) == Result({}, (), "stopped when its time was over, without a result")
-    assert PARTS[part].run(60, tmp_path) == Result({}, ("exit status 2: no such thing",))
+    assert PARTS[part].run(60, tmp_path) == PartEnd({}, (), "stopped when its time was over, without a result")
+    assert PARTS[part].run(60, tmp_path) == PartEnd({}, ("exit status 2: no such thing",))
 
 
 def test_a_comparison_with_a_broker_that_is_cut_off_keeps_what_it_has_found(tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_comparison_with_a_broker_that_is_cut_off_keeps_what_it_has_found(tmp_
 
 
 def test_a_proof_succeeds_if_something_ran_and_nothing_failed(tmp_path, monkeypatch, capsys):
-    good, idle = lambda *_: Result({"things": 1}), lambda *_: Result({}, not_run="nothing")
+    good, idle = lambda *_: PartEnd({"things": 1}), lambda *_: PartEnd({}, not_run="nothing")
     assert run(tmp_path, monkeypatch, models=good, fuzzing=idle)[0] == 0
     assert run(tmp_path, monkeypatch, models=idle, fuzzing=idle)[0] == 2
     capsys.readouterr()

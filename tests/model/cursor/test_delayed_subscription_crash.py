@@ -29,7 +29,7 @@ class CutMachine(MemoryMachine):
         self.store = MemoryStore(self.store.disk, faults=[] if mutation is None else [Fault(mutation, kind)])
 
 
-class Workload:
+class WorkloadUntilPowerCut:
     """The actions of one subscription until the power is cut; `acked` and `gauge` are those of the last call that
     ended."""
 
@@ -101,7 +101,7 @@ class Workload:
 
 def test_the_workload_has_what_a_crash_may_cut():
     """It seals, merges, loads and deletes buckets, and persists snapshots and deltas."""
-    work = Workload(CutMachine())
+    work = WorkloadUntilPowerCut(CutMachine())
     stats = work.topic.tracker["s"].stats()
     assert {kind: count > 0 for kind, count in stats.succeeded.items()} == dict.fromkeys(
         ("create", "load", "merge", "delete"), True
@@ -113,9 +113,9 @@ def test_the_workload_has_what_a_crash_may_cut():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_crash_at_any_write_loses_nothing_and_hastens_nothing(kind):
-    mutations = Workload(CutMachine()).machine.store.mutation_count
+    mutations = WorkloadUntilPowerCut(CutMachine()).machine.store.mutation_count
     for mutation in range(mutations):
-        work = Workload(CutMachine(mutation, kind))
+        work = WorkloadUntilPowerCut(CutMachine(mutation, kind))
         work.machine.crash()
         topic, _ = work.recover()
         assert topic.tracker["s"].delayed_message_count == 0, f"after a crash at write {mutation}"
@@ -124,10 +124,10 @@ def test_a_crash_at_any_write_loses_nothing_and_hastens_nothing(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_crash_at_any_write_of_what_follows_a_crash_is_survived_too(kind):
-    mutations = Workload(CutMachine()).machine.store.mutation_count
+    mutations = WorkloadUntilPowerCut(CutMachine()).machine.store.mutation_count
     for mutation in range(4, mutations, 9):
         for second in range(12):
-            work = Workload(CutMachine(mutation, kind))
+            work = WorkloadUntilPowerCut(CutMachine(mutation, kind))
             work.machine.crash(second, kind)
             try:
                 topic = DelayedTopic(trackers(), work.machine, config=CONFIG, now_ms=work.now_ms)
@@ -141,9 +141,9 @@ def test_a_crash_at_any_write_of_what_follows_a_crash_is_survived_too(kind):
 @pytest.mark.slow
 def test_no_snapshot_is_left_behind_for_good():
     """After a crash at any write: data without a name is deleted by the next start, or the one after."""
-    mutations = Workload(CutMachine()).machine.store.mutation_count
+    mutations = WorkloadUntilPowerCut(CutMachine()).machine.store.mutation_count
     for mutation in range(0, mutations, 5):
-        work = Workload(CutMachine(mutation, FaultKind.CRASH_AFTER))
+        work = WorkloadUntilPowerCut(CutMachine(mutation, FaultKind.CRASH_AFTER))
         work.machine.crash()
         topic, _ = work.recover()
         topic.tracker["s"].delete_retired()
@@ -163,7 +163,7 @@ def test_a_recovery_that_forgets_segments_is_found(monkeypatch):
 
 
 def test_an_ack_that_recovery_forgets_is_found(monkeypatch):
-    work = Workload(CutMachine())
+    work = WorkloadUntilPowerCut(CutMachine())
     work.machine.crash()
     work.gauge -= 1
     with pytest.raises(AssertionError, match="acked come again"):

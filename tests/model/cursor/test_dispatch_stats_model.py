@@ -10,7 +10,7 @@ from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionT
 from ackstate.cursor.dispatch.delayed import DelayedMessages
 from ackstate.cursor.dispatch.deliveries import Deliveries
 from planted import assert_caught
-from topics import Topic
+from topics import NumberedTopic
 
 CONSUMERS = st.sampled_from("ab")
 REDELIVERIES_MAX = 1
@@ -27,7 +27,7 @@ class DispatchStatsMachine(RuleBasedStateMachine):
     def open(self, kind):
         self.hands_over, self.now_ms = True, 0
         options = SubscriptionOptions(dead_letters=DeadLetterPolicy(REDELIVERIES_MAX, self.hand_over))
-        self.topic = Topic(kind, tick_time_ms=10, options=options)
+        self.topic = NumberedTopic(kind, tick_time_ms=10, options=options)
         self.holders, self.counts = {}, {}  # in flight -> consumer; entry -> messages
         self.acked, self.handed_over = set(), []
         self.sent = self.sent_again = self.dead_letters = 0

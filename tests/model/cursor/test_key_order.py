@@ -16,7 +16,7 @@ from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.delay.position_set import PositionSet
 from ackstate.limits import GateLimits
 from planted import assert_caught
-from topics import Topic
+from topics import NumberedTopic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
 # Of the consumers a and b the first two keys are of a, the other two of b.
@@ -24,7 +24,7 @@ A1, A2, B1, B2 = "ehbd"
 
 
 def key_shared(*consumers, **settings):
-    topic = Topic(KEY_SHARED, **settings)
+    topic = NumberedTopic(KEY_SHARED, **settings)
     for name in consumers:
         topic.subscription.consumer_opened(name)
     return topic
@@ -256,7 +256,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
 
     @initialize(look_ahead_max=st.sampled_from([3, 20_000]), limit=st.sampled_from([0, 3]), ranges=st.just(0))
     def open(self, look_ahead_max=20_000, limit=0, ranges=0):
-        self.topic = Topic(
+        self.topic = NumberedTopic(
             KEY_SHARED,
             tick_time_ms=1,
             options=SubscriptionOptions(look_ahead_max=look_ahead_max),

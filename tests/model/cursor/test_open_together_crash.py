@@ -33,7 +33,7 @@ LEDGERS = {3: 40}
 KINDS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]
 
 
-class Broker:
+class CursorsOnOneDisk:
     """Cursors on one disk, and the acks of each that are accepted and durable."""
 
     def __init__(self, form):
@@ -79,7 +79,7 @@ class Broker:
 def lives(form, fault, *, seed=1, count=2):
     """Run a broker for some lives; return how many writes it began in each."""
     source = random.Random(seed)
-    broker = Broker(form)
+    broker = CursorsOnOneDisk(form)
     begun = []
     for life in range(count):
         faults = [Fault(fault[1], fault[2])] if fault is not None and fault[0] == life else []
@@ -170,7 +170,7 @@ def test_the_crashes_find_a_planted_bug(plant, monkeypatch):
 
 
 def test_repairs_are_made_in_a_group_too():
-    broker = Broker(Format.NATIVE)
+    broker = CursorsOnOneDisk(Format.NATIVE)
     store = MemoryStore(broker.disk)
     cursors = broker.open(store, NAMES)
     broker.ack(cursors, NAMES, random.Random(2))

@@ -39,7 +39,7 @@ def policies(store):
     return PolicyStore(store.metadata)
 
 
-class TestNames:
+class TestNamesInStore:
     def test_owners_have_paths_of_their_own(self):
         assert NAMESPACE.path == "/policies/namespaces/public/default"
         assert ORDERS.path == "/policies/topics/public/default/orders"

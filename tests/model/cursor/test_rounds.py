@@ -11,7 +11,7 @@ from ackstate.cursor.dispatch.round_waiter import RoundWaiter
 from ackstate.cursor.dispatch.rounds import Rounds
 from ackstate.cursor.topic.message_log import NO_DELAY, Message
 from ackstate.limits import GateLimits
-from topics import Topic
+from topics import NumberedTopic
 
 NAMES = "abc"
 KEYS = "klmn"
@@ -19,7 +19,7 @@ PICKS = st.integers(0, 1_000)
 DELAYED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
 
-class Waiter:
+class CountingWaiter:
     """Counts its calls."""
 
     def __init__(self):
@@ -61,7 +61,7 @@ class RoundsMachine(RuleBasedStateMachine):
         names="", is_eager=False,
     ):  # fmt: skip
         self.kind, self.limits = kind, {} if kind.is_single_active else limits or {}
-        self.topic = Topic(
+        self.topic = NumberedTopic(
             kind,
             tick_time_ms=1 if kind in DELAYED else None,
             options=SubscriptionOptions(turn_entries=turn, round_entries_max=round_max, look_ahead_max=look_ahead),
@@ -74,7 +74,7 @@ class RoundsMachine(RuleBasedStateMachine):
         self.priority: dict[str, int] = {}
         self.has: dict[int, str] = {}
         self.now_ms = 0
-        self.waiter: Waiter | None = None
+        self.waiter: CountingWaiter | None = None
         self.wake_ms: int | None = None
         self.is_eager = is_eager
         for number, name in enumerate(names):
@@ -217,7 +217,7 @@ class RoundsMachine(RuleBasedStateMachine):
         may_send = (
             earlier is None or earlier.calls > 0 or (earlier_wake_ms is not None and earlier_wake_ms <= self.now_ms)
         )
-        waiter = Waiter() if is_awaited else None
+        waiter = CountingWaiter() if is_awaited else None
         before = dict(self.permits)
         deliveries, self.wake_ms = self.subscription.dispatch_all(now_ms=self.now_ms, waiter=waiter)
         assert may_send or not deliveries, "a wake-up was lost"

@@ -36,7 +36,7 @@ CUTS = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
 FAILURES = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)
 
 
-class Broker:
+class CursorsWithSharedHoles:
     """Two cursors and a delay index that keeps the rules for its buckets."""
 
     def __init__(self, store):
@@ -72,14 +72,14 @@ class Broker:
         return str(cursor.deleted), cursor.mark_delete_position
 
 
-class Run:
+class HoleRun:
     """One run of a workload, and for each cursor the states between which a crash may leave it."""
 
     def __init__(self, store, *, survives=False):
         self.store = store
         self.survives = survives
         self.possible = {name: [("[]", Position(1, -1))] for name in SUBSCRIPTIONS}
-        self.broker = Broker(store)
+        self.broker = CursorsWithSharedHoles(store)
 
     def attempt(self, call, *given):
         """Do something with the store, which may fail and go on where the run survives."""
@@ -196,13 +196,13 @@ def check_recovered(run, *, exactly=False):
     """Open the disk twice; then acknowledge all, and see that nothing is left of the buckets."""
     store = MemoryStore(run.store.disk)
     check_references(store)
-    broker = Broker(store)
+    broker = CursorsWithSharedHoles(store)
     check_references(store)
     for name in SUBSCRIPTIONS:
         possible = run.possible[name][-1:] if exactly else run.possible[name]
         assert broker.state(name) in possible, name
         broker.cursors[name]._check()
-    again = Broker(MemoryStore(run.store.disk))
+    again = CursorsWithSharedHoles(MemoryStore(run.store.disk))
     for name in SUBSCRIPTIONS:
         assert again.state(name) == broker.state(name)
     again.live.clear()
@@ -219,7 +219,7 @@ def check_recovered(run, *, exactly=False):
 
 def mutations_of(workload):
     store = MemoryStore()
-    workload(Run(store))
+    workload(HoleRun(store))
     return store.mutation_count
 
 
@@ -229,7 +229,7 @@ def cut_everywhere(workload):
             store = MemoryStore(faults=[Fault(mutation, kind)])
             run = None
             with suppress(PowerCutError):
-                run = Run(store)
+                run = HoleRun(store)
                 workload(run)
             if run is not None:
                 check_recovered(run)
@@ -248,7 +248,7 @@ def test_a_failure_of_any_write_loses_nothing_and_leaves_no_reference_open(workl
         for kind in FAILURES:
             store = MemoryStore(faults=[Fault(mutation, kind)])
             try:
-                run = Run(store, survives=True)
+                run = HoleRun(store, survives=True)
             except StoreError:
                 continue  # At the creation of a cursor.
             workload(run)
@@ -260,7 +260,9 @@ def test_a_failure_of_any_write_loses_nothing_and_leaves_no_reference_open(workl
 
 def test_the_story_refers_to_buckets_changes_over_and_lets_go():
     referred = []
-    with mock.patch.object(Run, "persist", lambda run, name, persist=Run.persist: note(run, name, persist, referred)):
+    with mock.patch.object(
+        HoleRun, "persist", lambda run, name, persist=HoleRun.persist: note(run, name, persist, referred)
+    ):
         mutations_of(story)
     assert {(name, len(buckets)) for name, buckets in referred} >= {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
     assert len({bucket for _, buckets in referred for bucket in buckets}) == 2
@@ -318,7 +320,7 @@ def take_nothing_over(holes, needed, find_pins=CursorHoles.find_pins, **named):
 
 
 PLANTED = {
-    "a bucket is deleted without asking": [(Broker, "drop", drop_without_asking)],
+    "a bucket is deleted without asking": [(CursorsWithSharedHoles, "drop", drop_without_asking)],
     "the pin comes after the record": [(HolePins, "pin", pin_later), (HolePins, "keep_only", keep_only_and_pin)],
     "the pin of the record before goes first": [(CursorHoles, "share", shared_and_unpinned)],
     "the base is not the stored one": [(SharedHoles, "buckets", buckets_that_go_on)],
@@ -353,7 +355,7 @@ class Watched:
         return call
 
 
-class WatchedStore:
+class InterruptedStore:
     """A store of which something else happens before some of the calls, counted from 0."""
 
     def __init__(self, disk, happens=None):
@@ -371,7 +373,7 @@ class WatchedStore:
 def refer_while_deleted(asked_at, deleted_at):
     """Persist a state that refers to a bucket; before these calls another process asks for it, and deletes it then."""
     before = MemoryStore()
-    bucket_id = Broker(before).seal({1: range(1, ENTRIES, 2)})
+    bucket_id = CursorsWithSharedHoles(before).seal({1: range(1, ENTRIES, 2)})
     other, needed = MemoryStore(before.disk), []
 
     def ask():
@@ -381,15 +383,15 @@ def refer_while_deleted(asked_at, deleted_at):
         if needed == [False]:
             other.ledgers.delete(bucket_id)
 
-    store = WatchedStore(before.disk)
-    run = Run(store)
+    store = InterruptedStore(before.disk)
+    run = HoleRun(store)
     run.ack("a", 1, range(0, ENTRIES, 2))
     run.broker.cursors["a"]._persister.journal._open_ledger = None
     begin = store.call_count
     store.happens = {begin + asked_at: ask, begin + deleted_at: delete}
     run.broker.cursors["a"].persist(now_ms=0)
     check_references(before)
-    assert Broker(MemoryStore(before.disk)).state("a") == run.broker.state("a")
+    assert CursorsWithSharedHoles(MemoryStore(before.disk)).state("a") == run.broker.state("a")
     return store.call_count - begin, bucket_id in before.disk.ledgers
 
 

@@ -21,7 +21,7 @@ from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import Accounting, GateLimits, Rule
-from schedule_stories import Story
+from schedule_stories import ScheduleStory
 
 
 def run(seed, **settings):
@@ -48,7 +48,7 @@ def test_any_tracker_keeps_what_the_others_keep_in_random_schedules(tracker):
         run(seed, delay_share=0.5, tracker=tracker)
 
 
-class GatedStory(Story):
+class GatedStory(ScheduleStory):
     """A story of the one gate of one subscription."""
 
     def publish(self, count):

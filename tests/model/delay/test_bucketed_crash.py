@@ -30,7 +30,7 @@ DELAYS_MS = (900, 330, 190, 0)
 FAR = 1_000_000
 
 
-class Broker:
+class SurvivingLog:
     """A log, its durable acks, and a clock: all that survives a crash beside the storage."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def workload(store, broker):
 def all_of_it() -> tuple[int, Counter[str]]:
     """Return how often the whole workload changes the storage, and the counts of its indexes."""
     store = MemoryStore()
-    indexes = {id(process.index): process.index for process in workload(store, Broker())}
+    indexes = {id(process.index): process.index for process in workload(store, SurvivingLog())}
     done: Counter[str] = Counter()
     for index in indexes.values():
         done.update(index.stats().succeeded)
@@ -138,7 +138,7 @@ def test_the_workload_does_everything():
 
 
 def crash_and_recover(mutation, kind) -> None:
-    store, broker = MemoryStore(faults=[Fault(mutation, kind)]), Broker()
+    store, broker = MemoryStore(faults=[Fault(mutation, kind)]), SurvivingLog()
     with suppress(PowerCutError):  # only `clear` lets it out
         for _ in workload(store, broker):
             if store.mutation_count > mutation:

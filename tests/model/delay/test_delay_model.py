@@ -21,7 +21,7 @@ subscriptions = st.integers(0, 2)
 delays = st.sampled_from([NO_DELAY, 0, 9, 64]) | st.integers(1, 200)
 
 
-class Reader:
+class SkippingReader:
     """A subscription's dispatcher: reads the log in order, skips as the tracker requests, polls for these messages
     later."""
 
@@ -71,7 +71,7 @@ class DelayMachine(RuleBasedStateMachine):
         self.due_ms: dict[Position, int] = {}
         self.clock_ms = self.seen_ms = 1000
         self.index.advance(self.clock_ms)
-        self.readers = [Reader(self.index, self.log, is_attached=each > 0) for each in range(3)]
+        self.readers = [SkippingReader(self.index, self.log, is_attached=each > 0) for each in range(3)]
 
     def now(self) -> int:
         self.seen_ms = max(self.seen_ms, self.clock_ms)
@@ -80,7 +80,7 @@ class DelayMachine(RuleBasedStateMachine):
     def is_held(self, position: Position) -> bool:
         return self.due_ms.get(position, 0) > self.seen_ms
 
-    def offer(self, reader: Reader, position: Position) -> None:
+    def offer(self, reader: SkippingReader, position: Position) -> None:
         deliver_at_ms = self.deliver_at_ms[position]
         must_wait = reader.view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=self.now())
         if deliver_at_ms > self.seen_ms and not self.is_held(position):
@@ -268,7 +268,7 @@ def follows_the_clock_back(index, now_ms):
 
 hold = TopicDelayIndex.hold
 move_due = TopicDelayIndex.move_due
-not_sent_between = Reader.not_sent_between
+not_sent_between = SkippingReader.not_sent_between
 
 PLANTED = [
     (SubscriptionDelayView, "_read_into", keeps_all_of_the_due_log),
@@ -279,7 +279,7 @@ PLANTED = [
     (SubscriptionDelayView, "scheduled_messages", hands_out_what_was_acked),
     (SubscriptionDelayView, "clear", keeps_its_window_when_cleared),
     (SubscriptionDelayView, "_derive", forgets_what_it_was_cut_off_from),
-    (Reader, "not_sent_between", counts_what_is_in_flight_as_due),
+    (SkippingReader, "not_sent_between", counts_what_is_in_flight_as_due),
     (TopicDelayIndex, "move_due", follows_the_clock_back),
 ]
 

@@ -10,24 +10,24 @@ from ackstate.cursor import MemoryStore
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
-from delay_driver import NO_DELAY, Broker
-from tracker_kinds import Bucketed, BucketedViews, InMemory, Views
+from delay_driver import NO_DELAY, DelayBroker
+from tracker_kinds import BucketedKind, BucketedViewsKind, InMemoryKind, ViewsKind
 
 # With a tick of 100 ms: the precision in memory is 64 ms.
 FIRST_COMES = {
-    "in memory": (InMemory(strict=False), {640: 603, 703: 603, 704: 667, 739: 667}),
-    "in memory, strict": (InMemory(strict=True), {640: 640, 641: 704, 704: 704, 705: 768}),
-    "view": (Views(), {640: 700, 700: 700, 701: 800, 799: 800}),
-    "bucketed": (Bucketed(strict=False), {640: 540, 700: 600, 701: 601, 799: 699}),
-    "bucketed, strict": (Bucketed(strict=True), {640: 640, 700: 700, 701: 701, 799: 799}),
-    "view of buckets": (BucketedViews(strict=True), {640: 640, 700: 700, 701: 701, 799: 799}),
-    "view of buckets, not strict": (BucketedViews(strict=False), {640: 640, 700: 700, 701: 701, 799: 799}),
+    "in memory": (InMemoryKind(strict=False), {640: 603, 703: 603, 704: 667, 739: 667}),
+    "in memory, strict": (InMemoryKind(strict=True), {640: 640, 641: 704, 704: 704, 705: 768}),
+    "view": (ViewsKind(), {640: 700, 700: 700, 701: 800, 799: 800}),
+    "bucketed": (BucketedKind(strict=False), {640: 540, 700: 600, 701: 601, 799: 699}),
+    "bucketed, strict": (BucketedKind(strict=True), {640: 640, 700: 700, 701: 701, 799: 799}),
+    "view of buckets": (BucketedViewsKind(strict=True), {640: 640, 700: 700, 701: 701, 799: 799}),
+    "view of buckets, not strict": (BucketedViewsKind(strict=False), {640: 640, 700: 700, 701: 701, 799: 799}),
 }
 
 
 @pytest.mark.parametrize(("kind", "comes_ms"), FIRST_COMES.values(), ids=FIRST_COMES)
 def test_when_a_message_comes(kind, comes_ms):
-    broker = Broker(kind, tick_ms=100, clock_ms=0, subscription_count=1)
+    broker = DelayBroker(kind, tick_ms=100, clock_ms=0, subscription_count=1)
     (dispatcher,) = broker.dispatchers
     messages = broker.publish(*comes_ms)
     dispatcher.read()
@@ -43,7 +43,7 @@ def test_when_a_message_comes(kind, comes_ms):
 @pytest.mark.parametrize("kind", [kind for kind, _ in FIRST_COMES.values()], ids=FIRST_COMES)
 def test_a_thousand_come_ten_at_a_time_past_a_hole(kind):
     """The first one is sent and never acked."""
-    broker = Broker(kind, tick_ms=100, clock_ms=0, subscription_count=1)
+    broker = DelayBroker(kind, tick_ms=100, clock_ms=0, subscription_count=1)
     (dispatcher,) = broker.dispatchers
     broker.publish(NO_DELAY, *[500] * 1_000)
     dispatcher.read()
@@ -117,7 +117,7 @@ def test_what_lies_in_a_segment_that_cannot_be_read_is_not_lost_to_who_reads_the
 
 
 def test_what_is_due_at_the_moment_of_a_recovery_comes_at_that_moment():
-    broker = Broker(BucketedViews(strict=False))
+    broker = DelayBroker(BucketedViewsKind(strict=False))
     broker.publish(*range(30, 330, 10))
     for dispatcher in broker.dispatchers:
         dispatcher.read()
@@ -127,7 +127,7 @@ def test_what_is_due_at_the_moment_of_a_recovery_comes_at_that_moment():
 
 
 def test_what_is_due_by_a_longer_tick_comes_when_the_index_says():
-    broker = Broker(Bucketed(strict=False), subscription_count=1)
+    broker = DelayBroker(BucketedKind(strict=False), subscription_count=1)
     broker.publish(50)
     broker.dispatchers[0].read()
     broker.dispatchers[0].set_tick(60)
@@ -136,7 +136,7 @@ def test_what_is_due_by_a_longer_tick_comes_when_the_index_says():
 
 
 def test_a_view_of_buckets_is_never_early_whatever_the_tick():
-    broker = Broker(BucketedViews(strict=False), subscription_count=1)
+    broker = DelayBroker(BucketedViewsKind(strict=False), subscription_count=1)
     broker.publish(50)
     broker.dispatchers[0].read()
     due_ms = broker.dispatchers[0].tracker.next_delivery_ms

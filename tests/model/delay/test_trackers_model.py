@@ -8,7 +8,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from delay_driver import ALL, NO_DELAY, Broker
+from delay_driver import ALL, NO_DELAY, DelayBroker
 from tracker_kinds import KINDS
 
 # Long against the steps of time, so that something waits at most moments.
@@ -24,7 +24,7 @@ class TrackersMachine(RuleBasedStateMachine):
 
     @initialize(tick_ms=st.sampled_from([1, 10, 64, 100]))
     def open(self, tick_ms):
-        self.broker = Broker(self.kind, tick_ms=tick_ms)
+        self.broker = DelayBroker(self.kind, tick_ms=tick_ms)
 
     @rule(delays=st.lists(delays, min_size=1, max_size=6), which=subscriptions)
     def publish(self, delays, which):

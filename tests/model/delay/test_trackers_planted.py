@@ -15,13 +15,13 @@ from ackstate.delay.buckets.snapshots import BucketSnapshots
 from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
-from delay_driver import ALL, NO_DELAY, Broker
+from delay_driver import ALL, NO_DELAY, DelayBroker
 from tracker_kinds import KINDS
 
 
 def asks_every_ms(kind):
     """Both subscriptions poll at every moment at which something could come too early."""
-    broker = Broker(kind, tick_ms=100)
+    broker = DelayBroker(kind, tick_ms=100)
     broker.publish(1, 99, 100, 101, 163, 164, 199, 200, 228, 250)
     broker.feed()
     for _ in range(400):
@@ -32,7 +32,7 @@ def asks_every_ms(kind):
 
 
 def asks_for_one_at_a_time(kind):
-    broker = Broker(kind)
+    broker = DelayBroker(kind)
     broker.publish(*[64] * 6, *range(20, 90, 9))
     broker.feed()
     for _ in range(40):
@@ -47,7 +47,7 @@ def asks_for_one_at_a_time(kind):
 
 def sleeps_until_woken(kind):
     """The topic is idle, and its tick is set below the broker's."""
-    broker = Broker(kind, tick_ms=1_000)
+    broker = DelayBroker(kind, tick_ms=1_000)
     for dispatcher in broker.dispatchers:
         dispatcher.set_tick(100)
     broker.publish(5_000, 5_500, 6_001, 7_777)
@@ -56,7 +56,7 @@ def sleeps_until_woken(kind):
 
 def reads_what_waits_again_when_it_is_due(kind):
     """The messages are in sealed buckets, where those are."""
-    broker = Broker(kind)
+    broker = DelayBroker(kind)
     messages = broker.publish(*range(50, 130, 10))
     broker.publish(500)
     dispatcher = broker.dispatchers[0]
@@ -71,7 +71,7 @@ def reads_what_waits_again_when_it_is_due(kind):
 
 
 def acks_what_waits(kind):
-    broker = Broker(kind)
+    broker = DelayBroker(kind)
     first, second, third = broker.publish(50, 60, 70)
     dispatcher = broker.dispatchers[0]
     dispatcher.read()
@@ -84,7 +84,7 @@ def acks_what_waits(kind):
 
 
 def seeks_back(kind):
-    broker = Broker(kind)
+    broker = DelayBroker(kind)
     messages = broker.publish(NO_DELAY, 50, 90, 900)
     dispatcher = broker.dispatchers[0]
     dispatcher.work()
@@ -102,7 +102,7 @@ def seeks_back(kind):
 
 
 def crashes_while_most_wait(kind):
-    broker = Broker(kind)
+    broker = DelayBroker(kind)
     broker.publish(*range(30, 330, 10))
     broker.feed()
     for dispatcher in broker.dispatchers:
@@ -117,7 +117,7 @@ def crashes_while_most_wait(kind):
 
 def crashes_when_a_message_falls_due(kind):
     """The message is in a sealed bucket, where those are, in one segment with a message that is due later."""
-    broker = Broker(kind, tick_ms=1)
+    broker = DelayBroker(kind, tick_ms=1)
     broker.publish(NO_DELAY, 9, 64, 64, 9)
     broker.dispatchers[0].read()
     broker.clock_ms += 9
@@ -128,7 +128,7 @@ def crashes_when_a_message_falls_due(kind):
 
 def waits_for_what_is_due_last(kind):
     """Four ledgers in which the later messages are due earlier: whichever segment comes first, none is left out."""
-    broker = Broker(kind)
+    broker = DelayBroker(kind)
     broker.publish(*range(400, 80, -20), 500)
     broker.dispatchers[0].read()
     broker.check()
@@ -139,7 +139,7 @@ def waits_for_what_is_due_last(kind):
 
 
 def the_clock_runs_back(kind):
-    broker = Broker(kind, tick_ms=64)
+    broker = DelayBroker(kind, tick_ms=64)
     broker.publish(30, 60, 90, 128, 300)
     for ahead_ms in (0, 70, -50, 20, 200, -300, 100):
         broker.clock_ms += ahead_ms
@@ -263,7 +263,7 @@ read_all = BucketSnapshots.read_all
 recover = BucketedMessages.recover
 
 
-class Planted(NamedTuple):
+class PlantedBug(NamedTuple):
     """A method of a tracker replaced, and the story that finds it."""
 
     kind: str
@@ -277,7 +277,7 @@ class Planted(NamedTuple):
 MEMORY, STRICT, VIEW, BUCKETS, MERGED = "in memory", "in memory, strict", "view", "bucketed, strict", "bucketed, merged"
 
 PLANTED = [
-    Planted(
+    PlantedBug(
         MEMORY,
         InMemoryDelayTracker,
         "_set_tick",
@@ -285,7 +285,7 @@ PLANTED = [
         asks_every_ms,
         "early",
     ),
-    Planted(
+    PlantedBug(
         STRICT,
         InMemoryDelayTracker,
         "_take_first",
@@ -293,7 +293,7 @@ PLANTED = [
         asks_for_one_at_a_time,
         "not h",
     ),
-    Planted(
+    PlantedBug(
         MEMORY,
         InMemoryDelayTracker,
         "next_delivery_ms",
@@ -301,7 +301,7 @@ PLANTED = [
         sleeps_until_woken,
         "stal",
     ),
-    Planted(
+    PlantedBug(
         STRICT,
         InMemoryDelayTracker,
         "scheduled_messages",
@@ -309,8 +309,8 @@ PLANTED = [
         asks_for_one_at_a_time,
         "handed out twice",
     ),
-    Planted(VIEW, TopicDelayIndex, "hold", rounds_down, asks_every_ms, " early"),
-    Planted(
+    PlantedBug(VIEW, TopicDelayIndex, "hold", rounds_down, asks_every_ms, " early"),
+    PlantedBug(
         VIEW,
         SubscriptionDelayView,
         "_read_into",
@@ -318,12 +318,12 @@ PLANTED = [
         asks_every_ms,
         "handed out",
     ),
-    Planted(VIEW, SubscriptionDelayView, "_discard_acked", hands_out_what_is_acked, acks_what_waits, "is acked"),
-    Planted(VIEW, SubscriptionDelayView, "clear", keeps_what_is_due_when_cleared, seeks_back, "handed out twice"),
-    Planted(VIEW, TopicDelayIndex, "move_due", follows_the_clock_back, the_clock_runs_back, None),
-    Planted(BUCKETS, BucketedDelayIndex, "cutoff_ms", property(is_always_a_tick_early), asks_every_ms, " early"),
-    Planted(BUCKETS, SealedBuckets, "load_next", forgets_the_next_segment, waits_for_what_is_due_last, "handed out"),
-    Planted(
+    PlantedBug(VIEW, SubscriptionDelayView, "_discard_acked", hands_out_what_is_acked, acks_what_waits, "is acked"),
+    PlantedBug(VIEW, SubscriptionDelayView, "clear", keeps_what_is_due_when_cleared, seeks_back, "handed out twice"),
+    PlantedBug(VIEW, TopicDelayIndex, "move_due", follows_the_clock_back, the_clock_runs_back, None),
+    PlantedBug(BUCKETS, BucketedDelayIndex, "cutoff_ms", property(is_always_a_tick_early), asks_every_ms, " early"),
+    PlantedBug(BUCKETS, SealedBuckets, "load_next", forgets_the_next_segment, waits_for_what_is_due_last, "handed out"),
+    PlantedBug(
         MERGED,
         BucketSnapshots,
         "read_all",
@@ -331,7 +331,7 @@ PLANTED = [
         waits_for_what_is_due_last,
         "handed out",
     ),
-    Planted(
+    PlantedBug(
         BUCKETS,
         BucketedMessages,
         "_release",
@@ -339,8 +339,8 @@ PLANTED = [
         reads_what_waits_again_when_it_is_due,
         "twice",
     ),
-    Planted(BUCKETS, SealedBuckets, "adopt", recovers_what_waits_and_no_segment, crashes_while_most_wait, None),
-    Planted(
+    PlantedBug(BUCKETS, SealedBuckets, "adopt", recovers_what_waits_and_no_segment, crashes_while_most_wait, None),
+    PlantedBug(
         "view of buckets",
         BucketedMessages,
         "recover",

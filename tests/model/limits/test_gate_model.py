@@ -39,13 +39,13 @@ def weight(position: Position) -> int:
     return (3, 9)[position.entry_id % 2] if position.entry_id % 10 > 7 else 1
 
 
-class Sent(NamedTuple):
+class SentBytes(NamedTuple):
     position: Position
     consumer: str
     range_cost: int
 
 
-class Waiter:
+class ModelWaiter:
     """Counts its calls; `is_due` is the model's answer."""
 
     def __init__(self, consumer):
@@ -55,18 +55,18 @@ class Waiter:
         self.calls += 1
 
 
-class Dispatcher:
+class RecountingDispatcher:
     """A subscription that sends few messages, and its numbers by a plain recount."""
 
     def __init__(self, gate):
         self.gate = gate
         self.waiting = list(reversed(POSITIONS))
         self.nacked: list[Position] = []
-        self.sent: list[Sent] = []
+        self.sent: list[SentBytes] = []
         self.unpersisted, self.acked = DeletedRanges(), DeletedRanges()
         self.closed: dict[tuple[Rule, str], int] = {}  # until the use is down at this
         self.closings = dict.fromkeys(Rule, 0)
-        self.waiters: list[Waiter] = []
+        self.waiters: list[ModelWaiter] = []
 
     def unacked(self, consumer=None) -> int:
         return sum(weight(sent.position) for sent in self.sent if consumer in {None, sent.consumer})
@@ -97,7 +97,7 @@ class Dispatcher:
     def keys(self, consumer):
         return [(BYTES, ""), (RANGES, ""), (MESSAGES, ""), (CONSUMER, consumer)]
 
-    def give_up(self, picks) -> list[Sent]:
+    def give_up(self, picks) -> list[SentBytes]:
         return [self.sent.pop(pick % len(self.sent)) for pick in picks[: len(self.sent)]]
 
 
@@ -120,8 +120,8 @@ class GateMachine(RuleBasedStateMachine):
         self.broker_max = broker
         self.broker = self.make_broker(broker, 0.3)
         self.is_broker_blocked = False
-        self.broker_closed: dict[Dispatcher, tuple[int, int]] = {}
-        self.dispatchers = [Dispatcher(self.make_gate(self.limits, broker=self.broker)) for _ in range(3)]
+        self.broker_closed: dict[RecountingDispatcher, tuple[int, int]] = {}
+        self.dispatchers = [RecountingDispatcher(self.make_gate(self.limits, broker=self.broker)) for _ in range(3)]
 
     def set_limits(self, bytes_limit, ranges, messages, consumer):
         self.limits = GateLimits(bytes_limit, messages, 0.8, 0.5, ranges, consumer)
@@ -211,7 +211,7 @@ class GateMachine(RuleBasedStateMachine):
     def send(self, it, wanted, consumer, range_costs, verdict: Verdict) -> None:
         assert (verdict.rule is None) == (verdict.granted == len(wanted))
         before = {r: it.used(r, consumer) for r in self.limit}, self.total()
-        granted = [Sent(*sent) for sent in zip(wanted, [consumer] * len(wanted), range_costs, strict=True)]
+        granted = [SentBytes(*sent) for sent in zip(wanted, [consumer] * len(wanted), range_costs, strict=True)]
         it.sent += granted[: verdict.granted]
         it.gate.count_unacked(sum(weight(position) for position in wanted[: verdict.granted]))
         if verdict.rule not in {None, BROKER}:
@@ -275,7 +275,7 @@ class GateMachine(RuleBasedStateMachine):
         del it.nacked[: verdict.granted]
         self.send(it, wanted, consumer, range_costs, verdict)
 
-    def take_off(self, it, gone: list[Sent]) -> None:
+    def take_off(self, it, gone: list[SentBytes]) -> None:
         it.gate.count_unacked(-sum(weight(sent.position) for sent in gone))
         if not gone:
             return
@@ -335,7 +335,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 2), consumer=st.sampled_from(CONSUMERS))
     def wait(self, at=0, consumer="a"):
-        waiter = Waiter(consumer)
+        waiter = ModelWaiter(consumer)
         self.dispatchers[at].waiters.append(waiter)
         self.dispatchers[at].gate.when_open(waiter, consumer)
 

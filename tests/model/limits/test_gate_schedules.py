@@ -20,7 +20,7 @@ _SOME = random.Random(1)
 COSTS = [[_SOME.randrange(3, 63) for _ in range(count)] for count in (1, 1, 1, 2, 5, 5, 16, 20) for _ in range(8)]
 
 
-class Dispatcher:
+class ScheduledDispatcher:
     """Sums of the sent messages, and of the bytes that their acks have left."""
 
     def __init__(self, rng, limits, broker):
@@ -111,7 +111,7 @@ def run(seed: int) -> None:
         max_unacked_messages_per_consumer=rng.choice((0, 4, 20)),
     )
     broker = BrokerLimit(rng.choice((0, 10, 50)), 0.2)
-    dispatchers = [Dispatcher(rng, limits, broker) for _ in range(2)]
+    dispatchers = [ScheduledDispatcher(rng, limits, broker) for _ in range(2)]
     for _ in range(STEPS):
         it = rng.choice(dispatchers)
         rng.choice((it.send, it.send, it.take_off, it.persist))()

@@ -41,7 +41,7 @@ class Busy:
         return call
 
 
-class Topic:
+class TwelveMessages:
     """Twelve messages in ledger 1 and a cursor on them."""
 
     def __init__(self, **config):
@@ -138,7 +138,7 @@ def fail(error):
 
 
 def an_ack_while_older_ones_are_written():
-    topic = Topic()
+    topic = TwelveMessages()
     topic.ack(2)
     receipts = []
     topic.store.meanwhile["append_all"] = lambda: receipts.append(topic.ack(4))
@@ -151,7 +151,7 @@ def an_ack_while_older_ones_are_written():
 
 
 def a_persist_that_fails():
-    topic = Topic()
+    topic = TwelveMessages()
     store = topic.store.inner
     receipt = topic.ack(2)
     for mutation in range(store.mutation_count, store.mutation_count + 4):
@@ -164,7 +164,7 @@ def a_persist_that_fails():
 
 
 def a_tick_that_the_rate_limit_refuses():
-    topic = Topic(mark_delete_rate_limit=1, flush_interval_ms=10_000)
+    topic = TwelveMessages(mark_delete_rate_limit=1, flush_interval_ms=10_000)
     topic.ack(2)
     topic.cursor.tick(now_ms=0)
     receipt = topic.ack(4)
@@ -173,7 +173,7 @@ def a_tick_that_the_rate_limit_refuses():
 
 
 def a_persist_beyond_the_limit_on_ranges():
-    topic = Topic(range_count_max=2)
+    topic = TwelveMessages(range_count_max=2)
     topic.ack(2, 4, 6, 8)
     topic.persist()
     topic.open(range_count_max=2)
@@ -182,7 +182,7 @@ def a_persist_beyond_the_limit_on_ranges():
 
 def acks_of_every_other_message_up_to_the_limit():
     """As many as are sent."""
-    topic = Topic()
+    topic = TwelveMessages()
     topic.log.publish([Message(b"")] * 300)
     subscription = topic.subscribe(max_unpersisted_ack_record_bytes=1_024)
     while sent := subscription.dispatch("a", 40, now_ms=0):
@@ -194,7 +194,7 @@ def acks_of_every_other_message_up_to_the_limit():
 
 
 def a_mark_delete_that_moves_before_a_snapshot_is_written():
-    topic = Topic(ledger_entry_count_max=1)
+    topic = TwelveMessages(ledger_entry_count_max=1)
     receipt = topic.ack(1)
     topic.store.meanwhile["create"] = lambda: topic.ack(0)
     topic.persist()
@@ -204,7 +204,7 @@ def a_mark_delete_that_moves_before_a_snapshot_is_written():
 
 
 def a_journal_that_cannot_be_read():
-    topic = Topic()
+    topic = TwelveMessages()
     topic.ack(0, 1, 5)
     topic.persist()
     (ledger,) = topic.store.inner.disk.ledgers.values()
@@ -217,7 +217,7 @@ def a_journal_that_cannot_be_read():
 
 
 def a_restart_above_the_limit_on_ranges():
-    topic = Topic()
+    topic = TwelveMessages()
     topic.ack(1, 3, 5, 7, 9)
     topic.persist()
     topic.open()
@@ -225,7 +225,7 @@ def a_restart_above_the_limit_on_ranges():
 
 
 def a_switch_of_the_format_with_holes():
-    topic = Topic()
+    topic = TwelveMessages()
     topic.ack(0, 2, 4)
     topic.persist()
     topic.open(format=Format.PULSAR)

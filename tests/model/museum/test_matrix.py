@@ -10,7 +10,7 @@ import pytest
 from ackstate.analysis.crash.campaign import read_totals
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
 from ackstate.analysis.crash.layers.crash_states import crash_states
-from museum.cell import Budget, Cell, Outcome, run_cell
+from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.matrix import PAGE, TOTALS, read_cells
 from museum.page import LAYERS, PRODUCT, is_good, render
@@ -35,12 +35,12 @@ def test_the_page_is_made_from_what_was_measured():
 
 @pytest.mark.slow
 def test_a_layer_kills_a_bug_and_not_the_product():
-    killed = run_cell(crash_states, MISSING_SYNC, Budget(seconds=20))
-    assert (killed.fate, killed.runs) == (Outcome.KILLED, 1)
+    killed = run_cell(crash_states, MISSING_SYNC, CellBudget(seconds=20))
+    assert (killed.fate, killed.runs) == (CellFate.KILLED, 1)
     assert killed.promise
     assert killed.story
-    survived = run_cell(crash_states, None, Budget(seconds=20, cycles_max=1))
-    assert (survived.fate, survived.runs) == (Outcome.SURVIVED, 1)
+    survived = run_cell(crash_states, None, CellBudget(seconds=20, cycles_max=1))
+    assert (survived.fate, survived.runs) == (CellFate.SURVIVED, 1)
     assert survived.cycles > killed.cycles
 
 
@@ -53,14 +53,14 @@ def outcomes(*, fails_at=None):
 
 
 def test_a_cell_ends_at_the_first_broken_promise():
-    cell = run_cell(outcomes(fails_at=3), None, Budget(seconds=60))
-    assert (cell.fate, cell.cycles, cell.runs, cell.promise) == (Outcome.KILLED, 40, 4, "I2")
+    cell = run_cell(outcomes(fails_at=3), None, CellBudget(seconds=60))
+    assert (cell.fate, cell.cycles, cell.runs, cell.promise) == (CellFate.KILLED, 40, 4, "I2")
     assert cell.story == ("seed 3", "a")
 
 
 def test_a_cell_ends_with_its_budget():
-    cell = run_cell(outcomes(fails_at=3), None, Budget(seconds=60, cycles_max=25, first_seed=7))
-    assert (cell.fate, cell.cycles) == (Outcome.SURVIVED, 30)
+    cell = run_cell(outcomes(fails_at=3), None, CellBudget(seconds=60, cycles_max=25, first_seed=7))
+    assert (cell.fate, cell.cycles) == (CellFate.SURVIVED, 30)
 
 
 def test_a_layer_that_fails_has_not_seen_the_bug():
@@ -76,8 +76,8 @@ def test_a_layer_that_fails_has_not_seen_the_bug():
         raise LayerSkippedError("needs root")
         yield
 
-    cells = [run_cell(layer, None, Budget(seconds=60)) for layer in (fails, dies, is_skipped)]
-    assert [cell.fate for cell in cells] == [Outcome.DIED, Outcome.DIED, Outcome.SKIPPED]
+    cells = [run_cell(layer, None, CellBudget(seconds=60)) for layer in (fails, dies, is_skipped)]
+    assert [cell.fate for cell in cells] == [CellFate.DIED, CellFate.DIED, CellFate.SKIPPED]
     assert [cell.promise for cell in cells] == ["not ours", "it ended by itself", "needs root"]
 
 
@@ -88,15 +88,15 @@ def test_a_layer_that_hangs_has_not_seen_the_bug(monkeypatch):
         yield RunOutcome(first_seed, 7)
         signal.pause()
 
-    cell = run_cell(hangs, None, Budget(seconds=0.2))
-    assert (cell.fate, cell.cycles) == (Outcome.HUNG, 7)
+    cell = run_cell(hangs, None, CellBudget(seconds=0.2))
+    assert (cell.fate, cell.cycles) == (CellFate.HUNG, 7)
 
 
 def test_a_matrix_with_a_bug_that_lives_or_a_product_that_dies_is_not_good():
-    killed, survived = Cell(Outcome.KILLED, 1), Cell(Outcome.SURVIVED, 1)
+    killed, survived = Cell(CellFate.KILLED, 1), Cell(CellFate.SURVIVED, 1)
     rows = {exhibit.name: dict.fromkeys(LAYERS, survived) | {"L0": killed} for exhibit in EXHIBITS}
     good = rows | {PRODUCT: dict.fromkeys(LAYERS, survived)}
     assert is_good(good)
     assert not is_good(good | {"M7": dict.fromkeys(LAYERS, survived)})
-    for fate in (Outcome.KILLED, Outcome.HUNG, Outcome.DIED):
+    for fate in (CellFate.KILLED, CellFate.HUNG, CellFate.DIED):
         assert not is_good(good | {PRODUCT: good[PRODUCT] | {"L3": Cell(fate)}})

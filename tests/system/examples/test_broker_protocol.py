@@ -24,7 +24,7 @@ def running(tmp_path_factory):
     broker.stop()
 
 
-class Client:
+class CommandClient:
     """A client that sends any command."""
 
     def __init__(self, reader, writer):
@@ -57,7 +57,7 @@ class Client:
 @asynccontextmanager
 async def connected(broker, *, as_client=True):
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
-    client = Client(reader, writer)
+    client = CommandClient(reader, writer)
     if as_client:
         name, command = await client.ask("connect", protocol_version=21)
         assert (name, command.protocol_version) == ("connected", 19)

@@ -28,7 +28,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 SMALL = DelayedTraffic(rate=20, publish_ticks=40, delay_ticks=10, ledger_size=200)
 
 
-class Rows:
+class KeptRows:
     """Keeps the rows of a report."""
 
     def __init__(self):
@@ -111,7 +111,7 @@ def test_an_index_says_what_it_takes():
 
 @pytest.mark.slow
 def test_everything_is_timed_by_how_much_is_held():
-    rows = Rows()
+    rows = KeptRows()
     bench_throughput.measure(rows, (300,), one_by_one=50, bulk=100)
     assert set(rows.medians) == {bench_throughput.row(300, what) for what in bench_throughput.AGAINST}
     assert min(rows.medians.values()) > 0
@@ -131,7 +131,7 @@ def test_the_time_of_a_part_replaces_the_time_of_the_whole():
 
 @pytest.mark.slow
 def test_a_whole_ledger_is_sealed_and_found_again():
-    rows = Rows()
+    rows = KeptRows()
     bench_bucketed.measure(rows, 50_001, runs=1)
     assert rows.medians["50,001: buckets"] == 1
     assert 12 < rows.medians["50,001: snapshots"] < 20
@@ -214,7 +214,7 @@ def test_the_proposal_keeps_all_for_one_that_is_stuck_and_trackers_only_the_stuc
 
 @pytest.mark.slow
 def test_memory_is_measured_of_all_designs():
-    rows = Rows()
+    rows = KeptRows()
     curves = bench_isolation.measure_memory(rows, SMALL, healthy=2)
     assert set(curves) == {
         "tracker a subscription, with the four", "PIP-448, with the four",
@@ -224,7 +224,7 @@ def test_memory_is_measured_of_all_designs():
         rows.medians["2 others, PIP-448, with the four: memory at the end"] * 1e3
         == curves["PIP-448, with the four"][-1][1]
     )
-    lags = Rows()
+    lags = KeptRows()
     bench_isolation.measure_lags(lags, SMALL, healthy=2, runs=2)
     for quantile in bench_isolation.QUANTILES:
         for name in (bench_isolation.WITH, bench_isolation.WITHOUT):

@@ -48,7 +48,7 @@ class LosesAnAck:
         return answer | {name: answer[name] - 1 for name in ("acked", "drained", "found", "held") if name in answer}
 
 
-class Report:
+class KeptFigures:
     """Keeps the figures."""
 
     def __init__(self):
@@ -98,7 +98,7 @@ def test_a_file_has_what_was_written(tmp_path):
 
 @pytest.mark.slow
 def test_our_results_are_the_expected_ones(tmp_path):
-    report, sides = Report(), [Ours()]
+    report, sides = KeptFigures(), [Ours()]
     rows = ComparisonRows(report)
     for task in tasks.all_tasks(tmp_path, SMALL):
         if task.command != "weigh_delays" and task.only != PULSAR:
@@ -145,7 +145,7 @@ def test_pulsars_record_has_the_state_of_our_cursor(tmp_path, side, form):
 
 
 def test_a_side_that_is_not_measured_has_the_figure_of_the_row_beside():
-    report = Report()
+    report = KeptFigures()
     rows = ComparisonRows(report)
     first = Row("both", "us", each=1e3, grows=True)
     rows.put(Task((first,), "ack", {}, {}), {OURS: [{"nanos": 1_000}, {"nanos": 3_000}], PULSAR: [{"nanos": 8_000}]})

@@ -23,7 +23,7 @@ from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import DispatchGate, GateLimits
 
 
-class Topic:
+class TopicWithSmallLimits:
     """A topic with one subscription, whose limits are small."""
 
     def __init__(self, kind=SubscriptionType.SHARED, *, message_counts=(1,) * 60, **limits):
@@ -55,7 +55,7 @@ class Topic:
 def test_a_list_leaves_what_single_acks_leave(seed):
     draw = random.Random(seed)
     counts = [draw.choice((1, 1, 3)) for _ in range(60)]
-    one, many = Topic(message_counts=counts), Topic(message_counts=counts)
+    one, many = TopicWithSmallLimits(message_counts=counts), TopicWithSmallLimits(message_counts=counts)
     for topic in (one, many):
         topic.dispatch(30, "a")
         topic.dispatch(20, "b")
@@ -75,7 +75,7 @@ def test_a_list_leaves_what_single_acks_leave(seed):
 
 
 def test_an_array_of_positions_is_a_list():
-    topic = Topic()
+    topic = TopicWithSmallLimits()
     positions = topic.dispatch(30)
     topic.subscription.ack_many(np.array(positions[::2], np.uint64), now_ms=0)
     assert topic.subscription.deliveries.of("c") == positions[1::2]
@@ -96,7 +96,7 @@ def test_an_array_of_positions_is_a_list():
     ],
 )
 def test_what_is_no_list_of_positions_is_refused_and_nothing_is_acked(positions, error):
-    topic = Topic()
+    topic = TopicWithSmallLimits()
     topic.dispatch(30)
     for call in (topic.subscription.ack_many, topic.subscription.nack_many):
         with pytest.raises(TypeError, match=error):
@@ -109,7 +109,7 @@ def test_what_is_no_list_of_positions_is_refused_and_nothing_is_acked(positions,
     "array", [np.array([1, 3]), np.array([[1, 3, 4]]), np.array([["1", "3"]]), np.zeros((1, 2, 2))]
 )
 def test_the_cursor_refuses_other_arrays(array):
-    topic = Topic()
+    topic = TopicWithSmallLimits()
     with pytest.raises(TypeError, match=r"array of integers of shape \(entries, 2\), got"):
         topic.cursor.ack_many(array, now_ms=0)
     for rows in ([[-1, 3]], [[1, -3]], [[1, 2**32]]):
@@ -121,7 +121,7 @@ def test_the_cursor_refuses_other_arrays(array):
 
 
 def test_a_position_that_the_log_does_not_have_refuses_the_list():
-    topic = Topic()
+    topic = TopicWithSmallLimits()
     positions = topic.dispatch(30)
     for beyond in (Position(1, 25), Position(9, 0)):
         with pytest.raises(InvalidPositionError):
@@ -131,7 +131,7 @@ def test_a_position_that_the_log_does_not_have_refuses_the_list():
 
 
 def test_late_acks_that_pass_a_limit_are_refused_together():
-    topic = Topic(max_unacked_ranges=4)
+    topic = TopicWithSmallLimits(max_unacked_ranges=4)
     early = topic.dispatch(3)
     topic.subscription.nack_many(early, delay_ms=1_000, now_ms=0)
     held = topic.dispatch(10)
@@ -149,7 +149,7 @@ def test_late_acks_that_pass_a_limit_are_refused_together():
 
 def test_acks_that_fill_holes_are_accepted_at_a_full_limit():
     """One after the other or together: else the gate would never open again."""
-    topic = Topic(max_unacked_ranges=4)
+    topic = TopicWithSmallLimits(max_unacked_ranges=4)
     positions = topic.dispatch(30)
     while positions:
         topic.subscription.ack_many(positions[1::2], now_ms=0)
@@ -163,7 +163,7 @@ def test_acks_that_fill_holes_are_accepted_at_a_full_limit():
 
 
 def test_a_failing_store_is_the_cause_of_a_refusal():
-    topic = Topic(message_counts=(1,) * 200, max_unpersisted_ack_record_bytes=1_024)
+    topic = TopicWithSmallLimits(message_counts=(1,) * 200, max_unpersisted_ack_record_bytes=1_024)
     early = topic.dispatch(20)
     topic.subscription.nack_many(early, delay_ms=1_000, now_ms=0)
     while held := topic.dispatch(20):
@@ -178,7 +178,7 @@ def test_a_failing_store_is_the_cause_of_a_refusal():
 
 
 def test_a_list_is_given_back_and_sent_again():
-    topic = Topic(message_counts=(1, 3, 1, 2))
+    topic = TopicWithSmallLimits(message_counts=(1, 3, 1, 2))
     positions = topic.dispatch(10)
     assert topic.subscription.nack_many([positions[1], positions[3], Position(7, 7)], now_ms=0) == 5
     assert topic.subscription.deliveries.of("c") == [positions[0], positions[2]]
@@ -187,7 +187,7 @@ def test_a_list_is_given_back_and_sent_again():
 
 
 def test_failover_gives_back_all_that_follow_the_lowest():
-    topic = Topic(SubscriptionType.FAILOVER)
+    topic = TopicWithSmallLimits(SubscriptionType.FAILOVER)
     positions = topic.dispatch(10)
     topic.subscription.ack(positions[2], now_ms=0)
     assert topic.subscription.nack_many([positions[8], positions[5], Position(9, 9)], now_ms=0) == 5

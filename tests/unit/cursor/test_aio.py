@@ -29,7 +29,7 @@ from ackstate.errors import CursorClosedError, InvalidPositionError, TopicClosed
 from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError
 
 
-class Clock:
+class MovedClock:
     """The present, in milliseconds; moved by the test."""
 
     def __init__(self):
@@ -62,7 +62,7 @@ class SlowDisk:
 @asynccontextmanager
 async def opened(store=None, *, clock=None, tick_ms=1, **settings):
     async with AsyncTopics(
-        store or MemoryStore(), clock=clock or Clock(), tick_ms=tick_ms, settings=TopicSettings(**settings)
+        store or MemoryStore(), clock=clock or MovedClock(), tick_ms=tick_ms, settings=TopicSettings(**settings)
     ) as topics:
         yield topics
 
@@ -94,7 +94,7 @@ def test_a_message_from_publish_to_a_durable_ack():
             await asyncio.wait_for(subscription.durable(receipt), 10)
             assert subscription.subscription.cursor.redelivery_if_crashed == 0
 
-    clock = Clock()
+    clock = MovedClock()
     asyncio.run(main())
 
 
@@ -412,7 +412,7 @@ def test_a_persist_that_fails_is_logged_and_tried_again(caplog):
             clock.now_ms += 100_000
             await asyncio.wait_for(subscription.durable(receipt), 10)
 
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), MovedClock()
     asyncio.run(main())
     assert "subscription 's' of topic 't' could not be persisted" in caplog.text
 
@@ -429,5 +429,5 @@ def test_a_delayed_message_comes_by_itself():
             clock.now_ms += 20
             assert await waiting == [("ann", [b"x"])]
 
-    clock = Clock()
+    clock = MovedClock()
     asyncio.run(main())

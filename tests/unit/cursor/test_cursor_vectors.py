@@ -29,7 +29,7 @@ VECTORS = Path(__file__).parents[2] / "vectors" / "cursor.jsonl.gz"
 RANGE = re.compile(r"\((\d+):(-?\d+)\.\.\d+:(\d+)\]")
 
 
-class Deviation(Enum):
+class CursorDeviation(Enum):
     """Why a recording may differ from ours."""
 
     HALF_APPLIED = "K8: Pulsar refuses a call and keeps a part of it in memory; ours keeps nothing of it"
@@ -45,12 +45,12 @@ class Deviation(Enum):
 
 
 ON_REOPEN = {
-    Deviation.HALF_APPLIED: {"md", "rp", "ind", "backlog", "batch"},
-    Deviation.ENTRY_LIMIT: {"md", "rp", "ind", "backlog"},
-    Deviation.LONE_BATCH: {"batch"},
-    Deviation.METADATA_BATCH: {"batch"},
-    Deviation.COMPLETED: {"batch"},
-    Deviation.RESET: {"ind", "backlog", "batch"},
+    CursorDeviation.HALF_APPLIED: {"md", "rp", "ind", "backlog", "batch"},
+    CursorDeviation.ENTRY_LIMIT: {"md", "rp", "ind", "backlog"},
+    CursorDeviation.LONE_BATCH: {"batch"},
+    CursorDeviation.METADATA_BATCH: {"batch"},
+    CursorDeviation.COMPLETED: {"batch"},
+    CursorDeviation.RESET: {"ind", "backlog", "batch"},
 }
 
 
@@ -97,7 +97,7 @@ def observed(state):
             "props": state.get("props", {})}  # fmt: skip
 
 
-class Model:
+class EnumeratedCursor:
     """The expected state of ours: sets of entries, all rules by enumeration."""
 
     def __init__(self, log, state):
@@ -225,7 +225,7 @@ class Model:
         self.rewind()
 
 
-class Replay:
+class CursorVectorReplay:
     """One recorded case, on a cursor of ours."""
 
     def __init__(self, case, rule=LimitRule.EXACT):
@@ -267,7 +267,7 @@ class Replay:
 
     def begin(self, log, state):
         """Go on from a recorded state, by calls that lead to it."""
-        self.log, self.model, self.store = log, Model(log, state), MemoryStore()
+        self.log, self.model, self.store = log, EnumeratedCursor(log, state), MemoryStore()
         self.open()
         model = self.model
         self.cursor.mark_delete(model.md, properties=model.props, now_ms=0)
@@ -316,8 +316,8 @@ class Replay:
             return
         reasons = {why for why, names in allowed.items() if differing <= names}
         # A position that the log never had takes the place of another within a limit, and may come to exist.
-        has_effect = Deviation.NEVER_HAD in tainted and not is_call
-        if not reasons and (has_effect or Model(self.log, after).observed() == ours):
+        has_effect = CursorDeviation.NEVER_HAD in tainted and not is_call
+        if not reasons and (has_effect or EnumeratedCursor(self.log, after).observed() == ours):
             reasons = tainted | self.taint(after)
         assert reasons, f"{self.where}: {differing} of {ours} differ from {after}"
         self.counts.update(reasons)
@@ -370,23 +370,23 @@ class Replay:
         batches = set(map(Position.parse, state["batch"] or ()))
         named = acked | batches | ({md} if md.entry_id >= 0 else set())
         if any(position not in self.log for position in named) or Position(*state["rp"]) <= md:
-            found.add(Deviation.NEVER_HAD)
+            found.add(CursorDeviation.NEVER_HAD)
         if self.log.next_valid(md) in acked:
-            found.add(Deviation.HALF_APPLIED)
+            found.add(CursorDeviation.HALF_APPLIED)
         if any(position <= md or position in acked for position in batches):
-            found.add(Deviation.LATE)
+            found.add(CursorDeviation.LATE)
         return found
 
     def called(self, name, args, is_refused, was_refused):
         """The deviations that a call may show, each with the differences that it allows."""
         everything = set(self.before)
         if is_refused:
-            return {Deviation.HALF_APPLIED if was_refused else Deviation.NEVER_HAD: everything}
+            return {CursorDeviation.HALF_APPLIED if was_refused else CursorDeviation.NEVER_HAD: everything}
         if was_refused:
             beyond = name == "delete" and any(Position(*each[:2]) > self.log.last_confirmed for each in args[0])
-            return {Deviation.BELOW: everything} if beyond else {}
+            return {CursorDeviation.BELOW: everything} if beyond else {}
         if name == "markDelete" and Position(*args[0][:2]) in self.model.batch:
-            return {Deviation.UNACKED: {"batch"}}
+            return {CursorDeviation.UNACKED: {"batch"}}
         return {}
 
     def reopened(self, name):
@@ -401,11 +401,11 @@ class Replay:
             is_exact
             and kept != limit_ranges(held, form=self.config.range_form, limits=Limits(self.config.range_count_max)).kept
         ):
-            reasons.add(Deviation.ENTRY_LIMIT)
+            reasons.add(CursorDeviation.ENTRY_LIMIT)
         if name == "closeReopen" and self.model.batch:
-            reasons.add(Deviation.METADATA_BATCH)
+            reasons.add(CursorDeviation.METADATA_BATCH)
         if self.model.completed:
-            reasons.add(Deviation.COMPLETED)
+            reasons.add(CursorDeviation.COMPLETED)
         together = set().union(*(ON_REOPEN[each] for each in reasons))
         return dict.fromkeys(reasons, together)
 
@@ -414,19 +414,19 @@ class Replay:
         if "Reopen" in name:
             self.unwritten = set()
         elif was_refused:
-            self.unwritten |= {Deviation.HALF_APPLIED} if is_changed else set()
+            self.unwritten |= {CursorDeviation.HALF_APPLIED} if is_changed else set()
         elif name == "resetCursor":
-            self.unwritten = {Deviation.RESET} if has_ranges or self.before["batch"] else set()
+            self.unwritten = {CursorDeviation.RESET} if has_ranges or self.before["batch"] else set()
         elif name in {"markDelete", "skip"} or (name == "delete" and (has_ranges or after["md"] != self.before["md"])):
             self.unwritten = set()
         elif name == "delete" and is_changed:
-            self.unwritten.add(Deviation.LONE_BATCH)
+            self.unwritten.add(CursorDeviation.LONE_BATCH)
 
 
 def replay_all(rule=LimitRule.EXACT):
     counts = Counter()
     for case in recorded():
-        counts += Replay(case, rule).play()
+        counts += CursorVectorReplay(case, rule).play()
     return counts
 
 
@@ -434,13 +434,13 @@ def replay_all(rule=LimitRule.EXACT):
 def test_every_recorded_operation_is_ours_but_for_named_deviations():
     counts = replay_all()
     print(*(f"{count} {why if why == 'equal' else why.name}" for why, count in counts.most_common()), sep=", ")  # noqa: T201
-    assert set(counts) == {"equal", *Deviation}
+    assert set(counts) == {"equal", *CursorDeviation}
 
 
 @pytest.mark.slow
 def test_with_pulsars_rule_the_limit_is_no_deviation():
     counts = replay_all(LimitRule.PULSAR_5_0_M1)
-    assert set(counts) == {"equal", *Deviation} - {Deviation.ENTRY_LIMIT}
+    assert set(counts) == {"equal", *CursorDeviation} - {CursorDeviation.ENTRY_LIMIT}
 
 
 def one_range_too_many(monkeypatch):

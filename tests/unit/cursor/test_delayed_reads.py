@@ -29,7 +29,7 @@ def bucketed_index(store):
 every_index = pytest.mark.parametrize("make_index", [in_memory_index, bucketed_index])
 
 
-class Topic:
+class CountedTopic:
     """A topic with many subscriptions, and how often each of its entries was read from the store."""
 
     def __init__(self, monkeypatch, make_index, kind, *, count, disk=None):
@@ -74,7 +74,7 @@ class Topic:
 @every_kind
 @every_index
 def test_two_hundred_subscriptions_read_a_delayed_message_once_each(monkeypatch, make_index, kind):
-    topic = Topic(monkeypatch, make_index, kind, count=200)
+    topic = CountedTopic(monkeypatch, make_index, kind, count=200)
     topic.subscribe()
     (position,) = topic.publish(DUE_MS)
     for now_ms in (0, DUE_MS - 500, DUE_MS - 1):
@@ -87,9 +87,9 @@ def test_two_hundred_subscriptions_read_a_delayed_message_once_each(monkeypatch,
 @every_kind
 @every_index
 def test_after_a_restart_the_index_is_rebuilt_by_one_read_of_each_message(monkeypatch, make_index, kind):
-    before = Topic(monkeypatch, make_index, kind, count=0)
+    before = CountedTopic(monkeypatch, make_index, kind, count=0)
     positions = [*before.publish(*[DUE_MS] * 20), *before.publish(*[DUE_MS] * 20)]
-    topic = Topic(monkeypatch, make_index, kind, count=100, disk=before.store.disk)
+    topic = CountedTopic(monkeypatch, make_index, kind, count=100, disk=before.store.disk)
     topic.subscribe()
     assert topic.dispatch(now_ms=0, count=7) == [[]] * 100
     assert topic.reads == dict.fromkeys(positions, 1)
@@ -100,9 +100,9 @@ def test_after_a_restart_the_index_is_rebuilt_by_one_read_of_each_message(monkey
 @every_kind
 @every_index
 def test_subscriptions_in_threads_rebuild_the_index_by_one_read_of_each_message(monkeypatch, make_index, kind):
-    before = Topic(monkeypatch, make_index, kind, count=0)
+    before = CountedTopic(monkeypatch, make_index, kind, count=0)
     positions = before.publish(*[DUE_MS] * 500)
-    topic = Topic(monkeypatch, make_index, kind, count=8, disk=before.store.disk)
+    topic = CountedTopic(monkeypatch, make_index, kind, count=8, disk=before.store.disk)
     topic.subscribe()
     all_there = threading.Barrier(8, timeout=60)
 
@@ -121,7 +121,7 @@ def test_subscriptions_in_threads_rebuild_the_index_by_one_read_of_each_message(
 @every_kind
 @every_index
 def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, kind):
-    topic = Topic(monkeypatch, make_index, kind, count=3)
+    topic = CountedTopic(monkeypatch, make_index, kind, count=3)
     topic.subscribe()
     (position,) = topic.publish(DUE_MS)
     topic.dispatch(now_ms=0)
@@ -133,7 +133,7 @@ def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, k
 
 @every_index
 def test_with_keys_a_message_that_is_read_for_another_consumer_is_kept_until_it_is_sent(monkeypatch, make_index):
-    topic = Topic(monkeypatch, make_index, SubscriptionType.KEY_SHARED, count=3)
+    topic = CountedTopic(monkeypatch, make_index, SubscriptionType.KEY_SHARED, count=3)
     topic.subscribe()
     for each in topic.subscriptions:
         for consumer in "ab":
@@ -149,7 +149,7 @@ def test_with_keys_a_message_that_is_read_for_another_consumer_is_kept_until_it_
 @every_kind
 @every_index
 def test_a_message_that_a_limit_keeps_back_is_read_once(monkeypatch, make_index, kind):
-    topic = Topic(monkeypatch, make_index, kind, count=1)
+    topic = CountedTopic(monkeypatch, make_index, kind, count=1)
     topic.subscribe()
     (subscription,) = topic.subscriptions
     subscription.change_limits(type(subscription._gate.limits)(max_unacked_messages=4))
@@ -167,7 +167,7 @@ def test_a_message_that_a_limit_keeps_back_is_read_once(monkeypatch, make_index,
 
 @every_kind
 def test_a_tracker_of_one_subscription_reads_a_message_to_learn_that_it_waits_and_to_send_it(monkeypatch, kind):
-    topic = Topic(monkeypatch, in_memory_index, kind, count=2)
+    topic = CountedTopic(monkeypatch, in_memory_index, kind, count=2)
     topic.subscribe(lambda: InMemoryDelayTracker(tick_time_ms=1_000))
     (position,) = topic.publish(DUE_MS)
     topic.dispatch(now_ms=0)
@@ -178,7 +178,7 @@ def test_a_tracker_of_one_subscription_reads_a_message_to_learn_that_it_waits_an
 
 @every_index
 def test_a_subscription_that_seeks_back_learns_what_all_had_acked_and_no_message_comes_early(monkeypatch, make_index):
-    topic = Topic(monkeypatch, make_index, SubscriptionType.SHARED, count=2)
+    topic = CountedTopic(monkeypatch, make_index, SubscriptionType.SHARED, count=2)
     topic.subscribe()
     topic.log._entries_per_ledger_max = topic.log._room = 2
     positions = [*topic.publish(DUE_MS, DUE_MS), *topic.publish(DUE_MS, NO_DELAY)]
@@ -195,7 +195,7 @@ def test_a_subscription_that_seeks_back_learns_what_all_had_acked_and_no_message
 
 
 def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_first_reader(monkeypatch):
-    topic = Topic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=3)
+    topic = CountedTopic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=3)
     topic.subscribe()
     (before,) = topic.publish(DUE_MS)
     ledger_id = before.ledger_id
@@ -210,7 +210,7 @@ def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_firs
 
 
 def test_an_index_is_not_kept_alive_by_the_log(monkeypatch):
-    topic = Topic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=1)
+    topic = CountedTopic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=1)
     topic.subscribe()
     assert len(topic.log._fed) == 1
     topic.subscriptions[0].close(now_ms=0)
@@ -233,7 +233,7 @@ def reads_everything(self, positions, *, now_ms):
 )
 def test_a_read_too_many_is_found(monkeypatch, owner, name, planted):
     monkeypatch.setattr(owner, name, planted)
-    topic = Topic(monkeypatch, in_memory_index, SubscriptionType.KEY_SHARED, count=3)
+    topic = CountedTopic(monkeypatch, in_memory_index, SubscriptionType.KEY_SHARED, count=3)
     topic.subscribe()
     (position,) = topic.publish(DUE_MS)
     topic.dispatch(now_ms=0)

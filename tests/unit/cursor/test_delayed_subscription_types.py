@@ -109,7 +109,7 @@ def test_a_topic_has_one_index_as_long_as_it_has_subscriptions():
     assert topic.drain(now_ms=300, name="y") == {1: 300, 2: 300}
 
 
-class Clock:
+class RisingClock:
     """Rises by one at each reading."""
 
     def __init__(self):
@@ -121,7 +121,7 @@ class Clock:
             return self.now_ms
 
 
-class Worker(threading.Thread):
+class SubscriptionThread(threading.Thread):
     """One subscription's own thread, until it has acked everything once."""
 
     def __init__(self, topic, name, clock):
@@ -155,8 +155,8 @@ class Worker(threading.Thread):
 def test_three_subscriptions_share_one_index_in_three_threads(make_trackers):
     topic = DelayedTopic(make_trackers(), names=("x", "y", "z"))
     topic.publish(*(7 * number % 1_500 + 1 for number in range(300)), *[NONE] * 30)
-    clock = Clock()
-    workers = [Worker(topic, name, clock) for name in topic.names]
+    clock = RisingClock()
+    workers = [SubscriptionThread(topic, name, clock) for name in topic.names]
     for worker in workers:
         worker.start()
     for worker in workers:

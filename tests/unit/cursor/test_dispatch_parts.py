@@ -16,7 +16,7 @@ from ackstate.cursor.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.view import CursorView
 from ackstate.delay.position_set import PositionSet
-from topics import Topic
+from topics import NumberedTopic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
 NACKED = HoleReason.NACKED
@@ -32,7 +32,7 @@ def waiting_messages(owners=None):
 
 
 def test_consumers_that_come_and_go_leave_nothing_behind():
-    topic = Topic(KEY_SHARED)
+    topic = NumberedTopic(KEY_SHARED)
     topic.publish_keys("abcdefghij")
     for number in range(50):
         topic.subscription.dispatch(f"c{number}", 5, now_ms=0)
@@ -42,7 +42,7 @@ def test_consumers_that_come_and_go_leave_nothing_behind():
 
 
 def test_a_failed_round_holds_no_key(monkeypatch):
-    topic = Topic(KEY_SHARED)
+    topic = NumberedTopic(KEY_SHARED)
     subscription = topic.subscription
     topic.publish_keys("abcdefghij" * 60)
     for consumer in "ab":
@@ -184,7 +184,7 @@ def test_a_priority_that_is_no_integer_is_refused_and_the_others_go_on(priority)
 
 
 def acked_topic(count, acked):
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(count)
     for number in acked:
         topic.cursor.ack(topic.positions[number], now_ms=0)
@@ -221,13 +221,13 @@ def sent(queue, ready, count):
 @pytest.mark.parametrize("tries_max", [0, -1])
 def test_less_than_one_try_is_refused(tries_max):
     with pytest.raises(ValueError, match=f"hole_tries_max must be at least 1, got {tries_max}"):
-        hole_queue(Topic(), tries_max=tries_max)
+        hole_queue(NumberedTopic(), tries_max=tries_max)
 
 
 @pytest.mark.parametrize("tries_max", [1.5, float("nan"), None, "3"])
 def test_tries_that_are_no_number_of_times_are_refused(tries_max):
     with pytest.raises(TypeError, match="hole_tries_max must be a whole number, got "):
-        hole_queue(Topic(), tries_max=tries_max)
+        hole_queue(NumberedTopic(), tries_max=tries_max)
 
 
 def test_what_was_noted_late_counts_as_it_is_now():

@@ -9,7 +9,7 @@ from ackstate.cursor import CursorConfig, Message, StoreError, Subscription
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.errors import InvalidPositionError
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
-from topics import Topic
+from topics import NumberedTopic
 
 FAILING = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
 NO_BYTES = GateLimits(max_unpersisted_ack_record_bytes=0)
@@ -27,7 +27,7 @@ def by_first(topic, *, now_ms=10):
 
 def run_of_every_kind():
     """Messages 3 and 4 are delayed until 500 ms; a has 0 and 2, b has 8 and 9; 5 waits until 300 ms, 7 does; c left."""
-    topic = Topic(tick_time_ms=1)
+    topic = NumberedTopic(tick_time_ms=1)
     topic.publish(3)
     topic.publish(2, deliver_at_ms=500)
     topic.publish(11)
@@ -60,7 +60,7 @@ def test_what_is_above_the_highest_acked_message_is_no_hole():
 
 
 def test_a_message_that_was_given_back_says_by_whom_and_until_when():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(5)
     topic.dispatch("a", 5)
     topic.ack(1, 3)
@@ -77,7 +77,7 @@ def test_a_message_that_was_given_back_says_by_whom_and_until_when():
 
 
 def test_after_a_seek_back_the_holes_that_late_acks_make_were_never_delivered():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(5)
     topic.dispatch("a", 5)
     topic.subscription.seek(topic.positions[0], now_ms=1)
@@ -95,7 +95,7 @@ def test_a_due_message_that_was_not_sent_yet_is_delayed_no_more():
 
 
 def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(50)
     topic.publish(4)
     topic.dispatch("a", 54)
@@ -115,7 +115,7 @@ def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
 
 
 def test_ages_are_those_of_the_first_message_and_deliveries_those_of_the_most_delivered():
-    topic = Topic()
+    topic = NumberedTopic()
     for now_ms in (100, 250, 400, 900):
         topic.positions += topic.log.publish([Message(b"", publish_time_ms=now_ms)])
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_ages_are_those_of_the_first_message_and_deliveries_those_of_the_most_de
 
 
 def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(300)
     topic.dispatch("a", 300)
     topic.ack(299)
@@ -146,7 +146,7 @@ def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many()
 
 def staircase():
     """Holes 0 to 2, 5, 9 to 14, 130 to 131; ledger 2 is acked but for its first entry and 7."""
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(200)  # one ledger
     topic.publish(10)
     topic.dispatch("a", 500)
@@ -203,7 +203,7 @@ def test_acking_all_of_them_leaves_no_range():
 
 
 def test_the_byte_rule_says_how_much_since_when_and_what_would_release_it():
-    topic = Topic(max_unpersisted_ack_record_bytes=1_031)
+    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_031)
     topic.publish(200)
     assert len(topic.dispatch("a", 40, now_ms=3)) == 40
     assert len(topic.dispatch("b", 500, now_ms=5)) == 33
@@ -226,7 +226,7 @@ def test_the_byte_rule_says_how_much_since_when_and_what_would_release_it():
 
 
 def test_the_byte_rule_names_the_store_that_fails():
-    topic = Topic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
+    topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
     topic.publish(200)
     topic.dispatch("a", 500, now_ms=5)
     topic.ack(*range(1, 73, 2), now_ms=6)
@@ -242,7 +242,7 @@ def test_the_byte_rule_names_the_store_that_fails():
 
 
 def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
-    topic = Topic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
+    topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
     topic.publish(200)
     topic.dispatch("a", 500)
     topic.subscription.persisted(error := StoreError("gone"))
@@ -252,7 +252,7 @@ def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
 
 
 def test_the_range_rule_says_which_holes_would_release_it():
-    topic = Topic(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=10)
+    topic = NumberedTopic(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=10)
     topic.publish(30)
     assert topic.dispatch("a", 500, now_ms=4) == [*range(10)]
     topic.ack(1, 2, 5, 9)
@@ -267,7 +267,7 @@ def test_the_range_rule_says_which_holes_would_release_it():
 
 
 def test_the_message_rule_says_who_holds_them():
-    topic = Topic(max_unacked_messages=10)
+    topic = NumberedTopic(max_unacked_messages=10)
     topic.publish(30)
     topic.dispatch("a", 3, now_ms=1)
     topic.dispatch("b", 6, now_ms=2)
@@ -283,7 +283,7 @@ def test_the_message_rule_says_who_holds_them():
 
 
 def test_the_rule_of_a_consumer_names_it_and_leaves_the_others_alone():
-    topic = Topic(max_unacked_messages_per_consumer=4)
+    topic = NumberedTopic(max_unacked_messages_per_consumer=4)
     topic.publish(30)
     assert topic.dispatch("a", 9, now_ms=7) == [0, 1, 2, 3]
     assert topic.dispatch("b", 2, now_ms=8) == [4, 5]
@@ -300,7 +300,7 @@ def test_the_rule_of_a_consumer_names_it_and_leaves_the_others_alone():
 
 def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
     broker = BrokerLimit(max_unacked_messages=10)
-    topics = [Topic(), Topic()]
+    topics = [NumberedTopic(), NumberedTopic()]
     for topic in topics:
         topic.gate = DispatchGate(NO_BYTES, broker=broker)
         topic.cursor.remove_listener(topic.subscription)
@@ -330,7 +330,7 @@ def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
 )
 def test_a_limit_lowered_below_the_use_blocks_loses_nothing_and_opens_later(limits, lower, opens_at):
     off = {"max_unpersisted_ack_record_bytes": 0, "max_unacked_messages": 0, "max_unacked_messages_per_consumer": 0}
-    topic = Topic(**{**off, **limits})
+    topic = NumberedTopic(**{**off, **limits})
     topic.publish(400)
     sent = topic.dispatch("a", 140)
     assert sent == [*range(len(sent))]

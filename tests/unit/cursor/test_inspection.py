@@ -24,7 +24,7 @@ LOG_OWNER = "topic persistent%3A%2F%2Fa%2Fb%2Forders"
 ROUNDS = 6
 
 
-class Planted:
+class DamagedStore:
     """A store with one cursor that persisted six times, whose bytes a test damages."""
 
     def __init__(self, form=Format.NATIVE, *, has_log=True):
@@ -120,7 +120,7 @@ CASES = [(Format.NATIVE, damage) for damage in DAMAGES] + [
 
 @pytest.mark.parametrize("form", Format)
 def test_a_sound_cursor_is_shown_as_it_is(form):
-    planted = Planted(form)
+    planted = DamagedStore(form)
     found = planted.inspect()
     cursor = planted.open()
     assert found.status is Status.OK
@@ -133,7 +133,7 @@ def test_a_sound_cursor_is_shown_as_it_is(form):
 
 
 def test_every_record_of_a_native_journal_is_listed_with_what_it_added():
-    planted = Planted()
+    planted = DamagedStore()
     records = planted.inspect().records
     assert [record.kind for record in records] == ["SNAPSHOT"] + ["DELTA"] * ROUNDS
     assert [record.size_bytes for record in records] == list(map(len, planted.entries))
@@ -143,7 +143,7 @@ def test_every_record_of_a_native_journal_is_listed_with_what_it_added():
 
 
 def test_a_state_in_the_metadata_record_needs_no_journal():
-    planted = Planted(Format.PULSAR)
+    planted = DamagedStore(Format.PULSAR)
     planted.open().close(now_ms=0)
     found = planted.inspect()
     assert (found.status, found.record.cursor_ledger_id, found.records) == (Status.OK, None, ())
@@ -167,7 +167,7 @@ def test_what_is_no_cursor_is_passed_by():
 
 
 def test_a_torn_tail_is_a_note():
-    planted = Planted()
+    planted = DamagedStore()
     planted.entries[-1] = planted.entries[-1][:-7]
     found = planted.inspect()
     (note,) = found.notes
@@ -179,7 +179,7 @@ def test_a_torn_tail_is_a_note():
 
 
 def test_in_pulsars_format_older_entries_are_not_needed():
-    planted = Planted(Format.PULSAR)
+    planted = DamagedStore(Format.PULSAR)
     planted.flip(1, 0)
     found = planted.inspect()
     (note,) = found.notes
@@ -188,7 +188,7 @@ def test_in_pulsars_format_older_entries_are_not_needed():
 
 
 def test_a_leftover_of_a_crash_is_a_note_and_goes_with_the_next_open():
-    planted = Planted()
+    planted = DamagedStore()
     left = MemoryStore(planted.disk).ledgers.create(cursor_owner(PATH))
     found = inspect_cursor(MemoryStore(planted.disk), find_cursors(MemoryStore(planted.disk))[0])
     assert (found.status, found.leftovers) == (Status.NOTE, (left,))
@@ -198,7 +198,7 @@ def test_a_leftover_of_a_crash_is_a_note_and_goes_with_the_next_open():
 
 @pytest.mark.parametrize("has_log", [True, False])
 def test_what_a_crash_left_of_the_creation_of_a_cursor_is_no_lost_journal(has_log):
-    planted = Planted(has_log=has_log)
+    planted = DamagedStore(has_log=has_log)
     lose_record(planted)
     planted.entries[1:] = []
     found = planted.inspect()
@@ -211,7 +211,7 @@ def test_what_a_crash_left_of_the_creation_of_a_cursor_is_no_lost_journal(has_lo
 
 @pytest.mark.parametrize(("form", "damage"), CASES)
 def test_each_repair_does_what_was_announced(form, damage):
-    planted = Planted(form)
+    planted = DamagedStore(form)
     damage(planted)
     found = planted.inspect()
     (problem,) = found.problems
@@ -222,7 +222,7 @@ def test_each_repair_does_what_was_announced(form, damage):
     assert problem.repairs
     assert (problem.what, problem.offset) == (refused.value.what, refused.value.offset)
     for outcome in problem.repairs:
-        again = Planted(form)
+        again = DamagedStore(form)
         damage(again)
         cursor = again.open(repair=outcome.repair)
         report = cursor.recovery_report
@@ -232,7 +232,7 @@ def test_each_repair_does_what_was_announced(form, damage):
 
 
 def test_the_repair_that_keeps_more_comes_first_and_says_so():
-    planted = Planted()
+    planted = DamagedStore()
     damage_middle(planted)
     first, *others = planted.inspect().problems[0].repairs
     assert (first.repair, first.records_replayed, first.record_count) == (
@@ -246,7 +246,7 @@ def test_the_repair_that_keeps_more_comes_first_and_says_so():
 
 
 def test_acks_of_another_epoch_are_not_given_up_because_they_do_not_count():
-    planted = Planted()
+    planted = DamagedStore()
     stranger = replace(native.decode(planted.entries[3]), epoch=7, mark_delete=Position(1, 150))
     planted.entries[3] = native.encode(stranger)
     first, *_ = planted.inspect().problems[0].repairs
@@ -255,7 +255,7 @@ def test_acks_of_another_epoch_are_not_given_up_because_they_do_not_count():
 
 @pytest.mark.parametrize("has_log", [True, False])
 def test_acks_below_a_lost_mark_delete_position_are_counted(has_log):
-    planted = Planted(has_log=has_log)
+    planted = DamagedStore(has_log=has_log)
     planted.cursor.mark_delete(Position(planted.log.current_ledger_id, 30), now_ms=0)
     planted.cursor.persist(now_ms=0)
     damage_middle(planted)
@@ -268,13 +268,13 @@ def test_acks_below_a_lost_mark_delete_position_are_counted(has_log):
 
 
 def test_a_record_that_does_not_belong_where_it_stands_is_marked():
-    planted = Planted()
+    planted = DamagedStore()
     misplace(planted)
     assert [bool(record.damage) for record in planted.inspect().records] == [False] * 2 + [True] + [False] * 4
 
 
 def test_a_state_beyond_the_end_of_the_log_is_a_problem_that_no_repair_helps():
-    planted = Planted()
+    planted = DamagedStore()
     entries = planted.disk.ledgers[planted.log.current_ledger_id].entries
     entries[50:] = []
     (problem,) = planted.inspect().problems
@@ -286,7 +286,7 @@ def test_a_state_beyond_the_end_of_the_log_is_a_problem_that_no_repair_helps():
 
 
 def test_a_repair_that_the_log_would_refuse_is_not_announced():
-    planted = Planted()
+    planted = DamagedStore()
     lose_record(planted)
     planted.disk.ledgers[planted.log.current_ledger_id].entries[50:] = []
     (problem,) = planted.inspect().problems
@@ -294,7 +294,7 @@ def test_a_repair_that_the_log_would_refuse_is_not_announced():
 
 
 def test_a_newer_version_is_a_problem_that_no_repair_helps():
-    planted = Planted()
+    planted = DamagedStore()
     planted.entries[2] = native.MAGIC + bytes([native.VERSION + 1]) + planted.entries[2][5:]
     (problem,) = planted.inspect().problems
     assert problem.repairs == ()
@@ -302,7 +302,7 @@ def test_a_newer_version_is_a_problem_that_no_repair_helps():
 
 
 def test_a_record_that_names_anothers_ledger_is_a_problem():
-    planted = Planted()
+    planted = DamagedStore()
     planted.disk.ledgers[planted.journal_id].owner = "cursor /managed-ledgers/orders/other"
     other, mine = inspect_store(MemoryStore(planted.disk))
     assert (other.name.subscription, mine.name.subscription) == ("other", SUBSCRIPTION)
@@ -314,14 +314,14 @@ def test_a_record_that_names_anothers_ledger_is_a_problem():
 
 
 def test_a_log_that_grew_since_it_was_read_is_read_again():
-    planted = Planted()
+    planted = DamagedStore()
     (name,) = find_cursors(MemoryStore(planted.disk))
     before = LedgerMap.from_counts({planted.log.current_ledger_id: 10})
     assert inspect_cursor(MemoryStore(planted.disk), name, read_log=lambda topic: before).status is Status.OK
 
 
 def test_a_ledger_that_was_begun_since_the_cursors_were_listed_is_its_own():
-    planted = Planted()
+    planted = DamagedStore()
     (name,) = find_cursors(MemoryStore(planted.disk))
     assert inspect_cursor(Behind(MemoryStore(planted.disk)), name).status is Status.OK
 
@@ -351,7 +351,7 @@ def sites(planted):
 
 def damaged(form, which, at, bit):
     """A planted store with one bit flipped."""
-    planted = Planted(form)
+    planted = DamagedStore(form)
     places = sites(planted)
     holder, key = places[which % len(places)]
     value = holder[key]

@@ -286,7 +286,7 @@ def test_a_scrape_over_http(registry, collector):
     assert samples == scrape(registry)
 
 
-class Clock:
+class StoppedClock:
     """Seconds that pass only when told."""
 
     def __init__(self):
@@ -298,7 +298,7 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return StoppedClock()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
 CONFIG = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
 
 
-class Story:
+class OneSubscription:
     """One topic with one subscription; messages are known by their entry ids."""
 
     def __init__(self, *, path=None, kind=SubscriptionType.SHARED, hole_tries_max=3, **limits):
@@ -129,7 +129,7 @@ class Story:
 
 def test_a_limit_smaller_than_one_fetch_lets_two_consumers_work_in_parallel():
     # KAFKA-19245: 200 record locks were fewer than one fetch of 500, so a second consumer never got any.
-    story = Story(max_unacked_messages=200, max_unacked_messages_per_consumer=90)
+    story = OneSubscription(max_unacked_messages=200, max_unacked_messages_per_consumer=90)
     story.publish(500)
     assert story.sent(500, consumer="a") == [*range(90)]
     assert story.sent(500, consumer="b") == [*range(90, 180)]
@@ -140,7 +140,7 @@ def test_a_limit_smaller_than_one_fetch_lets_two_consumers_work_in_parallel():
 
 
 def test_a_byte_limit_smaller_than_one_fetch_is_taken_in_turns():
-    story = Story(max_unpersisted_ack_record_bytes=1_031)
+    story = OneSubscription(max_unpersisted_ack_record_bytes=1_031)
     story.publish(400)
     assert story.sent(500, consumer="a") == [*range(73)]
     assert story.sent(500, consumer="b") == []
@@ -168,7 +168,7 @@ def test_a_byte_limit_smaller_than_one_fetch_is_taken_in_turns():
 )
 def test_at_a_limit_no_fetch_takes_more_than_there_is_room_for(limits, room):
     # KAFKA-19555: a fetch of many records at a limit that had room for one took them all.
-    story = Story(**limits)
+    story = OneSubscription(**limits)
     story.publish(500)
     assert story.sent(room - 1) == [*range(room - 1)]
     assert story.sent(500) == [room - 1]
@@ -183,7 +183,7 @@ def test_at_a_limit_no_fetch_takes_more_than_there_is_room_for(limits, room):
 @pytest.mark.parametrize("limit_after", [10, 4, 1])
 def test_a_restart_at_the_limit_with_nothing_given_back_goes_on(tmp_path, backend, limit_after):
     # KAFKA-17210: with the persisted state at the limit and no record available the fetch never completed.
-    story = Story(path=tmp_path / "db" if backend == "sqlite" else None, max_unacked_ranges=10)
+    story = OneSubscription(path=tmp_path / "db" if backend == "sqlite" else None, max_unacked_ranges=10)
     story.publish(40)
     assert story.sent() == [*range(10)]
     story.ack(1, 3, 5, 7, 9)
@@ -200,7 +200,7 @@ def test_a_restart_at_the_limit_with_nothing_given_back_goes_on(tmp_path, backen
 
 
 def test_a_restart_at_the_limit_with_only_delayed_holes_waits_for_their_time():
-    story = Story(max_unacked_ranges=4)
+    story = OneSubscription(max_unacked_ranges=4)
     story.publish(9, delayed={0, 2, 4, 6})
     assert story.sent() == [1, 3, 5, 7]
     story.ack(1, 3, 5, 7)
@@ -235,7 +235,7 @@ WAYS_TO_FREE = {
 @pytest.mark.parametrize("way", WAYS_TO_FREE)
 def test_whoever_waits_is_woken_once_when_the_limit_frees(way):
     # KAFKA-19227: fetches that waited for room were not completed when there was some.
-    story = Story(max_unpersisted_ack_record_bytes=1_031)
+    story = OneSubscription(max_unpersisted_ack_record_bytes=1_031)
     story.publish(400)
     assert story.sent(consumer="a") == [*range(73)]
     assert story.sent(consumer="b") == []
@@ -258,7 +258,7 @@ BEST_FIRST = [7, 9, 0, 1, 3, 4, 5, 11, 12, 13, 14]
 
 def with_holes(sent_count, **limits):
     """A slow consumer has the upper messages, and gave the holes below and the highest message of all back."""
-    story = Story(**limits)
+    story = OneSubscription(**limits)
     story.publish(200)
     assert story.sent(consumer="slow") == [*range(sent_count)]
     story.ack(*[entry for entry in range(16) if entry not in HOLES])
@@ -309,7 +309,7 @@ def test_after_a_restart_above_a_lowered_limit_unread_holes_are_filled_from_thei
 
 
 def test_a_wide_hole_is_filled_from_both_edges_at_a_full_range_limit():
-    story = Story()
+    story = OneSubscription()
     story.publish(20)
     assert story.sent(10) == [*range(10)]
     story.ack(0, 9)
@@ -329,7 +329,7 @@ def test_a_wide_hole_is_filled_from_both_edges_at_a_full_range_limit():
 
 def filled_to_the_last_byte():
     """The acks of 36 messages and the reservations for 38 take every byte; 37 wait without one."""
-    story = Story(max_unpersisted_ack_record_bytes=1_036)
+    story = OneSubscription(max_unpersisted_ack_record_bytes=1_036)
     story.publish(400)
     assert story.sent() == [*range(73)]
     story.ack(*range(1, 73, 2))
@@ -447,7 +447,7 @@ def test_a_message_is_tried_as_often_as_the_options_say(tries_max):
 
 def test_poison_at_both_edges_of_the_only_hole_is_tried_again_rather_than_never():
     # The messages between them would divide the hole, and there is no room for that.
-    story = Story(max_unacked_ranges=1)
+    story = OneSubscription(max_unacked_ranges=1)
     story.publish(6)
     assert story.sent() == [0]
     story.ack(0)
@@ -467,7 +467,7 @@ def test_poison_at_both_edges_of_the_only_hole_is_tried_again_rather_than_never(
 
 def test_with_keys_each_consumer_gets_the_holes_of_its_keys_in_the_order_of_each_key():
     keys = "ab" * 50
-    story = Story(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=20)
+    story = OneSubscription(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=20)
     story.publish(100, keys=keys)
     story.subscription.consumer_opened("x")
     story.subscription.consumer_opened("y")
@@ -491,7 +491,7 @@ def test_with_keys_each_consumer_gets_the_holes_of_its_keys_in_the_order_of_each
 
 
 def test_a_hole_whose_owner_left_is_filled_by_who_has_its_keys_now():
-    story = Story(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=8)
+    story = OneSubscription(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=8)
     story.publish(100, keys="ab" * 50)
     for consumer in ("x", "y"):
         story.subscription.consumer_opened(consumer)
@@ -507,7 +507,7 @@ def test_a_hole_whose_owner_left_is_filled_by_who_has_its_keys_now():
 
 
 def test_unread_holes_of_an_owner_who_left_are_filled_by_who_has_its_keys_now():
-    story = Story(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=8)
+    story = OneSubscription(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=8)
     story.publish(100, keys="ab" * 50)
     for consumer in ("x", "y"):
         story.subscription.consumer_opened(consumer)
@@ -525,7 +525,7 @@ def test_unread_holes_of_an_owner_who_left_are_filled_by_who_has_its_keys_now():
 
 
 def test_delayed_messages_in_holes_are_not_sent_early_and_hold_up_no_other_hole():
-    story = Story(max_unacked_ranges=12)
+    story = OneSubscription(max_unacked_ranges=12)
     story.publish(30, delayed={3, 5, 9})
     assert story.sent() == [0, 1, 2, 4, 6, 7, 8, 10, 11, 12, 13, 14]
     story.ack(1, 4, 8, 11)
@@ -561,7 +561,7 @@ def could_be_sent(story):
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_store_that_fails_for_ever_everything_below_the_highest_ack_is_acked_in_the_end(seed):
     chance = random.Random(seed)
-    story = Story(max_unpersisted_ack_record_bytes=1_100)
+    story = OneSubscription(max_unpersisted_ack_record_bytes=1_100)
     story.publish(2_000)
     story.store.break_ledgers()
     in_flight, blocked = [], 0
@@ -596,7 +596,7 @@ def test_with_a_store_that_fails_for_ever_everything_below_the_highest_ack_is_ac
 @pytest.mark.slow
 def test_many_holes_that_have_no_room_do_not_hide_those_that_need_none():
     # 650 holes between durable acks, each of which would add 14 to 16 bytes, and above them 49 that add nothing.
-    story = Story()
+    story = OneSubscription()
     story.publish(2_000)
     story.sent(1_400)
     story.ack(*range(1, 1_301, 2))

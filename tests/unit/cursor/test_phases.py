@@ -93,7 +93,7 @@ class WatchedLock:
         self._lock.release()
 
 
-class Call(threading.Thread):
+class CallInThread(threading.Thread):
     """A call in a thread of its own, and its outcome."""
 
     def __init__(self, call):
@@ -184,7 +184,7 @@ class Scene:
             self.store.inner.break_ledgers()
         self.lock = self.cursor._persister.writing = WatchedLock()
         self.boundaries.stop_at = stop_at
-        self.writer = self.boundaries.writer = Call(lambda: self.call(self.cursor))
+        self.writer = self.boundaries.writer = CallInThread(lambda: self.call(self.cursor))
 
     @property
     def is_reset(self):
@@ -279,7 +279,7 @@ def test_a_second_write_waits_for_the_first(name, second):
     for boundary in boundaries_of(name):
         scene = Scene(name, boundary)
         scene.begin()
-        waiting = Call(lambda cursor=scene.cursor: second(cursor))
+        waiting = CallInThread(lambda cursor=scene.cursor: second(cursor))
         waiting.start()
         assert scene.lock.waited_for.wait(PATIENCE_S), "a second write did not wait"
         scene.check_crash()
@@ -301,7 +301,7 @@ def test_what_came_in_meanwhile_is_in_the_second_write(name, second):
         scene = Scene(name, boundary)
         scene.begin()
         late = scene.ack_meanwhile()
-        waiting = Call(lambda cursor=scene.cursor: second(cursor))
+        waiting = CallInThread(lambda cursor=scene.cursor: second(cursor))
         waiting.start()
         assert scene.lock.waited_for.wait(PATIENCE_S), "a second write did not wait"
         scene.go_on()

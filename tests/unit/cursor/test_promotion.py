@@ -12,7 +12,7 @@ from ackstate import Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, PersistTarget, StoreError, SubscriptionOptions
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import Rule
-from topics import Topic
+from topics import NumberedTopic
 
 BYTES = Rule.UNPERSISTED_ACK_RECORD_BYTES
 YOUNG_S = 60
@@ -24,7 +24,7 @@ class YoungAcks:
     """A subscription whose acks are all young."""
 
     def __init__(self, *, config=CONFIG, promotes_young=True, limit=1_031, message_counts=(2_000,)):
-        self.topic = Topic(
+        self.topic = NumberedTopic(
             config=config,
             options=SubscriptionOptions(promotes_young=promotes_young),
             max_unpersisted_ack_record_bytes=limit,
@@ -220,7 +220,7 @@ def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
 
 
 def test_after_a_failed_promotion_a_persist_writes_nothing_until_an_ack_is_old():
-    topic = Topic(config=CursorConfig(become_old_ack_record_seconds=YOUNG_S))
+    topic = NumberedTopic(config=CursorConfig(become_old_ack_record_seconds=YOUNG_S))
     topic.publish(3)
     topic.dispatch()
     topic.ack(1)

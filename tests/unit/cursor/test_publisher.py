@@ -37,7 +37,7 @@ MAXIMUM = EffectiveDelayedDelivery(max_delivery_delay_ms=60)
 INACTIVE = EffectiveDelayedDelivery(active=False, max_delivery_delay_ms=60, fixed_delivery_delay_ms=5_000)
 
 
-class Topic:
+class PublishedTopic:
     """A topic with one publisher, whose policies can be changed."""
 
     def __init__(self, policies=FREE, *, name=ORDERS, counters=None):
@@ -76,7 +76,7 @@ def asking(*times, message_count=1):
 )
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridden, in_transaction):
-    topic = Topic(policies)
+    topic = PublishedTopic(policies)
     messages = asking((0, NO_DELAY), (1, 0), (2, 62), (3, 7))
     if in_transaction:
         transaction = topic.publisher.begin_transaction()
@@ -90,7 +90,7 @@ def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridd
 
 
 def test_a_message_keeps_all_but_its_time():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     positions = topic.publisher.publish([Message(b"payload", key=b"key", publish_time_ms=1_000, message_count=3)])
     assert list(topic.log.read(positions)) == [
         Message(b"payload", key=b"key", deliver_at_ms=6_000, publish_time_ms=1_000, message_count=3)
@@ -98,7 +98,7 @@ def test_a_message_keeps_all_but_its_time():
 
 
 def test_one_rejected_message_keeps_all_out():
-    topic = Topic(MAXIMUM)
+    topic = PublishedTopic(MAXIMUM)
     with pytest.raises(DeliveryDelayExceededError) as caught:
         topic.publisher.publish(asking((0, NO_DELAY), (0, 60), (0, 61), (0, 10), (5, 66)))
     assert str(caught.value) == "Exceeds max allowed delivery delay of 60 milliseconds"
@@ -107,7 +107,7 @@ def test_one_rejected_message_keeps_all_out():
 
 
 def test_nothing_is_stored_before_all_is_decided():
-    topic = Topic(MAXIMUM)
+    topic = PublishedTopic(MAXIMUM)
     before = topic.store.mutation_count
     with pytest.raises(DeliveryDelayExceededError):
         topic.publisher.publish(asking((0, NO_DELAY), (0, 61)))
@@ -115,7 +115,7 @@ def test_nothing_is_stored_before_all_is_decided():
 
 
 def test_a_batch_is_one_entry_and_counts_its_messages():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     topic.publisher.publish(asking((0, 7), (0, NO_DELAY), message_count=10))
     assert topic.stored() == [(0, 5_000), (0, 5_000)]
     assert topic.counted() == {"rejected": 0, "overridden": 10}
@@ -126,7 +126,7 @@ def test_a_batch_is_one_entry_and_counts_its_messages():
 
 
 def test_the_policies_are_asked_for_at_each_publish():
-    topic = Topic(FREE)
+    topic = PublishedTopic(FREE)
     topic.publisher.publish(asking((0, 100)))
     topic.policies = FIXED
     topic.publisher.publish(asking((0, 100)))
@@ -147,7 +147,7 @@ def test_the_policies_are_asked_for_at_each_publish():
     ],
 )
 def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
-    topic = Topic(MAXIMUM)
+    topic = PublishedTopic(MAXIMUM)
     with pytest.raises(ValueError, match=saying):
         topic.publisher.publish([*asking((0, 61)), message])
     assert topic.log.ledgers.last_confirmed.entry_id == -1
@@ -166,7 +166,7 @@ def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
     ],
 )
 def test_what_is_no_list_of_messages_is_refused_and_not_counted(messages):
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     transaction = topic.publisher.begin_transaction()
     for publish in (topic.publisher.publish, transaction.publish):
         with pytest.raises(TypeError, match="must be"):
@@ -176,7 +176,7 @@ def test_what_is_no_list_of_messages_is_refused_and_not_counted(messages):
 
 
 def test_a_publish_of_an_earlier_owner_is_not_counted_and_its_transaction_can_be_aborted():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 7)))
     newer = MessageLog.open(topic.store, topic=topic.log.topic)
@@ -189,7 +189,7 @@ def test_a_publish_of_an_earlier_owner_is_not_counted_and_its_transaction_can_be
 
 
 def test_a_publish_that_the_store_fails_overrides_nothing():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
         topic.publisher.publish(asking((0, 7)))
@@ -199,13 +199,13 @@ def test_a_publish_that_the_store_fails_overrides_nothing():
 
 
 def test_publishing_nothing_does_nothing():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     assert topic.publisher.publish([]) == []
     assert topic.publisher.begin_transaction().commit() == []
 
 
 def test_a_transaction_is_stored_at_its_commit_with_one_sync():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 7), (1, NO_DELAY)))
     transaction.publish(asking((2, 7)))
@@ -220,7 +220,7 @@ def test_a_transaction_is_stored_at_its_commit_with_one_sync():
 
 
 def test_a_transaction_obeys_the_policies_of_each_call_and_not_of_its_commit():
-    topic = Topic(FREE)
+    topic = PublishedTopic(FREE)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 100)))
     topic.policies = FIXED
@@ -231,7 +231,7 @@ def test_a_transaction_obeys_the_policies_of_each_call_and_not_of_its_commit():
 
 
 def test_a_refused_publish_is_counted_and_leaves_the_transaction_as_it_was():
-    topic = Topic(MAXIMUM)
+    topic = PublishedTopic(MAXIMUM)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 60)))
     with pytest.raises(DeliveryDelayExceededError):
@@ -242,7 +242,7 @@ def test_a_refused_publish_is_counted_and_leaves_the_transaction_as_it_was():
 
 
 def test_an_aborted_transaction_leaves_nothing():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 7)))
     transaction.abort()
@@ -251,7 +251,7 @@ def test_an_aborted_transaction_leaves_nothing():
 
 
 def test_a_commit_that_the_store_fails_can_be_made_again():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 7)))
     topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_BEFORE))
@@ -266,7 +266,7 @@ def test_a_commit_that_the_store_fails_can_be_made_again():
 @pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.parametrize("use", [lambda t: t.publish([]), lambda t: t.commit(), lambda t: t.abort()])
 def test_a_transaction_that_has_ended_refuses_everything(end, use):
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     transaction = topic.publisher.begin_transaction()
     transaction.publish(asking((0, 7)))
     getattr(transaction, end)()
@@ -277,7 +277,7 @@ def test_a_transaction_that_has_ended_refuses_everything(end, use):
 
 
 def test_transactions_do_not_see_each_other():
-    topic = Topic(FREE)
+    topic = PublishedTopic(FREE)
     first, second = topic.publisher.begin_transaction(), topic.publisher.begin_transaction()
     first.publish(asking((1, NO_DELAY)))
     second.publish(asking((2, NO_DELAY)))
@@ -308,14 +308,14 @@ def test_counters_are_read_without_any_library(topic, namespace):
 def test_publishers_of_a_topic_count_together_and_topics_apart():
     counters = PublishCounters(cluster="here")
     for name in ("a", "b", "a"):
-        Topic(FIXED, name=name, counters=counters).publisher.publish(asking((0, 7)))
+        PublishedTopic(FIXED, name=name, counters=counters).publisher.publish(asking((0, 7)))
     overridden = [sample for sample in counters.samples() if sample.name == OVERRIDDEN]
     assert [(sample.attributes["pulsar.topic"], sample.value) for sample in overridden] == [("a", 2), ("b", 1)]
 
 
 def test_prometheus_sees_them_as_opentelemetry_would_export_them():
     registry = CollectorRegistry()
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     registry.register(PublishCollector(topic.counters))
     topic.publisher.publish(asking((0, 7), (0, NO_DELAY), message_count=5))
     topic.policies = MAXIMUM
@@ -336,7 +336,7 @@ def most_ranges_while_delivering(policies, *, count):
     The ranges are looked at after every ack.
     """
     chance = random.Random(437)
-    topic = Topic(policies)
+    topic = PublishedTopic(policies)
     cursor = ManagedCursor.open(
         topic.store, topic=ORDERS, subscription="s", ledgers=topic.log.ledgers, config=CursorConfig(), now_ms=0
     )
@@ -368,7 +368,7 @@ def test_ten_thousand_messages_of_a_fixed_delay_leave_at_most_one_ack_range():
 
 
 def test_a_topic_that_is_removed_is_forgotten_and_may_come_again():
-    topic = Topic(FIXED)
+    topic = PublishedTopic(FIXED)
     topic.publisher.publish(asking((0, 7)))
     topic.counters.add_topic("other")
     topic.counters.remove_topic(ORDERS)

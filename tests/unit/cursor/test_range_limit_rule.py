@@ -12,7 +12,7 @@ import pytest
 from ackstate import Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 from ackstate.wire.pulsar import LimitRule, RangeForm
-from topics import Topic
+from topics import NumberedTopic
 
 BROKERS = Path(__file__).parents[2] / "vectors" / "broker-redelivery.jsonl.gz"
 PULSAR_RULES = [rule for rule in LimitRule if rule is not LimitRule.EXACT]
@@ -130,7 +130,7 @@ def test_a_rule_of_pulsar_is_for_its_format_and_its_order():
 def test_the_gate_closes_before_an_ack_could_be_excluded_and_opens_again(rule):
     """By the rules up to 5.0.0-M1 the first ack in a later ledger may add all of an earlier one to the count."""
     config = CursorConfig(format=Format.PULSAR, range_count_max=6, range_limit_rule=rule)
-    topic = Topic(config=config, max_unacked_ranges=6)
+    topic = NumberedTopic(config=config, max_unacked_ranges=6)
     topic.publish(160)  # in four ledgers
     sent, seen_closed = [], False
     for _ in range(1_000):

@@ -14,7 +14,7 @@ from ackstate.cursor import (
     SubscriptionType,
 )
 from ackstate.limits import Accounting, GateLimits, Rule
-from topics import Topic
+from topics import NumberedTopic
 
 SHARED_TYPES = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 
@@ -25,7 +25,7 @@ class DeadLetters:
     def __init__(self, topic_kind=SubscriptionType.SHARED, *, after=2, **settings):
         self.taken, self.failures, self.was_acked = [], 0, []
         options = SubscriptionOptions(dead_letters=DeadLetterPolicy(after, self.take))
-        self.topic = Topic(topic_kind, options=options, **settings)
+        self.topic = NumberedTopic(topic_kind, options=options, **settings)
 
     def take(self, delivery):
         self.was_acked.append(self.topic.cursor.is_acked(delivery.position))
@@ -40,7 +40,7 @@ class DeadLetters:
 
 @SHARED_TYPES
 def test_each_delivery_says_how_often_the_message_was_sent_before(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(2)
     assert topic.deliveries() == [(0, 0), (1, 0)]
     for count in (1, 2, 3):
@@ -51,7 +51,7 @@ def test_each_delivery_says_how_often_the_message_was_sent_before(kind):
 
 
 def test_the_count_is_kept_while_a_message_waits_and_begins_anew_after_a_seek():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish()
     topic.dispatch()
     topic.nack(0, delay_ms=10)
@@ -62,7 +62,7 @@ def test_the_count_is_kept_while_a_message_waits_and_begins_anew_after_a_seek():
 
 
 def test_a_delayed_message_counts_from_its_first_delivery():
-    topic = Topic(tick_time_ms=1)
+    topic = NumberedTopic(tick_time_ms=1)
     topic.publish(deliver_at_ms=100)
     assert topic.deliveries() == []
     assert topic.deliveries(now_ms=100) == [(0, 0)]
@@ -75,7 +75,7 @@ def test_a_delayed_message_counts_from_its_first_delivery():
 
 @SHARED_TYPES
 def test_a_message_given_back_with_a_delay_is_nobodys_and_comes_not_early(kind):
-    topic = Topic(kind, max_unacked_messages=1)
+    topic = NumberedTopic(kind, max_unacked_messages=1)
     topic.publish(2)
     assert topic.dispatch() == [0]
     assert topic.nack(0, delay_ms=100, now_ms=1_000) == [True]
@@ -89,7 +89,7 @@ def test_a_message_given_back_with_a_delay_is_nobodys_and_comes_not_early(kind):
 
 
 def test_the_next_wake_is_the_first_of_what_was_given_back_and_what_is_delayed():
-    topic = Topic(tick_time_ms=1)
+    topic = NumberedTopic(tick_time_ms=1)
     topic.publish(3)
     topic.publish(deliver_at_ms=70)
     topic.dispatch()
@@ -105,7 +105,7 @@ def test_the_next_wake_is_the_first_of_what_was_given_back_and_what_is_delayed()
 
 
 def test_the_time_of_the_latest_giving_back_counts():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish()
     topic.dispatch()
     topic.nack(0, delay_ms=100)
@@ -118,7 +118,7 @@ def test_the_time_of_the_latest_giving_back_counts():
 
 
 def test_a_negative_delay_is_refused_and_nothing_given_back():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish()
     topic.dispatch()
     with pytest.raises(ValueError, match="delay_ms must be at least 0, got -1"):
@@ -127,7 +127,7 @@ def test_a_negative_delay_is_refused_and_nothing_given_back():
 
 
 def test_what_was_not_sent_or_is_acked_cannot_be_given_back():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(2)
     topic.dispatch("a", 1)
     topic.ack(0)
@@ -192,7 +192,7 @@ def test_a_hand_over_that_fails_loses_and_acks_nothing_and_holds_nobody_up(kind)
 
 
 def test_a_batch_that_is_sent_again_says_what_of_it_is_not_acked():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(message_count=3)
     (first,) = topic.subscription.dispatch("a", 1, now_ms=0)
     topic.subscription.ack_batch(first.position, [0b101], now_ms=0)
@@ -202,7 +202,7 @@ def test_a_batch_that_is_sent_again_says_what_of_it_is_not_acked():
 
 
 def test_a_part_of_a_batch_needs_no_room_but_its_last_message_does():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(5, message_count=2)
     topic.dispatch()
     topic.ack(2)
@@ -298,7 +298,7 @@ def acked_but(*indexes):
 
 
 def test_the_messages_of_a_batch_count_one_by_one():
-    topic = Topic(max_unacked_messages=10)
+    topic = NumberedTopic(max_unacked_messages=10)
     topic.publish(4, message_count=4)
     assert topic.dispatch() == [0, 1]
     assert topic.subscription.unacked_messages == 8
@@ -308,7 +308,7 @@ def test_the_messages_of_a_batch_count_one_by_one():
 
 
 def test_an_ack_of_a_part_takes_it_off_and_the_last_settles():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(2, message_count=4)
     topic.dispatch("a", 1)
     topic.subscription.ack_batch(topic.positions[0], acked_but(1, 3), now_ms=0)
@@ -324,7 +324,7 @@ def test_an_ack_of_a_part_takes_it_off_and_the_last_settles():
 
 
 def test_acks_of_parts_open_the_gate():
-    topic = Topic(max_unacked_messages=8)
+    topic = NumberedTopic(max_unacked_messages=8)
     topic.publish(3, message_count=4)
     assert topic.dispatch() == [0, 1]
     topic.subscription.ack_batch(topic.positions[0], acked_but(3), now_ms=0)
@@ -336,7 +336,7 @@ def test_acks_of_parts_open_the_gate():
 
 
 def test_given_back_a_batch_comes_again_with_what_is_left_of_it():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(message_count=4)
     topic.dispatch()
     topic.subscription.ack_batch(topic.positions[0], acked_but(2), now_ms=0)
@@ -347,7 +347,7 @@ def test_given_back_a_batch_comes_again_with_what_is_left_of_it():
 
 
 def test_an_ack_of_the_whole_entry_settles_a_batch():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(message_count=4)
     topic.dispatch()
     topic.subscription.ack_batch(topic.positions[0], acked_but(2), now_ms=0)
@@ -356,7 +356,7 @@ def test_an_ack_of_the_whole_entry_settles_a_batch():
 
 
 def test_an_ack_of_part_of_a_batch_that_waits_changes_what_comes_again():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(message_count=4)
     topic.dispatch()
     topic.nack(0, delay_ms=10)
@@ -366,7 +366,7 @@ def test_an_ack_of_part_of_a_batch_that_waits_changes_what_comes_again():
 
 
 def test_without_batch_index_acks_only_the_last_counts():
-    topic = Topic(config=CursorConfig(batch_index_acks=False))
+    topic = NumberedTopic(config=CursorConfig(batch_index_acks=False))
     topic.publish(message_count=4)
     topic.dispatch()
     topic.subscription.ack_batch(topic.positions[0], acked_but(2), now_ms=0)
@@ -376,7 +376,7 @@ def test_without_batch_index_acks_only_the_last_counts():
 
 
 def test_a_batch_that_is_larger_than_the_limit_goes_alone():
-    topic = Topic(max_unacked_messages=3, max_unacked_messages_per_consumer=2)
+    topic = NumberedTopic(max_unacked_messages=3, max_unacked_messages_per_consumer=2)
     topic.publish(2, message_count=5)
     assert topic.dispatch() == [0]
     assert topic.dispatch() == []
@@ -389,7 +389,7 @@ def test_a_batch_that_is_larger_than_the_limit_goes_alone():
 
 @SHARED_TYPES
 def test_a_seek_back_brings_acked_messages_again_and_forgets_who_had_what(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(5)
     topic.dispatch("a", 4)
     topic.ack(0, 1, 3)
@@ -403,7 +403,7 @@ def test_a_seek_back_brings_acked_messages_again_and_forgets_who_had_what(kind):
 
 
 def test_a_seek_forward_acks_what_it_passes():
-    topic = Topic(tick_time_ms=1)
+    topic = NumberedTopic(tick_time_ms=1)
     topic.publish(2)
     topic.publish(deliver_at_ms=50)
     topic.publish(2)
@@ -415,7 +415,7 @@ def test_a_seek_forward_acks_what_it_passes():
 
 
 def test_a_seek_brings_delayed_messages_to_wait_again():
-    topic = Topic(tick_time_ms=1)
+    topic = NumberedTopic(tick_time_ms=1)
     topic.publish(deliver_at_ms=50)
     topic.publish()
     assert topic.dispatch() == [1]
@@ -426,7 +426,7 @@ def test_a_seek_brings_delayed_messages_to_wait_again():
 
 
 def test_an_ack_of_what_was_sent_before_a_seek_counts_as_an_ack_of_what_is_sent_after():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(3)
     topic.dispatch()
     topic.ack(1)
@@ -438,7 +438,7 @@ def test_an_ack_of_what_was_sent_before_a_seek_counts_as_an_ack_of_what_is_sent_
 
 
 def test_a_seek_opens_the_gate_and_frees_the_keys():
-    topic = Topic(SubscriptionType.KEY_SHARED, max_unacked_messages=2)
+    topic = NumberedTopic(SubscriptionType.KEY_SHARED, max_unacked_messages=2)
     topic.publish(3, key=b"b")  # of the two consumers that is b's
     assert topic.dispatch("a") == [0, 1]
     topic.subscription.consumer_opened("b")
@@ -453,7 +453,7 @@ def test_a_seek_opens_the_gate_and_frees_the_keys():
 
 
 def test_a_refused_seek_changes_nothing():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(2)
     topic.dispatch("a", 1)
     topic.subscription.close(now_ms=0)
@@ -464,7 +464,7 @@ def test_a_refused_seek_changes_nothing():
 
 def test_a_seek_marks_the_estimate_anew():
     """A gate that looks at the value of the last persist would stay closed: after the seek nothing is to persist."""
-    topic = Topic(max_unpersisted_ack_record_bytes=1_024, accounting=Accounting.ESTIMATE_AT_PERSIST)
+    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024, accounting=Accounting.ESTIMATE_AT_PERSIST)
     topic.publish(400)
     topic.dispatch("a", 400)
     topic.ack(*range(1, 400, 2))
@@ -477,7 +477,7 @@ def test_a_seek_marks_the_estimate_anew():
 
 @SHARED_TYPES
 def test_skip_acks_the_next_entries_whoever_has_them(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(6)
     topic.dispatch("a", 3)
     topic.ack(1)
@@ -492,7 +492,7 @@ def test_skip_acks_the_next_entries_whoever_has_them(kind):
 
 @SHARED_TYPES
 def test_clear_backlog_clears_what_is_sent_given_back_delayed_and_unread(kind):
-    topic = Topic(kind, tick_time_ms=1)
+    topic = NumberedTopic(kind, tick_time_ms=1)
     topic.publish(3)
     topic.publish(deliver_at_ms=50)
     topic.publish()
@@ -513,7 +513,7 @@ def test_clear_backlog_clears_what_is_sent_given_back_delayed_and_unread(kind):
 
 @SHARED_TYPES
 def test_a_consumer_that_closes_gives_back_the_messages_of_batches_one_by_one(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(3, message_count=5)
     topic.dispatch("a", 2)
     assert topic.subscription.unacked_messages == 10
@@ -524,14 +524,14 @@ def test_a_consumer_that_closes_gives_back_the_messages_of_batches_one_by_one(ki
 
 
 def test_a_consumer_closes_twice_or_was_never_there():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish()
     topic.dispatch()
     assert [topic.subscription.consumer_closed(name) for name in ("x", "a", "a")] == [0, 1, 0]
 
 
 def test_a_consumer_that_comes_back_is_not_blocked_by_what_it_had():
-    topic = Topic(max_unacked_messages_per_consumer=1)
+    topic = NumberedTopic(max_unacked_messages_per_consumer=1)
     topic.publish(2)
     topic.dispatch("a")
     assert topic.dispatch("a") == []
@@ -541,7 +541,7 @@ def test_a_consumer_that_comes_back_is_not_blocked_by_what_it_had():
 
 
 def test_an_ack_of_what_the_log_has_not_changes_nothing():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(1)
     topic.dispatch()
     beyond = topic.positions[0]._replace(entry_id=7)
@@ -551,7 +551,7 @@ def test_an_ack_of_what_the_log_has_not_changes_nothing():
 
 
 def test_the_refused_ack_of_a_message_given_back_changes_nothing():
-    topic = Topic(max_unacked_ranges=1)
+    topic = NumberedTopic(max_unacked_ranges=1)
     topic.publish(4)
     topic.dispatch("a", 1)
     topic.subscription.change_limits(GateLimits())

@@ -19,7 +19,7 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.dispatch.round_waiter import RoundWaiter
 from ackstate.limits import GateLimits
-from topics import Topic
+from topics import NumberedTopic
 
 SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
@@ -27,7 +27,7 @@ EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
 A, B = "eb"
 
 
-class Broker(Topic):
+class TopicWithPermits(NumberedTopic):
     """A topic whose consumers have permits, and the calls of its waiter."""
 
     def __init__(self, kind=SHARED, *, permits=None, priorities=None, turn=20, tick_time_ms=None, **settings):
@@ -63,7 +63,7 @@ class Broker(Topic):
 
 
 def test_consumers_take_turns_that_continue_in_the_next_round():
-    broker = Broker(permits=dict.fromkeys("abc", 100), turn=2)
+    broker = TopicWithPermits(permits=dict.fromkeys("abc", 100), turn=2)
     broker.publish(5)
     assert broker.round() == {"a": [0, 1], "b": [2, 3], "c": [4]}
     broker.publish(1)
@@ -73,14 +73,14 @@ def test_consumers_take_turns_that_continue_in_the_next_round():
 
 
 def test_many_messages_are_shared_out_in_one_turn_each():
-    broker = Broker(permits=dict.fromkeys("abc", 100), turn=2)
+    broker = TopicWithPermits(permits=dict.fromkeys("abc", 100), turn=2)
     broker.publish(10)
     assert broker.round() == {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7], "c": [8, 9]}
     assert broker.round() == {}
 
 
 def test_no_consumer_starves_however_few_messages_a_round_has():
-    broker = Broker(permits=dict.fromkeys("abc", 100))
+    broker = TopicWithPermits(permits=dict.fromkeys("abc", 100))
     received = dict.fromkeys("abc", 0)
     for _ in range(9):
         broker.publish(1)
@@ -90,7 +90,7 @@ def test_no_consumer_starves_however_few_messages_a_round_has():
 
 
 def test_messages_given_back_are_shared_out_as_well():
-    broker = Broker(permits={"a": 4}, turn=1)
+    broker = TopicWithPermits(permits={"a": 4}, turn=1)
     broker.publish(4)
     broker.round()
     broker.nack(0, 1, 2, 3)
@@ -100,7 +100,7 @@ def test_messages_given_back_are_shared_out_as_well():
 
 
 def test_a_consumer_receives_as_many_messages_as_it_has_permits():
-    broker = Broker(permits={"a": 3, "b": 0})
+    broker = TopicWithPermits(permits={"a": 3, "b": 0})
     broker.publish(5)
     assert broker.round() == {"a": [0, 1, 2]}
     assert broker.subscription.permits("a") == 0
@@ -109,7 +109,7 @@ def test_a_consumer_receives_as_many_messages_as_it_has_permits():
 
 
 def test_a_batch_takes_a_permit_for_each_message_and_may_overdraw():
-    broker = Broker(permits={"a": 5})
+    broker = TopicWithPermits(permits={"a": 5})
     broker.publish(3, message_count=3)
     assert broker.round() == {"a": [0, 1]}
     assert broker.subscription.permits("a") == -1
@@ -121,7 +121,7 @@ def test_a_batch_takes_a_permit_for_each_message_and_may_overdraw():
 
 
 def test_a_batch_that_is_partly_acked_takes_permits_for_the_rest():
-    broker = Broker(permits={"a": 3})
+    broker = TopicWithPermits(permits={"a": 3})
     broker.publish(1, message_count=3)
     broker.round()
     broker.subscription.ack_batch(broker.positions[0], [0b100], now_ms=0)
@@ -132,7 +132,7 @@ def test_a_batch_that_is_partly_acked_takes_permits_for_the_rest():
 
 
 def test_permits_are_lost_when_the_consumer_closes():
-    broker = Broker(permits={"a": 3})
+    broker = TopicWithPermits(permits={"a": 3})
     broker.subscription.consumer_closed("a")
     assert broker.subscription.permits("a") == 0
     with pytest.raises(ConsumerClosedError):
@@ -143,13 +143,13 @@ def test_permits_are_lost_when_the_consumer_closes():
 
 
 def test_consumers_of_a_higher_priority_number_receive_what_the_others_do_not_take():
-    broker = Broker(permits={"c": 9, "a": 2, "b": 1}, priorities={"c": 1})
+    broker = TopicWithPermits(permits={"c": 9, "a": 2, "b": 1}, priorities={"c": 1})
     broker.publish(5)
     assert broker.round() == {"a": [0, 1], "b": [2], "c": [3, 4]}
 
 
 def test_a_consumer_at_its_own_limit_is_passed_over():
-    broker = Broker(permits={"a": 9, "b": 9}, priorities={"b": 1}, max_unacked_messages_per_consumer=2)
+    broker = TopicWithPermits(permits={"a": 9, "b": 9}, priorities={"b": 1}, max_unacked_messages_per_consumer=2)
     broker.publish(6)
     assert broker.round() == {"a": [0, 1], "b": [2, 3]}
     assert broker.calls == 0
@@ -160,7 +160,7 @@ def test_a_consumer_at_its_own_limit_is_passed_over():
 
 
 def test_key_shared_sends_each_key_to_its_owner_and_queues_only_for_those_without_permits():
-    broker = Broker(KEY_SHARED, permits={"a": 9, "b": 0})
+    broker = TopicWithPermits(KEY_SHARED, permits={"a": 9, "b": 0})
     broker.publish_keys((A + B) * 3)
     assert broker.round() == {"a": [0, 2, 4]}
     assert len(broker.subscription._messages.waiting) == 3
@@ -169,14 +169,14 @@ def test_key_shared_sends_each_key_to_its_owner_and_queues_only_for_those_withou
 
 
 def test_key_shared_queues_nothing_if_all_have_permits():
-    broker = Broker(KEY_SHARED, permits={"a": 100, "b": 100})
+    broker = TopicWithPermits(KEY_SHARED, permits={"a": 100, "b": 100})
     broker.publish_keys((A + B) * 50)
     assert {name: len(mine) for name, mine in broker.round().items()} == {"a": 50, "b": 50}
     assert len(broker.subscription._messages.waiting) == 0
 
 
 def test_failover_sends_to_the_active_consumer_only():
-    broker = Broker(FAILOVER, permits={"a": 2, "b": 9}, priorities={"a": 0, "b": 1})
+    broker = TopicWithPermits(FAILOVER, permits={"a": 2, "b": 9}, priorities={"a": 0, "b": 1})
     broker.publish(4)
     assert broker.round() == {"a": [0, 1]}
     broker.subscription.consumer_closed("a")
@@ -186,7 +186,7 @@ def test_failover_sends_to_the_active_consumer_only():
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
 def test_redeliver_all_rewinds_in_order(kind):
-    broker = Broker(kind, permits={"a": 9})
+    broker = TopicWithPermits(kind, permits={"a": 9})
     broker.publish(4)
     broker.round()
     broker.ack(1)
@@ -197,7 +197,7 @@ def test_redeliver_all_rewinds_in_order(kind):
 
 
 def test_redeliver_all_gives_back_the_messages_of_one_consumer():
-    broker = Broker(permits={"a": 2, "b": 2}, turn=2)
+    broker = TopicWithPermits(permits={"a": 2, "b": 2}, turn=2)
     broker.publish(4)
     broker.round()
     assert broker.subscription.redeliver_all("a", now_ms=0) == 2
@@ -207,7 +207,7 @@ def test_redeliver_all_gives_back_the_messages_of_one_consumer():
 
 
 def test_a_round_is_bounded_and_wakes_at_once():
-    broker = Broker(permits={"a": 100}, round_entries_max=3)
+    broker = TopicWithPermits(permits={"a": 100}, round_entries_max=3)
     broker.publish(5)
     assert broker.round() == {"a": [0, 1, 2]}
     assert broker.calls == 1
@@ -216,7 +216,7 @@ def test_a_round_is_bounded_and_wakes_at_once():
 
 
 def test_a_failed_round_sends_nothing_and_takes_no_permits(monkeypatch):
-    broker = Broker(permits={"a": 3, "b": 3}, turn=1)
+    broker = TopicWithPermits(permits={"a": 3, "b": 3}, turn=1)
     broker.publish(4)
     broker.round()
     assert broker.calls == 0
@@ -243,55 +243,55 @@ def test_a_failed_round_sends_nothing_and_takes_no_permits(monkeypatch):
 
 
 def publish():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     return broker, lambda: broker.publish(1), {"a": [0]}
 
 
 def publish_for_later():
-    broker = Broker(permits={"a": 9}, tick_time_ms=1)
+    broker = TopicWithPermits(permits={"a": 9}, tick_time_ms=1)
     return broker, lambda: broker.publish(1, deliver_at_ms=50), {}
 
 
 def nack():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     broker.publish(2)
     broker.settle()
     return broker, lambda: broker.nack(1), {"a": [1]}
 
 
 def redeliver():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     broker.publish(2)
     broker.settle()
     return broker, lambda: broker.subscription.redeliver_all("a", now_ms=0), {"a": [0, 1]}
 
 
 def permits_come():
-    broker = Broker(permits={"a": 1})
+    broker = TopicWithPermits(permits={"a": 1})
     broker.publish(2)
     return broker, lambda: broker.subscription.add_permits("a", 1), {"a": [1]}
 
 
 def consumer_opens():
-    broker = Broker()
+    broker = TopicWithPermits()
     broker.publish(1)
     return broker, lambda: broker.subscription.consumer_opened("a", permits=1), {"a": [0]}
 
 
 def consumer_closes():
-    broker = Broker(permits={"a": 1, "b": 9})
+    broker = TopicWithPermits(permits={"a": 1, "b": 9})
     broker.publish(1)
     return broker, lambda: broker.subscription.consumer_closed("a"), {"b": [0]}
 
 
 def active_consumer_without_messages_closes():
-    broker = Broker(FAILOVER, permits={"a": 0, "b": 9})
+    broker = TopicWithPermits(FAILOVER, permits={"a": 0, "b": 9})
     broker.publish(1)
     return broker, lambda: broker.subscription.consumer_closed("a"), {"b": [0]}
 
 
 def rule_opens():
-    broker = Broker(permits={"a": 9}, max_unacked_messages=1)
+    broker = TopicWithPermits(permits={"a": 9}, max_unacked_messages=1)
     broker.publish(2)
     broker.settle()
     return broker, lambda: broker.ack(0), {"a": [1]}
@@ -299,7 +299,7 @@ def rule_opens():
 
 def room_for_a_redelivery():
     """No rule is closed: there is nothing new to send."""
-    broker = Broker(permits={"a": 9}, max_unacked_messages=3)
+    broker = TopicWithPermits(permits={"a": 9}, max_unacked_messages=3)
     broker.publish(1, message_count=2)
     broker.publish(1)
     broker.settle()
@@ -312,21 +312,21 @@ def room_for_a_redelivery():
 
 
 def limits_are_raised():
-    broker = Broker(permits={"a": 9}, max_unacked_messages=1)
+    broker = TopicWithPermits(permits={"a": 9}, max_unacked_messages=1)
     broker.publish(2)
     broker.settle()
     return broker, lambda: broker.subscription.change_limits(GateLimits()), {"a": [1]}
 
 
 def ack_makes_a_hole_that_an_unread_message_fills():
-    broker = Broker(permits={"a": 9}, max_unacked_ranges=1)
+    broker = TopicWithPermits(permits={"a": 9}, max_unacked_ranges=1)
     broker.publish(4)
     broker.settle()
     return broker, lambda: broker.ack(0), {"a": [1]}
 
 
 def persist_makes_room():
-    broker = Broker(permits={"a": 200}, max_unpersisted_ack_record_bytes=1_024)
+    broker = TopicWithPermits(permits={"a": 200}, max_unpersisted_ack_record_bytes=1_024)
     broker.publish(200)
     broker.settle()
     broker.ack(*range(1, 72, 2))
@@ -335,7 +335,7 @@ def persist_makes_room():
 
 
 def key_is_released():
-    broker = Broker(KEY_SHARED, permits={"a": 9})
+    broker = TopicWithPermits(KEY_SHARED, permits={"a": 9})
     broker.publish_keys(B)
     broker.settle()
     broker.subscription.consumer_opened("b", permits=9)
@@ -344,21 +344,21 @@ def key_is_released():
 
 
 def reader_may_look_further_ahead():
-    broker = Broker(KEY_SHARED, permits={"b": 9, "a": 0}, look_ahead_max=2)
+    broker = TopicWithPermits(KEY_SHARED, permits={"b": 9, "a": 0}, look_ahead_max=2)
     broker.publish_keys(A * 3 + B)
     broker.settle()
     return broker, lambda: broker.dispatch("a", 2), {"b": [3]}
 
 
 def waiting_message_is_acked():
-    broker = Broker(KEY_SHARED, permits={"b": 9, "a": 0}, look_ahead_max=2)
+    broker = TopicWithPermits(KEY_SHARED, permits={"b": 9, "a": 0}, look_ahead_max=2)
     broker.publish_keys(A * 2 + B)
     broker.settle()
     return broker, lambda: broker.ack(0), {"b": [2]}
 
 
 def earlier_message_of_a_key_is_acked():
-    broker = Broker(KEY_SHARED, permits={"a": 9})
+    broker = TopicWithPermits(KEY_SHARED, permits={"a": 9})
     broker.publish_keys(A * 2)
     broker.settle()
     broker.nack(0, delay_ms=1_000)
@@ -367,7 +367,7 @@ def earlier_message_of_a_key_is_acked():
 
 
 def message_that_holds_the_order_is_acked():
-    broker = Broker(EXCLUSIVE, permits={"a": 9})
+    broker = TopicWithPermits(EXCLUSIVE, permits={"a": 9})
     broker.publish(1)
     broker.settle()
     broker.nack(0, delay_ms=1_000)
@@ -376,7 +376,7 @@ def message_that_holds_the_order_is_acked():
 
 
 def seek():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     broker.publish(2)
     broker.settle()
     broker.ack(0, 1)
@@ -402,7 +402,7 @@ def test_an_event_that_lets_a_round_send_more_wakes_the_waiter_once(event):
 
 
 def test_events_that_change_nothing_do_not_wake():
-    broker = Broker(permits={"a": 2})
+    broker = TopicWithPermits(permits={"a": 2})
     broker.publish(2)
     broker.settle()
     broker.publish(1)  # no one has permits
@@ -418,7 +418,7 @@ def test_events_that_change_nothing_do_not_wake():
 
 
 def test_while_a_rule_on_messages_is_closed_an_ack_below_its_mark_does_not_wake():
-    broker = Broker(permits={"a": 99}, max_unacked_messages=10)
+    broker = TopicWithPermits(permits={"a": 99}, max_unacked_messages=10)
     broker.publish(20)
     broker.settle()
     broker.ack(*range(5))
@@ -428,7 +428,7 @@ def test_while_a_rule_on_messages_is_closed_an_ack_below_its_mark_does_not_wake(
 
 
 def test_time_is_reported_and_not_waited_for():
-    broker = Broker(permits={"a": 9}, tick_time_ms=1)
+    broker = TopicWithPermits(permits={"a": 9}, tick_time_ms=1)
     broker.publish(1, deliver_at_ms=50)
     broker.settle()
     assert broker.wake_ms == 50
@@ -440,7 +440,7 @@ def test_time_is_reported_and_not_waited_for():
 
 
 def test_no_time_is_reported_while_no_one_has_permits():
-    broker = Broker(permits={"a": 0}, tick_time_ms=1)
+    broker = TopicWithPermits(permits={"a": 0}, tick_time_ms=1)
     broker.publish(1, deliver_at_ms=50)
     broker.round()
     assert broker.wake_ms is None
@@ -451,7 +451,7 @@ def test_no_time_is_reported_while_no_one_has_permits():
 
 def test_more_due_messages_than_a_round_queues_wake_at_once():
     """Only the last one fills a hole; the others find no room."""
-    broker = Broker(permits={"a": 9}, tick_time_ms=1, max_unacked_ranges=1)
+    broker = TopicWithPermits(permits={"a": 9}, tick_time_ms=1, max_unacked_ranges=1)
     broker.positions = broker.log.publish([Message(b"", deliver_at_ms=50)] * 250 + [Message(b"")])
     assert broker.settle() == {"a": [250]}
     broker.ack(250)
@@ -463,7 +463,7 @@ def test_more_due_messages_than_a_round_queues_wake_at_once():
 
 
 def test_a_new_waiter_replaces_the_old_one_and_none_keeps_it():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     calls = []
     broker.subscription.dispatch_all(now_ms=0, waiter=lambda: calls.append("old"))
     broker.subscription.dispatch_all(now_ms=0, waiter=lambda: calls.append("new"))
@@ -474,7 +474,7 @@ def test_a_new_waiter_replaces_the_old_one_and_none_keeps_it():
 
 
 def test_a_waiter_that_raises_is_logged_and_affects_no_one(caplog):
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
 
     def fail():
         raise RuntimeError("too late")
@@ -487,7 +487,7 @@ def test_a_waiter_that_raises_is_logged_and_affects_no_one(caplog):
 
 
 def test_close_calls_the_waiter_and_a_later_round_is_refused():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     broker.round()
     broker.subscription.close(now_ms=0)
     assert broker.calls == 1
@@ -496,7 +496,7 @@ def test_close_calls_the_waiter_and_a_later_round_is_refused():
 
 
 def test_the_log_does_not_keep_a_subscription_alive():
-    broker = Broker(permits={"a": 9})
+    broker = TopicWithPermits(permits={"a": 9})
     broker.round()
     log, subscription = broker.log, ref(broker.subscription)
     del broker
@@ -507,7 +507,7 @@ def test_the_log_does_not_keep_a_subscription_alive():
 
 def test_a_dead_letter_lets_another_round_send_the_rest_of_its_key():
     dead = []
-    broker = Broker(KEY_SHARED, permits={"a": 2}, dead_letters=DeadLetterPolicy(0, dead.append))
+    broker = TopicWithPermits(KEY_SHARED, permits={"a": 2}, dead_letters=DeadLetterPolicy(0, dead.append))
     broker.publish_keys(A * 2)
     broker.settle()
     broker.nack(0)
@@ -518,7 +518,7 @@ def test_a_dead_letter_lets_another_round_send_the_rest_of_its_key():
 
 
 def test_dispatch_takes_no_permits():
-    broker = Broker(permits={"a": 1})
+    broker = TopicWithPermits(permits={"a": 1})
     broker.publish(3)
     assert broker.dispatch("a", 2) == [0, 1]
     assert broker.round() == {"a": [2]}
@@ -537,7 +537,7 @@ def test_dispatch_takes_no_permits():
     ],
 )
 def test_mistakes_are_refused(call, error, message):
-    broker = Broker()
+    broker = TopicWithPermits()
     with pytest.raises(error, match=message):
         call(broker.subscription)
     assert broker.subscription.consumers == ()

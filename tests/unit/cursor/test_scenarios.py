@@ -30,7 +30,7 @@ EXPECTED = re.compile(
 )
 
 
-class Expected(NamedTuple):
+class ExpectedCrash(NamedTuple):
     """The result of a crash: mark-delete position, ranges, and the messages that it loses, by cause."""
 
     mark_delete: str
@@ -38,17 +38,17 @@ class Expected(NamedTuple):
     lost: dict[str, int]
 
 
-class Step(NamedTuple):
+class CursorStep(NamedTuple):
     at_ms: int
     verb: str
     what: str
-    expected: dict[str, Expected]
+    expected: dict[str, ExpectedCrash]
 
 
-class Scenario(NamedTuple):
+class CursorScenario(NamedTuple):
     ledgers: dict[int, int]
     configurations: dict[str, CursorConfig]
-    steps: list[Step]
+    steps: list[CursorStep]
 
 
 def read(path):
@@ -64,10 +64,10 @@ def read(path):
         else:
             step = STEP.fullmatch(line)
             assert step, f"{path.name}: {line!r}"
-            steps.append(Step(round(float(step["seconds"]) * 1000), step["verb"], step["what"] or "", {}))
+            steps.append(CursorStep(round(float(step["seconds"]) * 1000), step["verb"], step["what"] or "", {}))
     for step in steps:
         assert set(step.expected) == (set(configurations) if step.verb in {"persist", "tick"} else set()), step
-    return Scenario({int(name): count for name, count in written["ledgers"].items()}, configurations, steps)
+    return CursorScenario({int(name): count for name, count in written["ledgers"].items()}, configurations, steps)
 
 
 def config(settings):
@@ -80,7 +80,7 @@ def expected_of(match):
     lost = {cause: int(count) for count, cause in by_cause}
     assert set(lost) <= set(CAUSES)
     assert sum(lost.values()) == int(match["lost"]), match[0]
-    return Expected(match["mark_delete"], match["ranges"], lost)
+    return ExpectedCrash(match["mark_delete"], match["ranges"], lost)
 
 
 def entries(text):
@@ -96,7 +96,7 @@ def memory_disk():
     return partial(MemoryStore, MemoryDisk())
 
 
-class Broker:
+class OneCursor:
     """Does the steps with one cursor; a crash drops it and opens another on the disk."""
 
     def __init__(self, ledgers, config, make_store=None):
@@ -148,7 +148,7 @@ def tell(scenario, name, *, new_disk=memory_disk):
     """Check every expectation that a scenario has for a configuration, each in a story of its own."""
     for at, (at_ms, _, _, expected) in enumerate(scenario.steps):
         if expected:
-            broker = Broker(scenario.ledgers, scenario.configurations[name], new_disk())
+            broker = OneCursor(scenario.ledgers, scenario.configurations[name], new_disk())
             try:
                 for step in scenario.steps[: at + 1]:
                     broker.do(step)
@@ -194,7 +194,7 @@ def test_a_mistake_in_what_is_expected_is_found(path, name):
     last = scenario.steps[-1]
     for mistake in mistakes(last.expected[name]):
         wrong = last._replace(expected={name: mistake})
-        only_this = [Step(*step[:3], {}) for step in scenario.steps[:-1]] + [wrong]
+        only_this = [CursorStep(*step[:3], {}) for step in scenario.steps[:-1]] + [wrong]
         with pytest.raises(AssertionError):
             tell(scenario._replace(steps=only_this), name)
 
@@ -217,33 +217,33 @@ def test_odd_entries_up_to_a_million_and_one_then_the_even_ones(keep, range_coun
     """`[1,3,...,1000001]`, and `[2,4,...,1000000]` are acked soon after. All are equally wide: the lowest are kept."""
     limited = CursorConfig(range_count_max=range_count_max, keep=keep)
     kept = range_count_max or 500_001
-    broker = Broker({3: 1_000_002}, limited)
+    broker = OneCursor({3: 1_000_002}, limited)
     persisted(broker, range(1, 1_000_002, 2))
     lost = {"cut": 500_001 - kept}
-    expected = Expected("3:-1", ranges_text((entry, entry) for entry in range(1, 2 * kept, 2)), lost)
+    expected = ExpectedCrash("3:-1", ranges_text((entry, entry) for entry in range(1, 2 * kept, 2)), lost)
     broker.check(expected, 0)
 
-    broker = Broker({3: 1_000_002}, limited)
+    broker = OneCursor({3: 1_000_002}, limited)
     persisted(broker, range(1, 1_000_002, 2))
     persisted(broker, range(2, 1_000_001, 2))
-    broker.check(Expected("3:-1", "[(3:0..3:1000001]]", {}), 0)
+    broker.check(ExpectedCrash("3:-1", "[(3:0..3:1000001]]", {}), 0)
 
 
 @pytest.mark.parametrize("stuck", [0, 3, 7])
 def test_one_of_eight_consumers_never_acks(stuck):
     """Served in turn, eight consumers get every eighth of 8,000 entries each; one of them acks nothing."""
-    broker = persisted(Broker({3: 8_000}, CursorConfig()), [entry for entry in range(8_000) if entry % 8 != stuck])
+    broker = persisted(OneCursor({3: 8_000}, CursorConfig()), [entry for entry in range(8_000) if entry % 8 != stuck])
     pairs = [(first, min(first + 6, 7_999)) for first in range(stuck + 1, 8_000, 8)]
-    broker.check(Expected(f"3:{stuck - 1}", ranges_text(pairs), {}), 0)
+    broker.check(ExpectedCrash(f"3:{stuck - 1}", ranges_text(pairs), {}), 0)
 
 
 def test_one_consumer_acks_some_and_the_limit_cuts_the_highest():
     """Of 100 consumers the last acks only every second message: a hole in every 200 entries, and 50 ranges."""
     acked = [entry for entry in range(10_000) if entry % 200 != 99]
-    broker = persisted(Broker({3: 10_000}, CursorConfig(range_count_max=20)), acked)
+    broker = persisted(OneCursor({3: 10_000}, CursorConfig(range_count_max=20)), acked)
     pairs = [(100 + 200 * number, 298 + 200 * number) for number in range(20)]
     # Of 50 ranges 29 are cut of 199 entries each, and the last, which ends with the log, of 100.
-    broker.check(Expected("3:98", ranges_text(pairs), {"cut": 29 * 199 + 100}), 0)
+    broker.check(ExpectedCrash("3:98", ranges_text(pairs), {"cut": 29 * 199 + 100}), 0)
 
 
 @pytest.mark.parametrize("long_delayed_every", [2, 10, 100])
@@ -251,9 +251,9 @@ def test_long_delayed_messages_among_short_delayed_ones(long_delayed_every):
     """At a fixed distance messages are due in a day; the others are acked when the minute is over, and nothing
     closes."""
     acked = [entry for entry in range(10_000) if entry % long_delayed_every]
-    broker = persisted(Broker({3: 10_000}, CursorConfig()), acked)
+    broker = persisted(OneCursor({3: 10_000}, CursorConfig()), acked)
     pairs = [(first + 1, first + long_delayed_every - 1) for first in range(0, 10_000, long_delayed_every)]
-    broker.check(Expected("3:-1", ranges_text(pairs), {}), 0)
+    broker.check(ExpectedCrash("3:-1", ranges_text(pairs), {}), 0)
 
 
 @pytest.mark.parametrize(
@@ -264,15 +264,15 @@ def test_the_wider_the_higher(keep, first_width, lost):
     """The range of width w is the w-th: of 100 the limit keeps 40, the lowest or the widest ones."""
     firsts = [1 + sum(range(1, width)) + width for width in range(1, 101)]
     pairs = [(first, first + width - 1) for width, first in enumerate(firsts, start=1)]
-    broker = Broker({3: 6_000}, CursorConfig(range_count_max=40, keep=keep))
+    broker = OneCursor({3: 6_000}, CursorConfig(range_count_max=40, keep=keep))
     persisted(broker, [entry for first, last in pairs for entry in range(first, last + 1)])
     kept = pairs[first_width - 1 : first_width + 39]
-    broker.check(Expected("3:-1", ranges_text(kept), {"cut": lost}), 0)
+    broker.check(ExpectedCrash("3:-1", ranges_text(kept), {"cut": lost}), 0)
 
 
 def test_what_was_young_at_the_crash_comes_back_and_is_promoted_at_its_time():
     """The odd entries of three seconds are acked at the end of each; one second later the even ones are."""
-    broker = Broker({3: 30_000}, CursorConfig(become_old_ack_record_seconds=3))
+    broker = OneCursor({3: 30_000}, CursorConfig(become_old_ack_record_seconds=3))
     for second in range(3):
         first, now_ms = 10_000 * second, 1_000 * second
         broker.cursor.delivered(Position(3, first + 9_999), now_ms=now_ms)
@@ -280,4 +280,4 @@ def test_what_was_young_at_the_crash_comes_back_and_is_promoted_at_its_time():
         broker.cursor.tick(now_ms=now_ms)
     broker.cursor.ack_entries(3, range(2, 10_000, 2), now_ms=3_000)
     assert broker.cursor.tick(now_ms=3_000).messages_covered == 9_999
-    broker.check(Expected("3:-1", "[(3:0..3:9999]]", {"young": 10_000}), 3_000)
+    broker.check(ExpectedCrash("3:-1", "[(3:0..3:9999]]", {"young": 10_000}), 3_000)

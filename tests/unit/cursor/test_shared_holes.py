@@ -47,7 +47,7 @@ def bucket_bytes(*segments):
     )
 
 
-class Topic:
+class BucketedTopic:
     """A log of two ledgers, the buckets of its delay index, and its cursors."""
 
     def __init__(self, store=None, **config):
@@ -118,7 +118,7 @@ def state(cursor):
 
 
 def test_holes_that_a_bucket_holds_take_no_bytes_of_a_snapshot_and_come_back():
-    topic = Topic()
+    topic = BucketedTopic()
     topic.seal({1: HOLES})
     plain, shared = acked_but_holes(topic, subscription="plain", shares=False), acked_but_holes(topic)
     assert native.decode(topic.ledger("plain")[0]).deleted == plain.deleted == shared.deleted
@@ -135,7 +135,7 @@ def test_holes_that_a_bucket_holds_take_no_bytes_of_a_snapshot_and_come_back():
 
 
 def test_what_fell_due_and_was_acked_is_not_referred_to_any_more():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES[::2]}, {1: HOLES[1::2]})
     cursor = acked_but_holes(topic)
     before = len(topic.ledger()[0])
@@ -147,7 +147,7 @@ def test_what_fell_due_and_was_acked_is_not_referred_to_any_more():
 
 
 def test_without_buckets_or_in_pulsars_format_nothing_is_pinned_or_referred_to():
-    topic = Topic()
+    topic = BucketedTopic()
     acked_but_holes(topic)
     assert not is_shared(topic.ledger()[0])
     topic.seal({1: HOLES})
@@ -156,7 +156,7 @@ def test_without_buckets_or_in_pulsars_format_nothing_is_pinned_or_referred_to()
 
 
 def test_a_bucket_is_pinned_while_a_record_refers_to_it():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     cursor, other = acked_but_holes(topic), acked_but_holes(topic, subscription="other")
     assert topic.pins() == {(bucket, pin_of("s")), (bucket, pin_of("other"))}
@@ -170,7 +170,7 @@ def test_a_bucket_is_pinned_while_a_record_refers_to_it():
 
 
 def test_a_cursor_that_nobody_acks_lets_go_of_a_bucket_that_is_live_no_more():
-    topic = Topic(ledger_rollover_ms=5_000)
+    topic = BucketedTopic(ledger_rollover_ms=5_000)
     bucket, other = topic.seal({1: HOLES[::2]}), topic.seal({1: HOLES[1::2]})
     idle = acked_but_holes(topic)
     assert idle.tick(now_ms=10_000) is None
@@ -186,7 +186,7 @@ def test_a_cursor_that_nobody_acks_lets_go_of_a_bucket_that_is_live_no_more():
 
 
 def test_a_change_of_cursor_properties_keeps_the_pins():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     cursor = acked_but_holes(topic)
     cursor.set_cursor_properties({"owner": "billing"})
@@ -195,7 +195,7 @@ def test_a_change_of_cursor_properties_keeps_the_pins():
 
 
 def test_an_open_deletes_the_pins_of_its_cursor_that_no_record_needs():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket, unused = topic.seal({1: HOLES}), topic.seal({4: HOLES})
     acked_but_holes(topic)
     for subscription in ("s", "other"):
@@ -205,7 +205,7 @@ def test_an_open_deletes_the_pins_of_its_cursor_that_no_record_needs():
 
 
 def test_a_bucket_that_is_asked_for_is_closed_and_no_new_record_refers_to_it():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     assert not topic.references.is_needed(bucket)
     cursor = acked_but_holes(topic)
@@ -226,7 +226,7 @@ def test_a_bucket_that_is_asked_for_is_closed_and_no_new_record_refers_to_it():
 
 
 def test_a_bucket_that_is_gone_or_cannot_be_read_is_not_referred_to():
-    topic = Topic()
+    topic = BucketedTopic()
     gone = topic.seal({1: HOLES})
     topic.open()
     topic.shared.buckets()
@@ -241,7 +241,7 @@ def test_a_bucket_that_is_gone_or_cannot_be_read_is_not_referred_to():
 
 
 def test_an_earlier_owner_can_take_no_pin_from_the_next():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     earlier = acked_but_holes(topic)
     stale = earlier._persister.journal.holes.pins
@@ -285,7 +285,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("in_metadata", [False, True], ids=["journal", "record"])
 def test_a_lost_bucket_makes_the_cursor_unreadable_and_no_ack_is_invented(damage, in_metadata):
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     if in_metadata:
         topic.open()
@@ -324,7 +324,7 @@ def test_a_lost_bucket_makes_the_cursor_unreadable_and_no_ack_is_invented(damage
 
 
 def test_a_repair_goes_on_from_where_the_record_says_the_cursor_stood():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     cursor = acked_but_holes(topic)
     cursor.mark_delete(Position(1, 2_000), now_ms=0)
@@ -335,7 +335,7 @@ def test_a_repair_goes_on_from_where_the_record_says_the_cursor_stood():
 
 
 def test_a_whole_state_in_the_metadata_store_refers_to_buckets_too_and_survives_a_takeover():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     cursor = topic.open()
     topic.store.break_ledgers()
@@ -353,7 +353,7 @@ def test_a_whole_state_in_the_metadata_store_refers_to_buckets_too_and_survives_
 
 
 def test_a_record_of_the_metadata_store_is_measured_by_what_it_will_take():
-    topic = Topic(metadata_bytes_max=400)
+    topic = BucketedTopic(metadata_bytes_max=400)
     topic.seal({1: HOLES})
     cursor, plain = topic.open(), topic.open("plain", shares=False)
     topic.store.break_ledgers()
@@ -366,7 +366,7 @@ def test_a_record_of_the_metadata_store_is_measured_by_what_it_will_take():
 
 
 def test_an_inspection_reads_what_the_buckets_hold():
-    topic = Topic()
+    topic = BucketedTopic()
     topic.seal({1: HOLES})
     cursor = acked_but_holes(topic)
     cursor.ack(Position(4, 9), now_ms=0)
@@ -384,7 +384,7 @@ def test_an_inspection_reads_what_the_buckets_hold():
 
 
 def test_shared_holes_do_not_count_against_a_limit_on_ranges():
-    topic = Topic(range_count_max=5)
+    topic = BucketedTopic(range_count_max=5)
     topic.seal({1: HOLES})
     limited, plain = topic.open(), topic.open("plain", shares=False)
     for cursor in (limited, plain):
@@ -399,7 +399,7 @@ def test_shared_holes_do_not_count_against_a_limit_on_ranges():
 
 @pytest.mark.parametrize("young", [0, 10], ids=["all ages", "an age"])
 def test_what_buckets_do_not_hold_is_cut_to_the_limit(young):
-    topic = Topic(range_count_max=5, become_old_ack_record_seconds=young)
+    topic = BucketedTopic(range_count_max=5, become_old_ack_record_seconds=young)
     topic.seal({1: HOLES})
     cursor = topic.open()
     cursor.delivered(EVERYTHING, now_ms=0)
@@ -416,7 +416,7 @@ def test_what_buckets_do_not_hold_is_cut_to_the_limit(young):
 
 
 def test_ranges_between_holes_of_two_kinds_count():
-    topic = Topic(range_count_max=5)
+    topic = BucketedTopic(range_count_max=5)
     topic.seal({1: [10, 20]})
     cursor = topic.open()
     # Not filled in: 15, 25, 31 and 41; 0 to 9 is below the mark-delete position. 10 to 14 count with 16 to 19 once.
@@ -427,7 +427,7 @@ def test_ranges_between_holes_of_two_kinds_count():
 
 
 def test_a_limited_persist_counts_the_ranges_again_only_when_they_may_be_too_many(monkeypatch):
-    topic = Topic(range_count_max=50)
+    topic = BucketedTopic(range_count_max=50)
     bucket = topic.seal({1: HOLES[:500]}, {1: HOLES[500:]})
     cursor = acked_but_holes(topic)
     counted = []
@@ -446,7 +446,7 @@ def test_a_limited_persist_counts_the_ranges_again_only_when_they_may_be_too_man
 
 
 def test_a_limit_is_not_passed_although_what_is_durable_already_stays():
-    topic = Topic(range_count_max=3)
+    topic = BucketedTopic(range_count_max=3)
     topic.seal({1: [*range(101, 119, 2), *range(201, 219, 2), *range(301, 319, 2)]})
     cursor = topic.open()
     cursor.ack_entries(4, [100, 200], now_ms=0)
@@ -460,7 +460,7 @@ def test_a_limit_is_not_passed_although_what_is_durable_already_stays():
 
 
 def test_the_metadata_store_counts_them_neither():
-    topic = Topic(range_count_max=5)
+    topic = BucketedTopic(range_count_max=5)
     topic.seal({1: HOLES})
     cursor = acked_but_holes(topic)
     topic.store.break_ledgers()
@@ -475,7 +475,7 @@ def test_the_metadata_store_counts_them_neither():
 
 
 def test_a_bucket_of_a_newer_release_is_left_alone():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.store.ledgers.create(BUCKETS)
     topic.store.ledgers.append(bucket, bucket_bytes({1: HOLES}) + b"\xfa\x7f\x01x")
     topic.live[bucket] = 1
@@ -484,7 +484,7 @@ def test_a_bucket_of_a_newer_release_is_left_alone():
 
 
 def test_buckets_are_read_once_for_all_cursors_and_forgotten_when_they_are_gone():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES}, {4: HOLES})
     reads = []
     original = topic.store.ledgers.read
@@ -501,7 +501,7 @@ def test_buckets_are_read_once_for_all_cursors_and_forgotten_when_they_are_gone(
 
 
 def test_a_bucket_is_read_once_for_all_cursors_that_are_opened():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     for name in ("a", "b", "c"):
         acked_but_holes(topic, subscription=name)
@@ -515,14 +515,14 @@ def test_a_bucket_is_read_once_for_all_cursors_that_are_opened():
 
 
 def test_segments_count_from_1():
-    topic = Topic()
+    topic = BucketedTopic()
     topic.live[topic.seal({1: HOLES})] = 0
     with pytest.raises(ValueError, match="at least 1"):
         topic.shared.buckets()
 
 
 def test_a_segment_beyond_the_last_holds_nothing():
-    topic = Topic()
+    topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})
     topic.live[bucket] = 2
     acked_but_holes(topic)
@@ -531,14 +531,14 @@ def test_a_segment_beyond_the_last_holds_nothing():
 
 def test_on_a_disk_it_is_the_same(tmp_path):
     with closing(SqliteStore(tmp_path / "store")) as store:
-        topic = Topic(store)
+        topic = BucketedTopic(store)
         bucket = topic.seal({1: HOLES})
         cursor = acked_but_holes(topic)
         assert is_shared(topic.ledger()[0])
         assert topic.references.is_needed(bucket)
         assert topic.pins() == {(bucket, pin_of("s")), (bucket, None)}
     with closing(SqliteStore(tmp_path / "store")) as store:
-        again = Topic(store)
+        again = BucketedTopic(store)
         reopened = again.open()
         assert state(reopened) == state(cursor)
         reopened.reset(Position(1, 0), now_ms=0)
@@ -549,7 +549,7 @@ def test_on_a_disk_it_is_the_same(tmp_path):
 
 
 def test_a_damaged_pin_hinders_nobody():
-    topic = Topic()
+    topic = BucketedTopic()
     topic.seal({1: HOLES})
     topic.store.metadata.put(f"{ROOT}/not-a-bucket/x", b"", expected_version=ABSENT)
     cursor = acked_but_holes(topic)

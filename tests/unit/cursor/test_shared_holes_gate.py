@@ -15,7 +15,7 @@ RANGES_MAX = 60
 FAR_MS = 1_000_000
 
 
-class Topic:
+class HalfDelayedTopic:
     """Every other message of ledgers of 20 is delayed; sealed into a bucket for each ledger."""
 
     def __init__(self, *, is_shared: bool) -> None:
@@ -55,14 +55,14 @@ class Topic:
 
 
 def test_holes_of_its_own_close_the_gate():
-    topic = Topic(is_shared=False)
+    topic = HalfDelayedTopic(is_shared=False)
     topic.publish(30)
     assert topic.consume(now_ms=1) == RANGES_MAX
     assert topic.cursor.deleted.range_count == RANGES_MAX
 
 
 def test_shared_holes_do_not():
-    topic = Topic(is_shared=True)
+    topic = HalfDelayedTopic(is_shared=True)
     topic.publish(30)
     assert topic.consume(now_ms=1) == 300
     # Of 29 sealed ledgers each is one range; only the holes of the last one are the subscription's own.
@@ -72,7 +72,7 @@ def test_shared_holes_do_not():
 
 
 def test_what_is_due_and_not_acked_is_its_own_hole_again():
-    topic = Topic(is_shared=True)
+    topic = HalfDelayedTopic(is_shared=True)
     topic.publish(30)
     assert topic.consume(now_ms=1) == 300
     sent = topic.subscription.dispatch("c", 1_000, now_ms=FAR_MS)
@@ -88,7 +88,7 @@ def test_what_is_due_and_not_acked_is_its_own_hole_again():
 
 
 def test_the_bound_is_never_too_low_and_not_much_too_high():
-    topic = Topic(is_shared=True)
+    topic = HalfDelayedTopic(is_shared=True)
     topic.publish(30)
     bound = FilledCount()
     while deliveries := topic.subscription.dispatch("c", 1, now_ms=1):

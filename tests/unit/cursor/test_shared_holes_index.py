@@ -31,7 +31,7 @@ DELAYED = {
 }
 
 
-class Broker:
+class IndexedTopic:
     def __init__(self, store, *, now_ms=0):
         self.store = store
         registry = MetadataBucketRegistry(store.metadata, "/delay/t")
@@ -88,11 +88,11 @@ class Broker:
 
 
 def restarted(broker, *, now_ms):
-    return Broker(MemoryStore(broker.store.disk), now_ms=now_ms)
+    return IndexedTopic(MemoryStore(broker.store.disk), now_ms=now_ms)
 
 
 def test_cursors_refer_to_what_an_index_has_sealed_until_it_is_acked():
-    broker = Broker(MemoryStore())
+    broker = IndexedTopic(MemoryStore())
     broker.publish()
     assert len(broker.live()) == len(broker.buckets()) == 2
     broker.snapshots()

@@ -14,7 +14,7 @@ from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
 
 
-class Topic:
+class TopicOnStore:
     """One topic with one subscription, on one store."""
 
     def __init__(self, *, entries_per_ledger_max=100, delayed=True, **limits):
@@ -50,16 +50,16 @@ class Topic:
 
 
 def test_messages_go_out_once_and_in_order():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 5)
     assert topic.dispatch(3) == positions[:3]
     assert topic.dispatch(3) == positions[3:]
     assert topic.dispatch(3) == []
-    assert [sent.message.payload for sent in Topic().subscription.dispatch("c", 1, now_ms=0)] == []
+    assert [sent.message.payload for sent in TopicOnStore().subscription.dispatch("c", 1, now_ms=0)] == []
 
 
 def test_browsing_shows_the_lowest_unacked_messages_and_sends_none():
-    topic = Topic(entries_per_ledger_max=4)
+    topic = TopicOnStore(entries_per_ledger_max=4)
     positions = [*topic.publish(*[NO_DELAY] * 3, 5_000), *topic.publish(*[NO_DELAY] * 4)]
     topic.dispatch(2)
     for position in (positions[0], positions[2], positions[5]):
@@ -77,21 +77,21 @@ def test_browsing_shows_the_lowest_unacked_messages_and_sends_none():
 
 
 def test_a_delivery_carries_its_message():
-    topic = Topic()
+    topic = TopicOnStore()
     topic.publish(NO_DELAY, now_ms=7)
     (sent,) = topic.subscription.dispatch("c", 1, now_ms=8)
     assert sent.message == Message(b"0", publish_time_ms=7)
 
 
 def test_the_log_rolls_and_is_read_over_the_end_of_a_ledger():
-    topic = Topic(entries_per_ledger_max=4)
+    topic = TopicOnStore(entries_per_ledger_max=4)
     positions = [*topic.publish(*[NO_DELAY] * 3), *topic.publish(*[NO_DELAY] * 3), *topic.publish(NO_DELAY)]
     assert len({position.ledger_id for position in positions}) == 2
     assert topic.dispatch(10) == positions
 
 
 def test_a_reader_at_the_end_of_a_ledger_goes_on_in_the_next():
-    topic = Topic(entries_per_ledger_max=3)
+    topic = TopicOnStore(entries_per_ledger_max=3)
     first = topic.publish(NO_DELAY, NO_DELAY)
     assert topic.dispatch(10) == first
     second = topic.publish(NO_DELAY, NO_DELAY)
@@ -99,7 +99,7 @@ def test_a_reader_at_the_end_of_a_ledger_goes_on_in_the_next():
 
 
 def test_nacked_messages_come_again_lowest_first():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 4)
     topic.dispatch(3)
     topic.subscription.nack(positions[2])
@@ -110,7 +110,7 @@ def test_nacked_messages_come_again_lowest_first():
 
 
 def test_a_closed_consumer_gives_back_what_it_did_not_ack():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 4)
     topic.dispatch(2, consumer="a")
     topic.dispatch(2, consumer="b")
@@ -122,7 +122,7 @@ def test_a_closed_consumer_gives_back_what_it_did_not_ack():
 
 
 def test_an_ack_of_a_returned_message_keeps_it_from_coming_again():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 2)
     topic.dispatch(2)
     topic.subscription.nack(positions[0])
@@ -131,7 +131,7 @@ def test_an_ack_of_a_returned_message_keeps_it_from_coming_again():
 
 
 def test_a_cumulative_ack_settles_everything_below():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 4)
     topic.dispatch(4)
     topic.subscription.ack_cumulative(positions[2], now_ms=1)
@@ -140,7 +140,7 @@ def test_a_cumulative_ack_settles_everything_below():
 
 
 def test_a_delayed_message_waits_and_holds_nothing_up():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(NO_DELAY, 100, NO_DELAY)
     assert topic.dispatch(9, now_ms=0) == [positions[0], positions[2]]
     assert topic.dispatch(9, now_ms=99) == []
@@ -149,20 +149,20 @@ def test_a_delayed_message_waits_and_holds_nothing_up():
 
 
 def test_a_delayed_message_takes_no_reservation():
-    topic = Topic(max_unacked_messages=2)
+    topic = TopicOnStore(max_unacked_messages=2)
     topic.publish(100, 100, 100, NO_DELAY)
     assert len(topic.dispatch(9, now_ms=0)) == 1
     assert topic.subscription.unacked_messages == 1
 
 
 def test_without_a_delay_view_every_message_goes_at_once():
-    topic = Topic(delayed=False)
+    topic = TopicOnStore(delayed=False)
     positions = topic.publish(NO_DELAY, 100)
     assert topic.dispatch(9, now_ms=0) == positions
 
 
 def test_a_delayed_message_survives_a_restart():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(NO_DELAY, 100)
     topic.dispatch(9, now_ms=0)
     topic.subscription.ack(positions[0], now_ms=1)
@@ -173,7 +173,7 @@ def test_a_delayed_message_survives_a_restart():
 
 
 def test_a_restart_redelivers_what_was_acked_and_not_durable():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 4)
     topic.dispatch(4)
     topic.subscription.ack(positions[1], now_ms=1)
@@ -185,7 +185,7 @@ def test_a_restart_redelivers_what_was_acked_and_not_durable():
 
 
 def test_unacked_messages_block_and_release_at_half():
-    topic = Topic(max_unacked_messages=4)
+    topic = TopicOnStore(max_unacked_messages=4)
     positions = topic.publish(*[NO_DELAY] * 9)
     assert topic.dispatch(9) == positions[:4]
     assert topic.dispatch(9) == []
@@ -201,7 +201,7 @@ def test_unacked_messages_block_and_release_at_half():
 
 
 def test_unpersisted_acks_block_until_they_are_durable():
-    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic = TopicOnStore(max_unpersisted_ack_record_bytes=1_024)
     topic.publish(*[NO_DELAY] * 400)
     sent = 0
     while batch := topic.dispatch(16):
@@ -219,7 +219,7 @@ def test_unpersisted_acks_block_until_they_are_durable():
 
 def test_a_mark_delete_position_before_the_first_entry_is_no_end_of_a_hole():
     """A skip of nothing while holes are filled: the next dispatch failed with an `OverflowError`."""
-    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic = TopicOnStore(max_unpersisted_ack_record_bytes=1_024)
     topic.publish(*[NO_DELAY] * 200)
     sent = topic.dispatch(200)
     for position in sent[1::2]:
@@ -235,7 +235,7 @@ def test_a_mark_delete_position_before_the_first_entry_is_no_end_of_a_hole():
 
 def test_what_was_acked_past_the_subscription_keeps_no_delayed_message_back():
     """Waiting messages go before those that fall due: messages without a receiver took the place of these."""
-    topic = Topic()
+    topic = TopicOnStore()
     sent = topic.publish(*[NO_DELAY] * 5)
     due = topic.publish(*[100] * 5)
     assert topic.dispatch(5) == sent
@@ -248,7 +248,7 @@ def test_what_was_acked_past_the_subscription_keeps_no_delayed_message_back():
 
 def test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides():
     """Its upper part was looked for no more, and a gate shut by the number of ranges stayed shut for good."""
-    topic = Topic(max_unacked_ranges=3)
+    topic = TopicOnStore(max_unacked_ranges=3)
     positions = topic.publish(*[NO_DELAY] * 12)
     topic.cursor.ack_many(positions[7:12:2], now_ms=0)
     assert topic.dispatch(1) == [positions[8]]
@@ -262,7 +262,7 @@ def test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides()
 def test_the_byte_limit_is_never_passed_whatever_the_order(seed):
     chance = random.Random(seed)
     limit = 2_048
-    topic = Topic(max_unpersisted_ack_record_bytes=limit, entries_per_ledger_max=150)
+    topic = TopicOnStore(max_unpersisted_ack_record_bytes=limit, entries_per_ledger_max=150)
     in_flight, acked, blocked = [], set(), 0
     for now_ms in range(600):
         topic.publish(*[chance.choice((NO_DELAY, NO_DELAY, now_ms + 30)) for _ in range(4)], now_ms=now_ms)
@@ -298,7 +298,7 @@ def test_the_byte_limit_is_never_passed_whatever_the_order(seed):
 
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FULL])
 def test_a_failed_publish_leaves_the_log_as_it_was(kind):
-    topic = Topic()
+    topic = TopicOnStore()
     first = topic.publish(NO_DELAY)
     topic.store.inject(Fault(topic.store.mutation_count, kind))
     with pytest.raises(StoreError):
@@ -309,7 +309,7 @@ def test_a_failed_publish_leaves_the_log_as_it_was(kind):
 
 
 def test_a_publish_of_unknown_outcome_is_not_taken_for_another_message():
-    topic = Topic()
+    topic = TopicOnStore()
     topic.publish(NO_DELAY)
     topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_AFTER))
     with pytest.raises(StoreError):
@@ -319,7 +319,7 @@ def test_a_publish_of_unknown_outcome_is_not_taken_for_another_message():
 
 
 def test_a_read_that_fails_loses_no_message():
-    topic = Topic()
+    topic = TopicOnStore()
     positions = topic.publish(*[NO_DELAY] * 3)
     topic.dispatch(1)
     topic.subscription.nack(positions[0])
@@ -335,7 +335,7 @@ def test_a_read_that_fails_loses_no_message():
 
 
 def test_a_reopened_log_begins_a_new_ledger():
-    topic = Topic()
+    topic = TopicOnStore()
     before = topic.publish(NO_DELAY)
     topic.restart()
     after = topic.publish(NO_DELAY)
@@ -345,7 +345,7 @@ def test_a_reopened_log_begins_a_new_ledger():
 
 
 def test_closing_persists_and_lets_go_of_the_delay_view():
-    topic = Topic()
+    topic = TopicOnStore()
     (position,) = topic.publish(NO_DELAY)
     topic.dispatch(1)
     topic.subscription.ack(position, now_ms=1)
@@ -358,7 +358,7 @@ def test_closing_persists_and_lets_go_of_the_delay_view():
 
 
 def test_positions_that_the_log_has_not_are_not_read():
-    topic = Topic()
+    topic = TopicOnStore()
     (position,) = topic.publish(NO_DELAY)
     with pytest.raises(StoreError):
         list(topic.log.read([Position(position.ledger_id, 1)]))

@@ -22,14 +22,14 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.limits import DispatchGate, GateLimits, Rule
-from topics import Topic
+from topics import NumberedTopic
 
 KEY_SHARED, EXCLUSIVE = SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE
 BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
 
 
 def test_no_persist_begins_between_the_check_of_a_late_ack_and_the_ack(monkeypatch):
-    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
     topic.publish(3)
     topic.dispatch()
     topic.nack(1)
@@ -55,7 +55,7 @@ def test_no_persist_begins_between_the_check_of_a_late_ack_and_the_ack(monkeypat
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
 def test_a_tracker_that_fails_in_the_middle_of_a_batch_loses_no_message(kind, monkeypatch):
-    topic = Topic(kind, tick_time_ms=10)
+    topic = NumberedTopic(kind, tick_time_ms=10)
     topic.publish(8, deliver_at_ms=5)
     view, calls = topic.subscription._messages.delayed._tracker, []
 
@@ -74,7 +74,7 @@ def test_a_tracker_that_fails_in_the_middle_of_a_batch_loses_no_message(kind, mo
 
 @pytest.mark.parametrize("bad", [None, "x", 1.5, math.nan])
 def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(2)
     with pytest.raises(TypeError, match="now_ms"):
         topic.subscription.dispatch("a", 2, now_ms=bad)
@@ -98,7 +98,7 @@ def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
         lambda: SubscriptionOptions(hole_tries_max=0),
         lambda: SubscriptionOptions(look_ahead_max=0),
         lambda: DeadLetterPolicy(-1, print),
-        lambda: Topic().cursor.promote(-1, now_ms=0),
+        lambda: NumberedTopic().cursor.promote(-1, now_ms=0),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(refused):
@@ -109,7 +109,9 @@ def test_a_setting_that_makes_no_sense_is_refused(refused):
 
 
 def young_topic():
-    return Topic(config=CursorConfig(become_old_ack_record_seconds=3_600), max_unpersisted_ack_record_bytes=1_024)
+    return NumberedTopic(
+        config=CursorConfig(become_old_ack_record_seconds=3_600), max_unpersisted_ack_record_bytes=1_024
+    )
 
 
 def test_who_waits_is_woken_as_soon_as_a_dispatch_could_open_the_gate_by_promotion():
@@ -145,7 +147,7 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
 
 
 def test_a_limit_that_is_lowered_below_the_use_says_so_before_anybody_asks():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(20)
     topic.dispatch()
     topic.ack(*range(1, 20, 2))
@@ -157,7 +159,7 @@ def test_a_limit_that_is_lowered_below_the_use_says_so_before_anybody_asks():
 
 
 def test_a_subscription_that_is_opened_above_its_limit_says_so_before_anybody_asks():
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(20)
     topic.dispatch()
     topic.ack(*range(1, 20, 2))
@@ -168,7 +170,7 @@ def test_a_subscription_that_is_opened_above_its_limit_says_so_before_anybody_as
 
 
 def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts():
-    topic = Topic(max_unpersisted_ack_record_bytes=1_024)
+    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
     topic.publish(300)
     topic.dispatch("a", 40)
     topic.ack(*range(1, 40, 2))
@@ -186,7 +188,7 @@ def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts
 
 
 def test_the_queues_of_consumers_that_are_gone_are_forgotten():
-    topic = Topic(KEY_SHARED, max_unacked_ranges=3)
+    topic = NumberedTopic(KEY_SHARED, max_unacked_ranges=3)
     topic.publish_keys("abcdefghijklmnopqrstuvwxyz")
     for number in range(50):
         topic.dispatch(f"c{number}", 2)
@@ -197,7 +199,7 @@ def test_the_queues_of_consumers_that_are_gone_are_forgotten():
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
 def test_a_message_that_cannot_be_read_holds_nobody_up_and_is_not_acked(kind, caplog):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(2)
     (lost,) = topic.log.publish([Message(b"")])
     topic.positions.append(lost)
@@ -224,14 +226,14 @@ def test_a_message_that_cannot_be_read_holds_nobody_up_and_is_not_acked(kind, ca
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, EXCLUSIVE])
 def test_where_nothing_is_delayed_no_hole_is_said_to_be(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(2, deliver_at_ms=10**9)
     topic.subscription.ack(topic.positions[1], now_ms=0)
     assert topic.subscription.explain_holes(now_ms=5)[0].why is HoleReason.NEVER_DELIVERED
 
 
 def test_a_cleared_backlog_leaves_no_delayed_messages():
-    topic = Topic(tick_time_ms=10)
+    topic = NumberedTopic(tick_time_ms=10)
     topic.publish(5, deliver_at_ms=10**6)
     assert topic.dispatch() == []
     topic.subscription.clear_backlog(now_ms=1)
@@ -239,7 +241,7 @@ def test_a_cleared_backlog_leaves_no_delayed_messages():
 
 
 def test_a_cursor_has_one_subscription():
-    topic = Topic()
+    topic = NumberedTopic()
     with pytest.raises(ValueError, match="one listener of class Subscription"):
         Subscription(topic.log, topic.cursor)
     topic.cursor.remove_listener(object())
@@ -253,7 +255,7 @@ def test_whoever_takes_dead_letters_may_ack_others():
         taken.append(delivery.position)
         topic.subscription.ack(topic.positions[2], now_ms=0)
 
-    topic = Topic(options=SubscriptionOptions(dead_letters=DeadLetterPolicy(0, take)))
+    topic = NumberedTopic(options=SubscriptionOptions(dead_letters=DeadLetterPolicy(0, take)))
     topic.publish(4)
     topic.dispatch()
     topic.nack(1, 2)
@@ -262,7 +264,7 @@ def test_whoever_takes_dead_letters_may_ack_others():
 
 
 def test_closing_wakes_who_waits():
-    topic = Topic(max_unacked_messages=1)
+    topic = NumberedTopic(max_unacked_messages=1)
     topic.publish(2)
     topic.dispatch()
     assert topic.dispatch() == []
@@ -273,7 +275,7 @@ def test_closing_wakes_who_waits():
 
 
 def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
-    topic = Topic(KEY_SHARED, max_unacked_messages=1)
+    topic = NumberedTopic(KEY_SHARED, max_unacked_messages=1)
     topic.publish_keys("ab")
     topic.dispatch()
     assert topic.dispatch() == []
@@ -289,7 +291,7 @@ def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
 
 
 def test_numbers_are_read_while_others_work():
-    topic = Topic(SubscriptionType.FAILOVER)
+    topic = NumberedTopic(SubscriptionType.FAILOVER)
     failures, seen = [], set()
 
     def churn():

@@ -24,7 +24,7 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.metrics import CursorCollector
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
-from topics import Topic
+from topics import NumberedTopic
 
 ORDERS = "persistent://public/default/orders"
 LABELS = {
@@ -76,7 +76,7 @@ class Scraped:
 
 
 def test_each_number_is_the_one_of_stats():
-    topic = Topic()
+    topic = NumberedTopic()
     # No two alike, so that none can stand for another.
     stats = replace(
         topic.subscription.stats(),
@@ -98,7 +98,7 @@ def test_each_number_is_the_one_of_stats():
 
 
 def test_a_limit_that_blocks_is_named_with_the_time_it_closed():
-    topic = Topic(max_unacked_messages=4)
+    topic = NumberedTopic(max_unacked_messages=4)
     scraped = Scraped(topic.subscription)
     topic.publish(9)
     assert len(topic.dispatch(now_ms=5_000)) == 4
@@ -115,7 +115,7 @@ def test_a_limit_that_blocks_is_named_with_the_time_it_closed():
 
 
 def test_of_the_consumers_at_their_limit_the_one_closed_longest_is_reported():
-    topic = Topic(max_unacked_messages_per_consumer=2)
+    topic = NumberedTopic(max_unacked_messages_per_consumer=2)
     scraped = Scraped(topic.subscription)
     topic.publish(9)
     rule = Rule.CONSUMER_UNACKED_MESSAGES
@@ -159,7 +159,7 @@ def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():
 
 
 def test_a_subscription_without_limits_has_no_rules():
-    topic = Topic(SubscriptionType.EXCLUSIVE)
+    topic = NumberedTopic(SubscriptionType.EXCLUSIVE)
     scraped = Scraped(topic.subscription)
     assert scraped.value("ackstate_subscription_blocked", Rule.UNACKED_MESSAGES) is None
     assert scraped.value("pulsar_subscription_unacked_messages") == 0
@@ -182,7 +182,7 @@ def published_at(topic, *times_ms):
 
 
 def test_the_oldest_unacked_message_is_read_once():
-    topic = Topic()
+    topic = NumberedTopic()
     scraped = Scraped(topic.subscription)
     assert scraped.value(OLDEST) is None
     published_at(topic, 1_500, 2_500, 0)
@@ -201,7 +201,7 @@ def test_the_oldest_unacked_message_is_read_once():
 
 
 def test_a_message_that_cannot_be_read_hides_no_other_number():
-    topic = Topic()
+    topic = NumberedTopic()
     published_at(topic, 1_500)
     scraped = Scraped(topic.subscription)
     read = topic.log.read
@@ -213,7 +213,7 @@ def test_a_message_that_cannot_be_read_hides_no_other_number():
 
 
 def test_a_subscription_that_cannot_be_read_is_counted_and_the_others_stay():
-    topic, other = Topic(), Topic()
+    topic, other = NumberedTopic(), NumberedTopic()
     scraped = Scraped(topic.subscription)
     scraped.collector.add_subscription(other.subscription, topic="t", name="other")
 
@@ -225,9 +225,9 @@ def test_a_subscription_that_cannot_be_read_is_counted_and_the_others_stay():
 
 
 def test_a_closed_or_dropped_subscription_leaves():
-    topic = Topic()
+    topic = NumberedTopic()
     scraped = Scraped(topic.subscription)
-    scraped.collector.add_subscription(Topic().subscription, topic="t", name="dropped")
+    scraped.collector.add_subscription(NumberedTopic().subscription, topic="t", name="dropped")
     assert scraped.samples()
     topic.subscription.close(now_ms=0)
     with pytest.raises(CursorClosedError):
@@ -239,7 +239,7 @@ def test_a_closed_or_dropped_subscription_leaves():
 
 
 def test_a_subscription_takes_the_place_of_its_cursor():
-    topic = Topic()
+    topic = NumberedTopic()
     scraped = Scraped()
     scraped.collector.add(topic.cursor, topic=ORDERS, subscription="billing")
     assert scraped.value("pulsar_subscription_unacked_messages") is None
@@ -276,7 +276,7 @@ def test_all_subscriptions_of_topics_are_exported_also_later_ones():
     assert (unacked(), scraped.unreadable) == ({("t", "s"): 0}, 0)
     orders.subscribe("billing", now_ms=0)
     assert unacked() == {(ORDERS, "billing"): 0, ("t", "s"): 0}
-    alone = Topic()  # Another subscription under the names of one of those.
+    alone = NumberedTopic()  # Another subscription under the names of one of those.
     stats = replace(alone.subscription.stats(), unacked_messages=7)
     alone.subscription.stats = lambda: stats
     scraped.collector.add_subscription(alone.subscription, topic="t", name="s")

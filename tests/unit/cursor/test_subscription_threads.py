@@ -59,7 +59,7 @@ class Flaky:
         return write
 
 
-class Waiter:
+class WaiterOfThreads:
     def __init__(self):
         self.called = threading.Event()
         self.calls = 0
@@ -69,7 +69,7 @@ class Waiter:
         self.called.set()
 
 
-class Workers:
+class ObservedThreads:
     """The threads, and their observations."""
 
     def __init__(self, limits, *, become_old_s=0, patience_s=30.0):
@@ -121,7 +121,7 @@ class Workers:
                 self.sent.put(delivery.position)
             if deliveries:
                 continue
-            waiter = Waiter()
+            waiter = WaiterOfThreads()
             self.waiters.append(waiter)
             self.subscription.when_open(waiter, consumer)
             assert waiter.called.wait(self.patience_s), f"{consumer} was not told that the gate is open"
@@ -211,7 +211,7 @@ class Workers:
     ids=["few bytes", "few bytes and young acks", "few messages"],
 )
 def test_threads_pass_no_limit_lose_no_wake_up_and_finish(limits, become_old_s, closed):
-    workers = Workers(limits, become_old_s=become_old_s)
+    workers = ObservedThreads(limits, become_old_s=become_old_s)
     workers.run()
     assert (workers.cursor.backlog, workers.subscription.unacked_messages) == (0, 0)
     assert {waiter.calls for waiter in workers.waiters} == {1}
@@ -229,7 +229,7 @@ def test_threads_pass_no_limit_lose_no_wake_up_and_finish(limits, become_old_s, 
 def test_a_gate_that_tells_nobody_that_it_opens_is_found(monkeypatch, limits):
     monkeypatch.setattr(DispatchGate, "refresh", lambda *_: 0)
     with pytest.raises(AssertionError, match="was not told that the gate is open"):
-        Workers(limits, patience_s=0.5).run()
+        ObservedThreads(limits, patience_s=0.5).run()
 
 
 @pytest.mark.slow
@@ -241,6 +241,6 @@ def test_a_gate_that_calls_twice_is_found(monkeypatch):
         when_open(gate, waiter, consumer)
 
     monkeypatch.setattr(DispatchGate, "when_open", twice)
-    workers = Workers(FEW_MESSAGES)
+    workers = ObservedThreads(FEW_MESSAGES)
     workers.run()
     assert 2 in {waiter.calls for waiter in workers.waiters}

@@ -16,14 +16,14 @@ from ackstate.cursor import (
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
 from ackstate.limits import DispatchGate, GateLimits
-from topics import Topic
+from topics import NumberedTopic
 
 EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED
 SINGLE_ACTIVE = pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
 
 
 def test_an_exclusive_subscription_refuses_a_second_consumer():
-    topic = Topic(EXCLUSIVE)
+    topic = NumberedTopic(EXCLUSIVE)
     topic.publish(3)
     assert topic.dispatch("a", 2) == [0, 1]
     with pytest.raises(ConsumerBusyError, match="'b': 'a' has"):
@@ -37,7 +37,7 @@ def test_an_exclusive_subscription_refuses_a_second_consumer():
 
 
 def test_the_next_exclusive_consumer_begins_with_what_the_last_did_not_ack():
-    topic = Topic(EXCLUSIVE)
+    topic = NumberedTopic(EXCLUSIVE)
     topic.publish(4)
     topic.dispatch("a", 3)
     topic.ack(1)
@@ -49,7 +49,7 @@ def test_the_next_exclusive_consumer_begins_with_what_the_last_did_not_ack():
 @pytest.mark.parametrize("kind", SubscriptionType)
 @pytest.mark.parametrize("opened_by", ["consumer_opened", "dispatch"])
 def test_to_open_a_consumer_twice_is_refused_and_changes_nothing(kind, opened_by):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(2)
     if opened_by == "dispatch":
         topic.dispatch("a", 1)
@@ -64,7 +64,7 @@ def test_to_open_a_consumer_twice_is_refused_and_changes_nothing(kind, opened_by
 @pytest.mark.parametrize("kind", SubscriptionType)
 def test_a_consumer_that_was_closed_gets_nothing_before_it_is_opened_again(kind):
     """No one would give its messages back: a dispatch that comes late, after the connection has gone."""
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(3)
     assert topic.dispatch("a", 2) == [0, 1]
     assert topic.subscription.consumer_closed("a") == 2
@@ -80,7 +80,7 @@ def test_a_consumer_that_was_closed_gets_nothing_before_it_is_opened_again(kind)
 
 
 def test_closed_consumers_are_known_without_growing_for_ever():
-    topic = Topic()
+    topic = NumberedTopic()
     for number in range(3_000):
         topic.subscription.consumer_opened(f"c{number}")
         topic.subscription.consumer_closed(f"c{number}")
@@ -96,7 +96,7 @@ def test_closed_consumers_are_known_without_growing_for_ever():
     ("name", "error"), [(5, TypeError), (None, TypeError), (["a"], TypeError), ("", ValueError), ("\ud800", ValueError)]
 )
 def test_what_is_no_name_of_a_consumer_is_refused(name, error):
-    topic = Topic()
+    topic = NumberedTopic()
     for call in (topic.dispatch, topic.subscription.consumer_opened):
         with pytest.raises(error, match="the name of a consumer must "):
             call(name)
@@ -107,7 +107,7 @@ class TestParts:
     """Parts that do not make a subscription are refused, and nothing of them is used up."""
 
     def parts(self):
-        topic = Topic()
+        topic = NumberedTopic()
         topic.subscription.close(now_ms=0)
         cursor = ManagedCursor.open(topic.log.store, topic="t", subscription="x", ledgers=topic.log.ledgers, now_ms=0)
         return topic.log, cursor
@@ -186,7 +186,7 @@ class TestParts:
 @pytest.mark.parametrize("now_ms", [1.5, "1", None, True])
 @pytest.mark.parametrize("kind", [SHARED, EXCLUSIVE])
 def test_a_time_that_is_no_integer_is_refused_and_changes_nothing(kind, now_ms):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(3)
     topic.dispatch("a", 2)
     first = topic.positions[0]
@@ -212,7 +212,7 @@ def test_a_time_that_is_no_integer_is_refused_and_changes_nothing(kind, now_ms):
 
 @pytest.mark.parametrize("position", ["1:0", None, 5, (1, 0, 0)])
 def test_what_is_no_position_is_refused_and_changes_nothing(position):
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(2)
     topic.dispatch("a", 2)
     subscription = topic.subscription
@@ -227,11 +227,11 @@ def test_what_is_no_position_is_refused_and_changes_nothing(position):
 def test_limits_of_another_type_are_refused_by_every_type():
     for kind in SubscriptionType:
         with pytest.raises(TypeError, match="limits must be a GateLimits, got"):
-            Topic(kind).subscription.change_limits({})
+            NumberedTopic(kind).subscription.change_limits({})
 
 
 def test_a_consumer_without_a_name_is_refused():
-    topic = Topic()
+    topic = NumberedTopic()
     with pytest.raises(ValueError, match="name"):
         topic.dispatch("")
     assert topic.subscription.consumers == ()
@@ -239,7 +239,7 @@ def test_a_consumer_without_a_name_is_refused():
 
 @pytest.mark.parametrize("kind", SubscriptionType)
 def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(2)
     with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
         topic.dispatch("a", -1)
@@ -249,7 +249,7 @@ def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
 
 
 def test_only_the_active_consumer_of_a_failover_subscription_gets_messages():
-    topic = Topic(FAILOVER)
+    topic = NumberedTopic(FAILOVER)
     topic.publish(2)
     for name in ("b", "a", "c"):
         topic.subscription.consumer_opened(name)
@@ -258,7 +258,7 @@ def test_only_the_active_consumer_of_a_failover_subscription_gets_messages():
 
 
 def test_priority_goes_before_the_name():
-    topic = Topic(FAILOVER)
+    topic = NumberedTopic(FAILOVER)
     topic.subscription.consumer_opened("a", priority=1)
     topic.subscription.consumer_opened("z", priority=0)
     topic.subscription.consumer_opened("y", priority=0)
@@ -266,7 +266,7 @@ def test_priority_goes_before_the_name():
 
 
 def test_the_next_consumer_takes_over_in_order_when_the_active_one_closes():
-    topic = Topic(FAILOVER)
+    topic = NumberedTopic(FAILOVER)
     topic.publish(5)
     topic.subscription.consumer_opened("a")
     topic.subscription.consumer_opened("b")
@@ -278,7 +278,7 @@ def test_the_next_consumer_takes_over_in_order_when_the_active_one_closes():
 
 
 def test_a_better_consumer_takes_over_all_that_is_not_acked_as_in_pulsar():
-    topic = Topic(FAILOVER)
+    topic = NumberedTopic(FAILOVER)
     topic.publish(4)
     assert topic.dispatch("b", 3) == [0, 1, 2]
     topic.ack(0)
@@ -291,7 +291,7 @@ def test_a_better_consumer_takes_over_all_that_is_not_acked_as_in_pulsar():
 
 
 def test_a_late_ack_of_the_consumer_before_keeps_a_message_from_the_new_one():
-    topic = Topic(FAILOVER)
+    topic = NumberedTopic(FAILOVER)
     topic.publish(3)
     topic.dispatch("b", 2)
     topic.subscription.consumer_opened("a")
@@ -300,7 +300,7 @@ def test_a_late_ack_of_the_consumer_before_keeps_a_message_from_the_new_one():
 
 
 def test_an_equal_or_lesser_consumer_takes_nothing_over():
-    topic = Topic(FAILOVER)
+    topic = NumberedTopic(FAILOVER)
     topic.publish(3)
     topic.dispatch("a", 2)
     topic.subscription.consumer_opened("b")
@@ -311,7 +311,7 @@ def test_an_equal_or_lesser_consumer_takes_nothing_over():
 
 @SINGLE_ACTIVE
 def test_a_message_given_back_brings_all_that_was_sent_after_it_so_that_the_order_stays(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(6)
     topic.dispatch("a", 5)
     assert topic.nack(2) == [True]
@@ -322,7 +322,7 @@ def test_a_message_given_back_brings_all_that_was_sent_after_it_so_that_the_orde
 
 @SINGLE_ACTIVE
 def test_nothing_passes_a_message_given_back_with_a_delay(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(4)
     topic.dispatch("a", 3)
     topic.nack(1, delay_ms=100, now_ms=1_000)
@@ -333,7 +333,7 @@ def test_nothing_passes_a_message_given_back_with_a_delay(kind):
 
 @SINGLE_ACTIVE
 def test_the_longer_delay_of_an_earlier_message_holds_later_ones_too(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(4)
     topic.dispatch("a", 3)
     topic.nack(2, delay_ms=10)
@@ -344,7 +344,7 @@ def test_the_longer_delay_of_an_earlier_message_holds_later_ones_too(kind):
 
 @SINGLE_ACTIVE
 def test_an_ack_of_what_holds_the_others_lets_them_go(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(3)
     topic.dispatch("a", 2)
     topic.nack(1)
@@ -356,7 +356,7 @@ def test_an_ack_of_what_holds_the_others_lets_them_go(kind):
 
 @SINGLE_ACTIVE
 def test_no_limit_holds_a_single_active_consumer_back(kind):
-    topic = Topic(kind, max_unacked_messages=2, max_unacked_ranges=1, max_unpersisted_ack_record_bytes=1_024)
+    topic = NumberedTopic(kind, max_unacked_messages=2, max_unacked_ranges=1, max_unpersisted_ack_record_bytes=1_024)
     topic.publish(1_000)
     assert topic.dispatch("a", 1_000) == list(range(1_000))
     topic.ack(*range(1, 1_000, 2))
@@ -371,7 +371,7 @@ def test_no_limit_holds_a_single_active_consumer_back(kind):
 
 @SINGLE_ACTIVE
 def test_a_single_active_consumer_gets_delayed_messages_at_once_as_in_pulsar(kind):
-    topic = Topic(kind, tick_time_ms=10)
+    topic = NumberedTopic(kind, tick_time_ms=10)
     topic.publish(2, deliver_at_ms=1_000)
     assert topic.dispatch("a") == [0, 1]
     assert topic.subscription.next_wake_ms is None
@@ -379,7 +379,7 @@ def test_a_single_active_consumer_gets_delayed_messages_at_once_as_in_pulsar(kin
 
 @SINGLE_ACTIVE
 def test_a_cumulative_ack_covers_what_was_not_sent_yet(kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(5)
     topic.dispatch("a", 2)
     topic.ack_up_to(3)
@@ -389,7 +389,7 @@ def test_a_cumulative_ack_covers_what_was_not_sent_yet(kind):
 
 @pytest.mark.parametrize("kind", [FAILOVER, SubscriptionType.KEY_SHARED])
 def test_to_give_back_many_of_one_key_with_a_delay_costs_each_the_same(monkeypatch, kind):
-    topic = Topic(kind)
+    topic = NumberedTopic(kind)
     topic.publish(200, key=b"k")
     topic.dispatch("a", 200)
     moves = []
@@ -411,7 +411,7 @@ def counted(method, calls):
 
 
 def test_shared_consumers_share_the_messages():
-    topic = Topic(SHARED)
+    topic = NumberedTopic(SHARED)
     topic.publish(5)
     assert topic.subscription.active_consumer is None
     assert topic.dispatch("a", 2) == [0, 1]
@@ -422,7 +422,7 @@ def test_shared_consumers_share_the_messages():
 
 
 def test_a_shared_message_given_back_passes_nobody_but_itself():
-    topic = Topic(SHARED)
+    topic = NumberedTopic(SHARED)
     topic.publish(4)
     topic.dispatch("a", 3)
     topic.nack(1)
@@ -431,7 +431,7 @@ def test_a_shared_message_given_back_passes_nobody_but_itself():
 
 
 def test_the_limit_of_one_consumer_leaves_the_others_alone():
-    topic = Topic(SHARED, max_unacked_messages_per_consumer=2)
+    topic = NumberedTopic(SHARED, max_unacked_messages_per_consumer=2)
     topic.publish(6)
     assert topic.dispatch("a") == [0, 1]
     assert topic.dispatch("a") == []

@@ -13,7 +13,7 @@ from ackstate.cursor import CursorConfig, MemoryStore, Message, Start, Topics, T
 MESSAGES, SUBSCRIPTIONS = 2_000, 3
 
 
-class Broker:
+class ThreadedTopic:
     """One publisher, a thread that dispatches and one that acks for each subscription; others persist and scrape."""
 
     def __init__(self):
@@ -100,7 +100,7 @@ class Broker:
 
 @pytest.mark.slow
 def test_threads_that_keep_the_rules_lose_nothing():
-    broker = Broker()
+    broker = ThreadedTopic()
     broker.run()
     for name, subscription in broker.topic.subscriptions.items():
         assert set(broker.sent[name].values()) == {1}

@@ -26,7 +26,7 @@ from ackstate.delay.buckets.snapshots import ATTEMPT_COUNT
 VECTORS = Path(__file__).parents[2] / "vectors" / "bucket.jsonl.gz"
 
 
-class Deviation(Enum):
+class BucketDeviation(Enum):
     """Where an answer differs from Pulsar's on purpose, and by which operations it may."""
 
     COUNT_FALLS_AT_ONCE = "messages below a new mark-delete are dropped then; Pulsar keeps them until a poll or a trim"
@@ -36,11 +36,11 @@ class Deviation(Enum):
 
 # How many operations of a case deviate; none of any other.
 DEVIATIONS = {
-    "rnd-031": {Deviation.COUNT_FALLS_AT_ONCE: 5},
-    "rnd-087": {Deviation.NOT_LOADED_EARLY: 37},
-    "rnd-041-faults": {Deviation.UNREGISTERED_FIRST: 47},
-    "rnd-071-faults": {Deviation.UNREGISTERED_FIRST: 59},
-    "rnd-077-faults": {Deviation.UNREGISTERED_FIRST: 9},
+    "rnd-031": {BucketDeviation.COUNT_FALLS_AT_ONCE: 5},
+    "rnd-087": {BucketDeviation.NOT_LOADED_EARLY: 37},
+    "rnd-041-faults": {BucketDeviation.UNREGISTERED_FIRST: 47},
+    "rnd-071-faults": {BucketDeviation.UNREGISTERED_FIRST: 59},
+    "rnd-077-faults": {BucketDeviation.UNREGISTERED_FIRST: 9},
 }
 
 
@@ -69,7 +69,7 @@ class FailingLedgers:
             raise StoreError(f"{kind} fails, as scripted")
 
 
-class Replay:
+class BucketVectorReplay:
     """One recorded case, on an index of ours."""
 
     def __init__(self, case):
@@ -119,16 +119,16 @@ class Replay:
             assert "q" not in differ, where
             assert all(bucket[1] < self.mark_delete.ledger_id for bucket in gone), where
             assert found["c"] < recorded["c"], where
-            return Deviation.COUNT_FALLS_AT_ONCE
+            return BucketDeviation.COUNT_FALLS_AT_ONCE
         if differ == {"s"}:
             assert self.has_failed_to_delete, where
             assert found["s"] <= recorded["s"], where
-            return Deviation.UNREGISTERED_FIRST
+            return BucketDeviation.UNREGISTERED_FIRST
         assert differ == {"b", "q"}, where
         for ours, theirs in zip(found["b"], recorded["b"], strict=True):
             assert (ours[:2], ours[3]) == (theirs[:2], theirs[3]), where
             assert ours[2] <= theirs[2], where
-        return Deviation.NOT_LOADED_EARLY
+        return BucketDeviation.NOT_LOADED_EARLY
 
     def add(self, op):
         position = Position(op["l"], op["e"])
@@ -175,7 +175,7 @@ def cases():
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in cases()])
 def test_the_index_answers_as_pulsars_tracker(case):
-    assert Replay(case).play() == DEVIATIONS.get(case["id"], {})
+    assert BucketVectorReplay(case).play() == DEVIATIONS.get(case["id"], {})
 
 
 def test_every_recorded_operation_is_played():
@@ -191,4 +191,4 @@ def test_the_replay_sees_an_index_that_answers_otherwise(monkeypatch):
     monkeypatch.setattr(SealedBuckets, "has_too_many", False)
     case = next(case for case in cases() if case["id"] == "hand-53b-maxbuckets3")
     with pytest.raises(AssertionError, match="case hand-53b-maxbuckets3, operation"):
-        Replay(case).play()
+        BucketVectorReplay(case).play()

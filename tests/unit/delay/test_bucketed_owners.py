@@ -21,7 +21,7 @@ SETTINGS = config(max_bucket_count=3)
 END_MS = 10_000
 
 
-class Topic:
+class TopicOfTwoOwners:
     """A log of delayed messages, with the indexes of two owners of it."""
 
     def __init__(self, seed):
@@ -99,7 +99,7 @@ class Topic:
 
 
 def run(seed, *, restarts):
-    topic = Topic(seed)
+    topic = TopicOfTwoOwners(seed)
     for _ in range(40):
         topic.step()
         if restarts and topic.random.random() < 0.1:

@@ -13,7 +13,7 @@ A, B, C, D = (Position(3, entry_id) for entry_id in range(4))
 BATCH_BYTES = 730
 
 
-class Dispatcher:
+class DispatcherOfView:
     """Reads the log of ledger 3 in order, acks some, and may have told its view how to ask it."""
 
     def __init__(self, index, *, is_attached):
@@ -54,7 +54,7 @@ class Dispatcher:
 
 def both_kinds(**settings):
     index = TopicDelayIndex(tick_time_ms=TICK, **settings)
-    return index, [Dispatcher(index, is_attached=is_attached) for is_attached in (False, True)]
+    return index, [DispatcherOfView(index, is_attached=is_attached) for is_attached in (False, True)]
 
 
 bounds = pytest.mark.parametrize("bytes_max", [0, BATCH_BYTES, 5 * BATCH_BYTES])
@@ -194,7 +194,7 @@ def failing(first, end):
 @pytest.mark.parametrize("bytes_max", [0, 20 * BATCH_BYTES])
 def test_one_of_two_views_lags_for_10_000_ticks(bytes_max, is_attached):
     index = TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=bytes_max)
-    swift, lagging = Dispatcher(index, is_attached=False), Dispatcher(index, is_attached=is_attached)
+    swift, lagging = DispatcherOfView(index, is_attached=False), DispatcherOfView(index, is_attached=is_attached)
     for dispatcher in (swift, lagging):
         for tick in range(1, 10_001):
             dispatcher.read(tick * TICK, now_ms=0, count=2)

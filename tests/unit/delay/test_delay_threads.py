@@ -138,7 +138,7 @@ def test_a_registry_has_a_tick_or_a_way_to_make_indexes(settings):
 # The index and its views.
 
 
-class Clock:
+class SharedClock:
     """Advances by a millisecond at each reading, in any thread."""
 
     def __init__(self):
@@ -152,7 +152,7 @@ class Clock:
         return now_ms
 
 
-class Dispatcher:
+class DispatcherInThread:
     """Reads, polls and acks in its own thread; each message is to come to it once."""
 
     def __init__(self, index, times, clock, *, is_attached):
@@ -210,8 +210,8 @@ def run_dispatchers(index, *, is_fed):
     rng = random.Random(1)
     # The clock is asked by all threads.
     times = [each * THREADS + rng.randrange(1_000) for each in range(MESSAGES)]
-    clock = Clock()
-    dispatchers = [Dispatcher(index, times, clock, is_attached=number % 2 == 0) for number in range(THREADS)]
+    clock = SharedClock()
+    dispatchers = [DispatcherInThread(index, times, clock, is_attached=number % 2 == 0) for number in range(THREADS)]
 
     def work(number):
         if is_fed and number == 0:

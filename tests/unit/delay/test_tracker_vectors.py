@@ -67,7 +67,7 @@ class PulsarTimer:
         return [1, 1]
 
 
-class Replay:
+class TrackerVectorReplay:
     """One recorded case, on a tracker of ours."""
 
     def __init__(self, case):
@@ -156,7 +156,7 @@ def replay_all():
     wakes = Counter()
     with gzip.open(VECTORS, "rt") as lines:
         for line in lines:
-            wakes += Replay(json.loads(line)).play()
+            wakes += TrackerVectorReplay(json.loads(line)).play()
     return wakes
 
 

@@ -73,13 +73,13 @@ def test_a_hole_keeps_nothing_back(is_attached):
     acked = set()
     view = TopicDelayIndex(tick_time_ms=TICK).open_view(acked.__contains__)
     if is_attached:
-        view.attach(Subscription(acked))
+        view.attach(AskingSubscription(acked))
     given = given_to_a_subscription_with_a_hole(view, acked, poll_count=100, push_mark_delete=lambda _: None)
     assert given == [Position(3, entry_id) for entry_id in range(1_000)]
     assert not view.has_message_available(now_ms=DUE)
 
 
-class Subscription:
+class AskingSubscription:
     """The answers to a view, of a subscription whose reader has passed the log of ledger 3 up to an entry."""
 
     def __init__(self, acked, *, sent=(), read_end=0):
@@ -135,7 +135,7 @@ class OurTopic:
             self.dead = self.index.open_view(nothing_acked)
             self.dead.passed(Position(3, len(times)))
             if is_attached:
-                self.dead.attach(Subscription(set(), read_end=len(times)))
+                self.dead.attach(AskingSubscription(set(), read_end=len(times)))
 
     def poll(self, view, now_ms):
         return view.scheduled_messages(1_000, now_ms=now_ms)

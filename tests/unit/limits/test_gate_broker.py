@@ -7,7 +7,7 @@ import pytest
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
 
 
-class Subscription:
+class GatedSubscription:
     """As many unacked messages as were sent and not acked, told to the gate as a broker does it."""
 
     def __init__(self, broker, **limits):
@@ -36,7 +36,7 @@ class Subscription:
 
 def test_the_total_is_the_sum_over_the_subscriptions():
     broker = BrokerLimit(10)
-    one, two = Subscription(broker), Subscription(broker)
+    one, two = GatedSubscription(broker), GatedSubscription(broker)
     assert one.send(1, 1, 1).granted == 3
     assert two.send(5).granted == 1
     assert broker.unacked_messages == 8
@@ -48,7 +48,7 @@ def test_the_total_is_the_sum_over_the_subscriptions():
 
 def test_a_full_broker_lets_each_have_its_share_and_closes_who_wants_more():
     broker = BrokerLimit(100, 0.16)
-    large, small = Subscription(broker), Subscription(broker)
+    large, small = GatedSubscription(broker), GatedSubscription(broker)
     assert large.send(*[1] * 100).granted == 100
     assert (large.send(1, now_ms=5).granted, broker.is_blocked) == (0, True)
     assert small.send(*[1] * 20).granted == 16
@@ -61,7 +61,7 @@ def test_a_full_broker_lets_each_have_its_share_and_closes_who_wants_more():
 
 def test_one_below_half_its_share_goes_on_while_the_broker_is_blocked():
     broker = BrokerLimit(100, 0.16)
-    large, small = Subscription(broker), Subscription(broker)
+    large, small = GatedSubscription(broker), GatedSubscription(broker)
     large.send(*[1] * 100)
     small.send(*[1] * 16)
     assert small.send(1).granted == 0
@@ -73,7 +73,7 @@ def test_one_below_half_its_share_goes_on_while_the_broker_is_blocked():
 
 def test_all_go_on_when_the_total_is_below_half():
     broker = BrokerLimit(100, 0.16)
-    large, small = Subscription(broker), Subscription(broker)
+    large, small = GatedSubscription(broker), GatedSubscription(broker)
     large.send(*[1] * 100)
     small.send(*[1] * 17)
     small.send(1)
@@ -88,7 +88,7 @@ def test_all_go_on_when_the_total_is_below_half():
 
 def test_one_with_nothing_unacked_always_gets_one_message():
     broker = BrokerLimit(10, 0.16)
-    large, small = Subscription(broker), Subscription(broker)
+    large, small = GatedSubscription(broker), GatedSubscription(broker)
     large.send(*[1] * 10)
     assert small.send(7, 1).granted == 1
     assert small.send(1).granted == 0
@@ -96,7 +96,7 @@ def test_one_with_nothing_unacked_always_gets_one_message():
 
 def test_redeliveries_pass_a_closed_broker_but_not_its_limit():
     broker = BrokerLimit(10, 0.2)
-    one = Subscription(broker)
+    one = GatedSubscription(broker)
     one.send(*[1] * 10)
     assert one.send(1).granted == 0
     one.ack(3)
@@ -105,7 +105,7 @@ def test_redeliveries_pass_a_closed_broker_but_not_its_limit():
 
 def test_what_was_granted_is_nobody_elses_until_the_next_request_shows_that_it_was_not_sent():
     broker = BrokerLimit(2)
-    one, two = Subscription(broker), Subscription(broker)
+    one, two = GatedSubscription(broker), GatedSubscription(broker)
     assert one.gate.request([17, 17], usage=Usage(0, 0, 0)).granted == 2
     assert two.send(1, 1).granted == 1
     assert two.send(1).granted == 0
@@ -115,7 +115,7 @@ def test_what_was_granted_is_nobody_elses_until_the_next_request_shows_that_it_w
 
 def test_a_subscription_that_leaves_takes_its_part_with_it():
     broker = BrokerLimit(10, 0.2)
-    large, small = Subscription(broker), Subscription(broker)
+    large, small = GatedSubscription(broker), GatedSubscription(broker)
     large.send(*[1] * 10)
     small.send(1, 1)
     assert (small.send(1).granted, large.send(1).granted) == (0, 0)
@@ -132,7 +132,7 @@ def test_a_subscription_that_leaves_takes_its_part_with_it():
 def test_a_subscription_that_leaves_takes_what_it_was_promised_with_it(is_redelivery):
     """Granted and not yet counted as sent, when the gate closes: the others have that room again, and are woken."""
     broker = BrokerLimit(10)
-    leaving, staying = Subscription(broker), Subscription(broker)
+    leaving, staying = GatedSubscription(broker), GatedSubscription(broker)
     staying.send(1, 1)
     leaving.send(1, 1)
     ask = leaving.gate.request_redelivery if is_redelivery else leaving.gate.request
@@ -150,7 +150,7 @@ def test_a_subscription_that_leaves_takes_what_it_was_promised_with_it(is_redeli
 
 def test_no_more_can_be_taken_off_than_was_counted():
     broker = BrokerLimit(10)
-    one, two = Subscription(broker), Subscription(broker)
+    one, two = GatedSubscription(broker), GatedSubscription(broker)
     two.send(1, 1)
     one.send(1)
     with pytest.raises(ValueError, match="unacked messages would become negative: -1"):
@@ -160,7 +160,7 @@ def test_no_more_can_be_taken_off_than_was_counted():
 
 def test_a_broker_without_a_limit_counts_and_closes_nobody():
     broker = BrokerLimit()
-    one = Subscription(broker)
+    one = GatedSubscription(broker)
     assert one.send(*[1] * 500).granted == 500
     broker.change_limit(100, 0.5)
     assert (broker.unacked_messages, one.send(1).granted) == (500, 0)
@@ -189,13 +189,13 @@ def test_limits_that_make_no_sense_are_refused_and_change_nothing(limit, share, 
     with pytest.raises(error, match=keys):
         broker.change_limit(limit, share)
     assert (broker.max_unacked_messages, broker.blocked_share) == (7, 0.16)
-    one = Subscription(broker)
+    one = GatedSubscription(broker)
     assert (one.send(*[1] * 9).granted, one.send(1).granted) == (7, 0)
 
 
 def test_a_waiter_is_called_by_the_acks_of_another_subscription():
     broker = BrokerLimit(10, 0.2)
-    one, two, calls = Subscription(broker), Subscription(broker), []
+    one, two, calls = GatedSubscription(broker), GatedSubscription(broker), []
     one.send(*[1] * 7)
     two.send(1, 1, 1)
     assert two.send(1).granted == 0
@@ -209,7 +209,7 @@ def test_a_waiter_is_called_by_the_acks_of_another_subscription():
 @pytest.mark.parametrize("is_redelivery", [False, True])
 def test_a_waiter_is_called_when_another_subscription_has_not_sent_what_it_was_granted(is_redelivery):
     broker, woken = BrokerLimit(10), []
-    one, two = Subscription(broker), Subscription(broker)
+    one, two = GatedSubscription(broker), GatedSubscription(broker)
     assert one.gate.request([17] * 10, usage=Usage(0, 0, 0)).granted == 10
     two.send(1)
     assert two.send(1).granted == 0
@@ -224,7 +224,7 @@ def test_a_waiter_is_called_when_another_subscription_has_not_sent_what_it_was_g
 
 def test_a_waiter_that_raises_keeps_no_other_subscription_from_going_on():
     broker = BrokerLimit(10, 0.1)
-    one, others, calls = Subscription(broker), [Subscription(broker) for _ in range(2)], []
+    one, others, calls = GatedSubscription(broker), [GatedSubscription(broker) for _ in range(2)], []
     one.send(*[1] * 10)
     for it, waiter in zip(others, (lambda: 1 / 0, lambda: calls.append(1)), strict=True):
         it.send(1)
@@ -271,7 +271,7 @@ def test_a_gate_that_another_thread_closes_meanwhile_counts_nothing_any_more():
 @pytest.mark.slow
 def test_the_limit_holds_whatever_the_threads_do():
     broker = BrokerLimit(50, 0.1)
-    subscriptions = [Subscription(broker) for _ in range(4)]
+    subscriptions = [GatedSubscription(broker) for _ in range(4)]
     highest = []
 
     def dispatch(it):

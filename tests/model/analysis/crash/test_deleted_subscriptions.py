@@ -17,7 +17,7 @@ from ackstate.cursor.journal import deletion
 from ackstate.cursor.journal.format import CursorRecord
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
 from ackstate.cursor.stores.memory import FaultKind
-from schedule_stories import Story
+from schedule_stories import ScheduleStory
 
 P = Position
 ACK, PERSIST, DELETE = StepKind.ACK, StepKind.PERSIST, StepKind.DELETE
@@ -101,7 +101,7 @@ def test_l1_finds_a_planted_bug(plant, monkeypatch):
 
 def told():
     """Delete a subscription with acks on the disk, and one that is fenced before anything is acked."""
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story("persist")
@@ -124,7 +124,7 @@ def test_a_deleted_subscription_is_created_anew():
 @pytest.mark.parametrize("kind", FaultKind)
 @pytest.mark.parametrize("mutation", range(6))
 def test_a_deletion_that_fails_at_any_write_has_happened_or_not(kind, mutation):
-    story = Story()
+    story = ScheduleStory()
     story.schedule.meanwhile_share = 0
     story.sent(3)
     story.ack(1)

@@ -33,7 +33,7 @@ from planted_cursor import (
     receipts_outlive_a_reset_that_failed,
 )
 from schedule_stories import (
-    Story,
+    ScheduleStory,
     acks_into_a_batch,
     acks_the_batch_that_closed_the_limit_of_the_broker,
     acks_until_the_gate_is_shut,
@@ -132,7 +132,7 @@ def goes_back_with_the_mark_delete(patch):
         return encode(self, content._replace(mark_delete=seen[0 if len(seen) > 2 else -1]), **where)
 
     patch(PulsarFormat, "encode_entry", first_again)
-    story = Story(config=CursorConfig(format=Format.PULSAR))
+    story = ScheduleStory(config=CursorConfig(format=Format.PULSAR))
     story.sent(9)
     for number in range(9):
         story.ack(number)
@@ -142,7 +142,7 @@ def goes_back_with_the_mark_delete(patch):
 def forgets_the_last_delta(patch):
     fold = ackstate.cursor.journal.native.fold
     patch(ackstate.cursor.journal.native, "fold", lambda entries, **named: fold(entries[:-1] or entries, **named))
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story("persist")
@@ -158,7 +158,7 @@ def loses_the_last_delta_while_it_recovers(patch):
 
     patch(Journal, "_take_over", cut_off)
     patch(Journal, "_appended_since", lambda _, found, __: found)
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story.ack(1)
     story("persist")
@@ -173,21 +173,21 @@ def recovers_one_ack_too_many(patch):
         self.ack(self.ledgers.next_valid(self.mark_delete))
 
     patch(CursorAckState, "restore", too_many)
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story("crash")
 
 
 def says_that_one_message_more_comes_back(patch):
     patch(ManagedCursor, "redelivery_if_crashed", property(lambda self: self.view.redelivery_if_crashed + 1))
-    story = Story()
+    story = ScheduleStory()
     story.sent(3)
     story("crash")
 
 
 def never_compacts(patch):
     patch(ackstate.cursor.persist.planner, "_COMPACTION_RATIO", 1_000)
-    story = Story(config=CursorConfig(compaction_bytes_min=0))
+    story = ScheduleStory(config=CursorConfig(compaction_bytes_min=0))
     story.sent(40)
     for number in range(40):
         story.ack(number)
@@ -197,7 +197,7 @@ def never_compacts(patch):
 def sends_a_delayed_message_at_once(patch):
     patch(DelayedMessages, "must_wait", lambda *_, **__: False)
     patch(MessageLog, "feed", lambda *_: None)
-    story = Story(delay_share=1)
+    story = ScheduleStory(delay_share=1)
     story.sent(1)
 
 
@@ -306,7 +306,7 @@ def halves_the_limit(patch):
         return begin_persist(self, limits=limits._replace(range_count_max=limits.range_count_max // 2), **named)
 
     patch(CursorAckState, "begin_persist", halved)
-    story = Story(config=CursorConfig(range_count_max=2))
+    story = ScheduleStory(config=CursorConfig(range_count_max=2))
     story.sent(5)
     story.ack(1, 3)
     story("persist")
@@ -482,7 +482,7 @@ def test_a_fault_excuses_an_error_only_where_it_happened(ahead, is_excused, monk
             persist(self, **named)
         raise StoreError("planted")
 
-    story = Story()
+    story = ScheduleStory()
     story.sent(2)
     story.ack(1)
     story.schedule.script_faults(story.side, FaultKind.FAIL_BEFORE, ahead=ahead, count=1)

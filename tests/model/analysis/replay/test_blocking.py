@@ -47,7 +47,7 @@ def _small_limits(monkeypatch, caplog):
     caplog.set_level(logging.ERROR)
 
 
-class Observed(NamedTuple):
+class ObservedSubscription(NamedTuple):
     """The results of a real subscription: at the end of each millisecond, acked messages that a crash would
     redeliver."""
 
@@ -143,7 +143,7 @@ def observe(events, policy, *, end_ms):
         at_end[now_ms] = consumer.cursor.redelivery_if_crashed
     if consumer.blocked_since_ms is not None and consumer.due:
         consumer.blocked_ms += end_ms - consumer.blocked_since_ms
-    return Observed(at_end, consumer.cursor.stats().persist_count - 1, consumer.blocked_ms)
+    return ObservedSubscription(at_end, consumer.cursor.stats().persist_count - 1, consumer.blocked_ms)
 
 
 @st.composite

@@ -18,7 +18,7 @@ from command_line import ENTRY
 _READY = re.compile(r"ackstate admin on (http://\S+) \((.*)\); read (http://\S+)/docs\n")
 
 
-class Server:
+class ServerProcess:
     """A server in a process of its own."""
 
     def __init__(self, process):
@@ -74,7 +74,7 @@ def running(store, *options, env=None, descriptors=None):
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, env=env, **pipes)
     try:
-        yield Server(process)
+        yield ServerProcess(process)
     finally:
         if process.poll() is None:
             process.kill()

@@ -26,7 +26,7 @@ SETTINGS = TopicSettings(
 )
 
 
-class Broker:
+class ThreeTopics:
     """Three topics on a store in files, and a server in the event loop of a thread, which alone uses them."""
 
     def __init__(self, path, token):
@@ -66,7 +66,7 @@ class Broker:
 
 @contextmanager
 def running(path, token=None):
-    broker = Broker(path, token)
+    broker = ThreeTopics(path, token)
     thread = threading.Thread(target=broker.loop.run_until_complete, args=(broker.serve(),))
     thread.start()
     try:

@@ -145,7 +145,7 @@ def is_listening(port):
     return True
 
 
-class TestTokens:
+class TestServerTokens:
     def test_a_token_in_a_file_is_asked_for(self, start, tmp_path):
         (tmp_path / "token").write_text(f"{TOKEN}\n")
         with start(tmp_path / "store", "--token-file", tmp_path / "token", "--host", "0.0.0.0") as server:

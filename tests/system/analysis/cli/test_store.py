@@ -10,7 +10,7 @@ import pytest
 from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from command_line import assert_one_line, run, run_apart
-from sample_store import TOPIC, Damage, fill, filled
+from sample_store import TOPIC, StoreDamage, fill, filled
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def path(tmp_path):
 @pytest.mark.slow
 def test_the_command_itself_says_it_by_its_status(path):
     assert run_apart("fsck", path).status == 0
-    Damage(path).flip(3)
+    StoreDamage(path).flip(3)
     outcome = run_apart("fsck", path)
     assert (outcome.status, outcome.err) == (1, "")
     assert_one_line(run_apart("inspect", path, "--subscription", "biling"), "'billing'", "'audit'")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ackstate.analysis.spark.java import Java, SparkUnavailableError
-from command_line import Outcome, assert_one_line
+from command_line import CommandOutcome, assert_one_line
 
 pytest.importorskip("pyspark")
 
@@ -82,7 +82,7 @@ def test_java_is_ended_after_an_interrupt(pids):
 def test_java_starts_before_the_trace_is_looked_at(pids, tmp_path):
     words = [sys.executable, "-P", "-c", SPYING, "redelivery", str(tmp_path / "none")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert_one_line(Outcome(done.returncode, done.stdout, done.stderr), "none: no such trace")
+    assert_one_line(CommandOutcome(done.returncode, done.stdout, done.stderr), "none: no such trace")
 
 
 def test_what_is_no_home_of_spark_is_named(pids, tmp_path, monkeypatch):

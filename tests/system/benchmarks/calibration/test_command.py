@@ -17,7 +17,7 @@ from ackstate.analysis.replay.policy import Policy
 from benchmarks.calibration.__main__ import main
 from benchmarks.calibration.blocked import blocked
 from benchmarks.calibration.prediction import TracePrediction, expected_by_spark
-from command_line import Outcome, assert_one_line
+from command_line import CommandOutcome, assert_one_line
 
 ROOT = Path(__file__).parents[4]
 SMALL = ("--points", 1, "--kills", 1, "--power-cuts", 0)
@@ -28,7 +28,7 @@ def run(capsys, *arguments):
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
-    return Outcome(ended.value.code, *capsys.readouterr())
+    return CommandOutcome(ended.value.code, *capsys.readouterr())
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 DELAYS = "/admin/v2/namespaces/public/default/delayedDelivery"
 
 
-class Page(HTMLParser):
+class DocumentPage(HTMLParser):
     """The tags, links and text of a page."""
 
     def __init__(self, text):
@@ -82,7 +82,7 @@ class TestOpenApi:
 class TestPage:
     def test_it_loads_nothing_and_runs_nothing(self, ask):
         answer = ask("GET", "/docs")
-        page = Page(answer.text)
+        page = DocumentPage(answer.text)
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
         assert page.links == ["/openapi.json"]
@@ -92,7 +92,7 @@ class TestPage:
 
     def test_it_shows_every_operation_with_its_fields_and_answers(self, ask):
         document = ask("GET", "/openapi.json").json()
-        words = " ".join(Page(ask("GET", "/docs").text).words)
+        words = " ".join(DocumentPage(ask("GET", "/docs").text).words)
         for path, methods in document["paths"].items():
             for method in methods:
                 assert re.search(rf"{method.upper()}\s+{re.escape(path)}", words)
@@ -110,10 +110,10 @@ class TestPage:
         hostile = "<script>alert(1)</script>"
         operation = {"description": hostile, "responses": {"200": {"description": hostile}}, "parameters": []}
         page = render({"info": {"title": hostile, "version": hostile}, "paths": {hostile: {"get": operation}}})
-        assert "script" not in Page(page).tags
+        assert "script" not in DocumentPage(page).tags
 
 
-class TestNumbers:
+class TestNumbersOfDocuments:
     def numbers(self, ask):
         answer = ask("GET", "/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=")

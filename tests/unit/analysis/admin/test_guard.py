@@ -24,7 +24,7 @@ def guarded(in_process):
     return in_process(create_app(MemoryStore(), token=TOKEN))
 
 
-class TestTokens:
+class TestGuardTokens:
     @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
     def test_the_right_one_is_let_in(self, guarded, scheme):
         assert guarded("GET", PATH, headers={"Authorization": f"{scheme} {TOKEN.decode()}"}).status_code == 200

@@ -70,7 +70,7 @@ class ThreadCollector(Collector):
         return []
 
 
-class Broker:
+class ServedTopic:
     """A broker with one topic, and requests to its admin server."""
 
     def __init__(self, ask):
@@ -103,7 +103,7 @@ def live(standing_store, in_process):
 
 @pytest.fixture
 def broker(live):
-    broker = Broker(live[3])
+    broker = ServedTopic(live[3])
     live[0].update(store=broker.store, topics=broker.topics)
     return broker
 

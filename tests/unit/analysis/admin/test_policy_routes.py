@@ -285,7 +285,7 @@ class TestAnotherBroker:
 
 
 @pytest.mark.parametrize("policy", ["becomeOldAckRecordSeconds", "maxUnPersistAckRecordsBytes"])
-class TestNumbers:
+class TestNumbersInRoutes:
     def test_global_policies_are_read_as_local_and_not_written(self, ask, policy):
         path = f"{TOPIC}/{policy}"
         wrote(ask("POST", path, json=4_096))
@@ -348,7 +348,7 @@ def test_another_policy_is_not_there(ask, level, method, body):
     assert ask(method, f"{level}/retention", json=body).status_code == 404
 
 
-class TestNames:
+class TestNamesInRoutes:
     @pytest.mark.parametrize("name", ["a b", "a%00b", "%C3%A9", "%FF", "a%5Cb", "%2E%2E", "a*", "x" * 256, "%EF%BF%BD"])
     def test_a_bad_tenant_or_namespace_is_refused(self, ask, name):
         for path in (f"namespaces/{name}/default", f"namespaces/public/{name}", f"persistent/{name}/default/t"):

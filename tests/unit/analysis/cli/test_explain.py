@@ -21,7 +21,7 @@ NOW_MS = 1_700_000_000_000
 DATABASE = "ackstate.sqlite3"
 
 
-class Story:
+class FilledStore:
     """Fills a store: publishes to one topic, acks by its cursors, and closes it all before anybody looks."""
 
     def __init__(self, path):
@@ -61,7 +61,7 @@ def message(age_ms=1_000, wait_ms=None):
 
 @pytest.fixture
 def story(tmp_path):
-    return Story(tmp_path / "store")
+    return FilledStore(tmp_path / "store")
 
 
 def explained(capsys, path, *options, status=0):

@@ -23,7 +23,7 @@ SUBSCRIPTION = {
 }  # fmt: skip
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class ExplainHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         found = self.server.answers.get(self.path.partition("?")[0])
         content = json.dumps(found if found is not None else {"reason": "Not Found"}).encode()
@@ -39,7 +39,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     """A server with two open topics, of which one is explained."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ExplainHandler)
     server.url = f"http://127.0.0.1:{server.server_port}"
     server.answers = {
         "/admin/v2/brokers/version": "5.0.0",

@@ -32,20 +32,20 @@ PRINTED = """{
 """
 
 
-class Request(NamedTuple):
+class KeptRequest(NamedTuple):
     method: str
     target: str
     body: bytes
     headers: dict
 
 
-class Server(http.server.ThreadingHTTPServer):
+class PrescribedServer(http.server.ThreadingHTTPServer):
     """Keeps its requests, and answers as a test prescribes."""
 
     daemon_threads = True
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), PrescribedHandler)
         self.requests = []
         self.answer = (204, b"")
         self.first_answers = []
@@ -58,11 +58,11 @@ class Server(http.server.ThreadingHTTPServer):
         return request
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class PrescribedHandler(http.server.BaseHTTPRequestHandler):
     def do(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): text for name, text in self.headers.items()}
-        self.server.requests.append(Request(self.command, self.path, body, headers))
+        self.server.requests.append(KeptRequest(self.command, self.path, body, headers))
         first = self.server.first_answers
         status, content = first.pop(0) if first else self.server.answer
         self.send_response(status)
@@ -79,7 +79,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with Server() as served:
+    with PrescribedServer() as served:
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield served

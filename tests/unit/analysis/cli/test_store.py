@@ -21,7 +21,7 @@ from ackstate.cursor import (
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.wire import native, native_pointer
 from command_line import assert_one_line, run, tree
-from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, Damage, filled, fsck, opened
+from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, StoreDamage, filled, fsck, opened
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def test_a_sound_store_is_clean_and_stays_as_it_is(path, capsys):
 
 
 def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):
-    Damage(path).flip(3)
-    Damage(path).tear()
+    StoreDamage(path).flip(3)
+    StoreDamage(path).tear()
     _, cursors = fsck(capsys, path)
     assert set(cursors["billing"]) == {
         "topic", "subscription", "status", "format", "format_version", "metadata_version", "cursor_ledger_id",
@@ -79,7 +79,7 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):
     ],
 )
 def test_the_repairs_announced_are_offered_and_do_what_they_say(path, tmp_path, capsys, damage, repairs):
-    damage(Damage(path))
+    damage(StoreDamage(path))
     status, cursors = fsck(capsys, path)
     ((name, cursor),) = ((name, cursor) for name, cursor in cursors.items() if cursor["problems"])
     assert status == 1
@@ -100,8 +100,8 @@ def test_the_repairs_announced_are_offered_and_do_what_they_say(path, tmp_path, 
 
 
 def test_a_torn_tail_is_a_note_and_no_reason_for_alarm(path, capsys):
-    Damage(path).tear()
-    _, entries = Damage(path).journal()
+    StoreDamage(path).tear()
+    _, entries = StoreDamage(path).journal()
     status, cursors = fsck(capsys, path)
     assert (status, cursors["billing"]["status"]) == (0, "note")
     (note,) = cursors["billing"]["notes"]
@@ -117,7 +117,7 @@ def test_what_a_crash_left_over_is_a_note(path, capsys):
 
 
 def test_a_newer_version_is_said_and_has_no_repair(path, capsys):
-    Damage(path).make_newer()
+    StoreDamage(path).make_newer()
     status, cursors = fsck(capsys, path)
     (problem,) = cursors["billing"]["problems"]
     assert (status, problem["repairs"]) == (1, [])
@@ -125,7 +125,7 @@ def test_a_newer_version_is_said_and_has_no_repair(path, capsys):
 
 
 def test_people_read_every_problem_and_what_each_repair_gives_up(path, capsys):
-    Damage(path).flip(3)
+    StoreDamage(path).flip(3)
     status, out, err = run(capsys, "fsck", path)
     assert (status, err) == (1, "")
     assert "repair=Repair.DISCARD_DAMAGED_RECORDS: 3 of 7 records, mark-delete 1:-1, 4 ranges, gives up at least" in out
@@ -187,7 +187,7 @@ def test_damaged_pages_are_one_line_that_names_the_store(path, capsys):
 def test_any_changed_byte_is_told_without_a_traceback(path, capsys, which, at, mask):
     statements = {"SELECT path, data FROM metadata ORDER BY path": RECORD}
     statements["SELECT ledger_id, entry_id, data FROM entries WHERE ledger_id > 1 ORDER BY 1, 2"] = ENTRY
-    damage = Damage(path)
+    damage = StoreDamage(path)
     rows = [(update, row) for select, update in statements.items() for row in damage.do(select)]
     update, (*key, data) = rows[which % len(rows)]
     changed = bytearray(data)
@@ -222,7 +222,7 @@ def test_inspect_shows_state_and_journal(path, capsys):
         assert cursor["journal_bytes"] == sum(record["size_bytes"] for record in cursor["records"])
     assert [record["kind"] for record in billing["records"]] == ["SNAPSHOT"] + ["DELTA"] * 6
     assert [record["entry_count"] for record in billing["records"]] == [0, 2, 2, 2, 2, 2, 0]
-    _, entries = Damage(path).journal()
+    _, entries = StoreDamage(path).journal()
     assert [record["size_bytes"] for record in billing["records"]] == list(map(len, entries))
 
 
@@ -243,7 +243,7 @@ def test_inspect_prints_the_ranges_as_pulsar_does_and_twenty_unless_asked(path, 
 
 
 def test_inspect_of_a_damaged_cursor_shows_what_can_be_read(path, capsys):
-    Damage(path).flip(3)
+    StoreDamage(path).flip(3)
     (cursor,) = inspected(capsys, path, "--subscription", "billing", status=1)
     assert cursor["state"] is None
     assert [bool(record["damage"]) for record in cursor["records"]] == [False] * 3 + [True] + [False] * 3

@@ -12,7 +12,7 @@ import pytest
 
 from ackstate.cursor import FileStore, SqliteStore
 from ackstate.cursor.stores import file_copy
-from command_line import Outcome, assert_one_line, run, run_apart
+from command_line import CommandOutcome, assert_one_line, run, run_apart
 from sample_store import fill
 from tests.unit.cursor.test_no_plain_file import STRANGERS, let_go, stale_names
 
@@ -55,7 +55,7 @@ def temporary(tmp_path, monkeypatch):
 
 def run_watched(capsys, command, directory, *, hangs_after_s=30):
     """Run a command in this process, and fail if it does not end."""
-    outcomes: list[Outcome] = []
+    outcomes: list[CommandOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(run(capsys, command, directory)), daemon=True)
     thread.start()
     thread.join(hangs_after_s)

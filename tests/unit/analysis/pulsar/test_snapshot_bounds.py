@@ -202,7 +202,7 @@ FORMS = [
 ]
 
 
-class Model:
+class LimitedCursor:
     """A cursor that acks in any order and writes now and then, under limits; at most two writes are under way."""
 
     def __init__(self, seed, version, form, limit):
@@ -278,7 +278,7 @@ def is_left_empty(deleted, settings):
 
 def check(seed, *, version, form):
     """Look at a model now and then, and return by how much the bounds are narrower than all or nothing."""
-    model = Model(seed, version, form, limit=random.Random(seed).choice([3, 20, 60, 1000]))
+    model = LimitedCursor(seed, version, form, limit=random.Random(seed).choice([3, 20, 60, 1000]))
     earlier, narrowed = None, 0
     for _ in range(14):
         for _ in range(model.random.choice([1, 6])):

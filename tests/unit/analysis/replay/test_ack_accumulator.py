@@ -12,7 +12,7 @@ from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
 from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.trace.events import Event, EventKind
 from chunks import chunk_of
-from traces import State, replay, traces
+from traces import StateAfterEvent, replay, traces
 
 
 def folded_states(events, sizes):
@@ -20,7 +20,7 @@ def folded_states(events, sizes):
     for size in [*sizes, len(events)]:
         folded = fold.fold(chunk_of(events[begin : begin + size]))
         states += [
-            State(*values)
+            StateAfterEvent(*values)
             for values in zip(
                 folded.redelivery.tolist(),
                 folded.if_written.tolist(),

@@ -17,7 +17,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.position import Position
-from gated_runs import POLICIES, Taken, anything, curve_of, policy_of, traffic
+from gated_runs import POLICIES, TakenEvents, anything, curve_of, policy_of, traffic
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _small_limits(monkeypatch, caplog):
 
 @pytest.fixture
 def taken(monkeypatch):
-    return Taken(monkeypatch)
+    return TakenEvents(monkeypatch)
 
 
 def assert_same(taken, trace, policy, sizes=()):

@@ -28,7 +28,7 @@ HOSTILE_NAMES = (
 )
 
 
-class Page(HTMLParser):
+class ReportPage(HTMLParser):
     """A page as a browser reads it: each section's table rows, paragraphs, panels, and every attribute."""
 
     def __init__(self, html):
@@ -80,7 +80,7 @@ def texts(*values):
 
 def test_every_number_of_the_summary_is_in_its_cell():
     run = demo_run()
-    page = Page(render([run]))
+    page = ReportPage(render([run]))
     outcomes = summary_json([run])["subscriptions"]
     assert rows_of(page, "outcomes") == [
         texts(o["name"], o["acked"], o["durable"], o["predicted_at_kill"], o["observed"], o["lost"], o["invented"])
@@ -100,7 +100,7 @@ def test_recovery_is_told_with_the_reason_for_what_was_discarded():
         demo_run(["a", "b"]),
         recoveries=[recovery("a"), recovery("b", bytes_discarded=9, discarded_reason="expected <ACKR>")],
     )
-    assert rows_of(Page(render([run])), "recoveries") == [
+    assert rows_of(ReportPage(render([run])), "recoveries") == [
         ["a", "journal", "12", "0", "6:2064", "64"],
         ["b", "journal", "12", "9 from byte 4321 on: expected <ACKR>", "6:2064", "64"],
     ]
@@ -108,7 +108,7 @@ def test_recovery_is_told_with_the_reason_for_what_was_discarded():
 
 def test_the_plot_has_a_line_for_each_subscription_that_ends_at_the_kill():
     run = demo_run()
-    page = Page(render([run]))
+    page = ReportPage(render([run]))
     assert page.panels == list(NAMES)
     assert len(page.lines) == len(NAMES)
     numbers = page.tables[""][1:]
@@ -139,7 +139,7 @@ def test_the_plot_has_a_line_for_each_subscription_that_ends_at_the_kill():
 def test_a_kill_inside_a_persist_shows_both_predictions_and_which_came_true(observed, found):
     run = demo_run(["a"])
     inside = killed_inside_persist(run.subscriptions[0], not_written=683, written=12, observed=observed)
-    page = Page(render([replace(run, subscriptions=[inside])]))
+    page = ReportPage(render([replace(run, subscriptions=[inside])]))
     assert rows_of(page, "outcomes")[0][3:5] == ["683 or, if written, 12", str(observed)]
     assert page.marked(0, "predicted") == [12, 683]
     assert page.marked(0, "observed") == [observed]
@@ -153,7 +153,7 @@ def test_a_kill_inside_a_persist_shows_both_predictions_and_which_came_true(obse
 def test_a_persist_that_would_change_nothing_has_one_answer():
     run = demo_run(["a"])
     inside = killed_inside_persist(run.subscriptions[0], not_written=3, written=3, observed=3)
-    page = Page(render([replace(run, subscriptions=[inside])]))
+    page = ReportPage(render([replace(run, subscriptions=[inside])]))
     assert page.paragraphs[-1].endswith("3 were redelivered, which fits both.")
     assert page.marked(0, "predicted") == [3]
 
@@ -162,7 +162,7 @@ def test_several_runs_are_all_listed_with_what_came_of_them():
     runs = [demo_run(seed=seed) for seed in (1, 2, 3)]
     wrong = replace(runs[1].subscriptions[0], observed=5, lost=2)
     runs[1] = replace(runs[1], subscriptions=[wrong, *runs[1].subscriptions[1:]])
-    page = Page(render(runs))
+    page = ReportPage(render(runs))
     assert page.tables["runs"] == [
         ["seed", "killed after", *NAMES, "verdict"],
         ["1", "3.90 s", "100 / 100", "111 / 111", "122 / 122", "equal"],
@@ -175,20 +175,20 @@ def test_several_runs_are_all_listed_with_what_came_of_them():
 
 
 def test_a_single_run_needs_no_list():
-    assert "runs" not in Page(render([demo_run()])).tables
+    assert "runs" not in ReportPage(render([demo_run()])).tables
 
 
 def test_a_failure_is_marked_by_more_than_a_number():
     run = demo_run(["a", "b"])
     bad = replace(run, subscriptions=[run.subscriptions[0], replace(run.subscriptions[1], invented=1)])
-    assert ("p", "class", "lead holds") in Page(render([run])).attributes
-    attributes = Page(render([bad])).attributes
+    assert ("p", "class", "lead holds") in ReportPage(render([run])).attributes
+    attributes = ReportPage(render([bad])).attributes
     assert ("p", "class", "lead fails") in attributes
     assert attributes.count(("tr", "class", "fails")) == 1
 
 
 def test_the_page_asks_nobody_for_anything():
-    page = Page(render([demo_run()]))
+    page = ReportPage(render([demo_run()]))
     loading = [
         (tag, value)
         for tag, name, value in page.attributes
@@ -208,7 +208,7 @@ def test_hostile_names_stay_text():
     run = replace(
         run, subscriptions=[killed_inside_persist(o, not_written=9, written=2, observed=2) for o in run.subscriptions]
     )
-    page = Page(render([run, run]))
+    page = ReportPage(render([run, run]))
     for section in ("outcomes", "distribution", "recoveries"):
         assert [row[0] for row in rows_of(page, section)] == list(HOSTILE_NAMES)
     assert page.tables["runs"][0][2:5] == list(HOSTILE_NAMES)
@@ -219,26 +219,26 @@ def test_hostile_names_stay_text():
 
 def test_a_long_name_is_whole_in_the_table_and_cut_in_the_plot():
     name = "x" * 200
-    page = Page(render([demo_run([name])]))
+    page = ReportPage(render([demo_run([name])]))
     assert rows_of(page, "outcomes")[0][0] == name
     assert page.panels == ["x" * 23 + "…"]
 
 
 @pytest.mark.parametrize("run", [of_one_millisecond(demo_run()), replace(demo_run(), curve=[])], ids=["point", "empty"])
 def test_a_run_without_length_is_drawn(run):
-    page = Page(render([run]))
+    page = ReportPage(render([run]))
     for panel, found in enumerate(run.subscriptions):
         assert page.lines[panel].startswith("M0 ")
         assert page.marked(panel, "observed") == [found.observed]
 
 
 def test_what_has_no_mean_has_a_dash():
-    page = Page(render([of_one_millisecond(demo_run(["a"]))]))
+    page = ReportPage(render([of_one_millisecond(demo_run(["a"]))]))
     assert rows_of(page, "distribution") == [["a", "-", "-", "-", "1703"]]
 
 
 def test_a_run_without_subscriptions_is_a_page_too():
-    page = Page(render([replace(demo_run([]), curve=[])]))
+    page = ReportPage(render([replace(demo_run([]), curve=[])]))
     assert rows_of(page, "outcomes") == []
     assert page.panels == []
 

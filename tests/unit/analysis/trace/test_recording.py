@@ -25,7 +25,7 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.selection import Keep
-from topics import Topic
+from topics import NumberedTopic
 from trace_files import crashes_of, subscriptions_of
 from traces import replay
 
@@ -265,7 +265,7 @@ def test_many_threads_are_recorded_in_the_order_in_which_they_took_effect(tmp_pa
 
 
 def test_a_subscription_says_what_it_sent_to_whom(tmp_path):
-    topic = Topic()
+    topic = NumberedTopic()
     topic.publish(6)
     with Recording(tmp_path) as recording:
         recording.follow(topic.subscription.cursor, topic="t", subscription=NAME, now_ms=0)
