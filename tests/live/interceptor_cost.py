@@ -21,7 +21,7 @@ from live.cluster import Cluster
 from live.kills import interceptor
 from live.messages import client_of, subscribe
 
-_ROUNDS, _WARM_UP_ROUNDS = 10, 6
+_ROUNDS, _WARM_UP_ROUNDS = 16, 6
 _COMPILER = "CompilerThre"
 _RECORDER = "ackstate-record"
 _ABOUT = (
@@ -112,12 +112,14 @@ def _measure(report, clusters, title, load, rounds):
             if number >= 0:
                 measured[name].append(found)
             print(f"{title}, round {number}, {name}: {found[0]:.2f} us, {found[2]:.0f} acks/s", flush=True)
+    more = [100 * (mine[0] / other[0] - 1) for mine, other in zip(measured["with"], measured["without"], strict=True)]
     used, recorder, rates = (
         {name: Spread.of(each[column] for each in rows) for name, rows in measured.items()} for column in range(3)
     )
     for what, unit, of in (("broker", "us CPU a message", used), ("acks", "acks/s", rates)):
         report.time(f"{title}: {what} without", unit, of["without"])
         report.time(f"{title}: {what} with", unit, of["with"], Against("without", of["without"].median))
+    report.time(f"{title}: more CPU with it, by pairs of rounds", "%", Spread.of(more))
     report.time(f"{title}: the interceptor's thread", "us CPU a message", recorder["with"])
 
 
