@@ -330,13 +330,26 @@ def test_a_broker_dies_with_the_demo_that_started_it(tmp_path):
 # --- where it is started
 
 
+def with_strangers(directory):
+    """Write modules with the names of ours and of our dependencies; return the contents of the directory."""
+    for name in ("ackstate", "limits", "numpy", "pyarrow"):
+        (directory / name).mkdir()
+        (directory / name / "__init__.py").write_text("raise SystemExit('a stranger was imported')")
+    return tree(directory)
+
+
+def test_modules_in_the_current_directory_are_not_taken_for_ours(tmp_path):
+    before = with_strangers(tmp_path)
+    outcome = run_apart("crash", "--layer", "L0", "--runs", "1", cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.spark
 @pytest.mark.slow
-def test_modules_in_the_current_directory_are_not_taken_for_ours(tmp_path):
-    for name in ("ackstate", "limits", "numpy", "pyarrow"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('a stranger was imported')")
-    before = tree(tmp_path)
+@pytest.mark.soak
+def test_workers_of_spark_do_not_take_modules_in_the_current_directory_for_ours(tmp_path):
+    before = with_strangers(tmp_path)
     outcome = run_apart("demo", "--seconds=1", "--json", "--out=-out", cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, "")
     assert json.loads(outcome.out) == json.loads((tmp_path / "-out" / "summary.json").read_text())
