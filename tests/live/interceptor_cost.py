@@ -1,8 +1,8 @@
 """Measures the CPU time that the interceptor costs a broker, into benchmarks/results/interceptor.json.
 
 Two brokers run at the same time, one of them with the interceptor, and get the same load in turn: messages are
-published, received and acked one by one. The measure is the CPU time of the broker's threads per acked message, without
-those that compile: it depends less on other work of the machine than a throughput does.
+published, received and acked one by one, at a steady pace. The measure is the CPU time of the broker's threads per
+acked message, without those that compile: it depends less on other work of the machine than the highest throughput.
 
 python -P -m live.interceptor_cost [ROUNDS]
 """
@@ -21,13 +21,13 @@ from live.cluster import Cluster
 from live.kills import interceptor
 from live.messages import client_of, subscribe
 
-_ROUNDS, _WARM_UP_ROUNDS = 16, 6
+_ROUNDS, _WARM_UP_ROUNDS = 20, 6
 _COMPILER = "CompilerThre"
 _RECORDER = "ackstate-record"
 _ABOUT = (
     "Two brokers of Pulsar 4.2, one of them with the interceptor, get the same load in turn: 100 bytes a message, "
-    "published, received and acked one by one. CPU time of the broker's threads without those that compile, for an "
-    "acked message; the interceptor's own thread is part of it. `make bench-interceptor` measures it."
+    "published, received and acked one by one at a steady pace. CPU time of the broker's threads without those that "
+    "compile, for an acked message; the interceptor's own thread is part of it. `make bench-interceptor` measures it."
 )
 
 
@@ -36,14 +36,16 @@ class Load(NamedTuple):
 
     Attributes:
         batch: Messages in each entry, or 0 for one.
-        count: Messages of a round.
+        rate: Messages a second.
     """
 
     batch: int
-    count: int
+    rate: int
 
 
-_LOADS = {"single messages": Load(0, 100_000), "batches of 100": Load(100, 300_000)}
+_LOADS = {"single messages": Load(0, 20_000), "batches of 100": Load(100, 50_000)}
+_SECONDS, _BURST_S, _BEHIND = 3, 0.01, 5
+"""The length of a round, the time between two bursts of messages, and by how many bursts the acks are behind."""
 
 
 def _cpu_ns(process):
@@ -67,23 +69,24 @@ def _used_us(before, after, *, name=""):
 
 
 def _load(cluster, topic, load):
-    """Publish, receive and ack messages; return CPU time per message, of all and of the recorder, and the rate."""
-    batch, count = load
-    options = {"batching_enabled": bool(batch), "batching_max_messages": max(batch, 2), "max_pending_messages": 5_000}
+    """Publish, receive and ack at a pace; return CPU time per message, of all and of the recorder, and the rate."""
+    options = {"batching_enabled": bool(load.batch), "batching_max_messages": max(load.batch, 2)}
+    bursts, burst = round(_SECONDS / _BURST_S), round(load.rate * _BURST_S)
     with client_of(cluster) as client, closing(subscribe(client, topic, "s", receiver_queue_size=5_000)) as consumer:
-        before = _cpu_ns(cluster.broker.process)
         producer = client.create_producer(topic, block_if_queue_full=True, **options)
         payload = b"x" * 100
-        for _ in range(count):
-            producer.send_async(payload, None)
-        producer.flush()
-        begun_s = time.monotonic()
-        for _ in range(count):
-            consumer.acknowledge(consumer.receive(60_000))
-        rate = count / (time.monotonic() - begun_s)
+        before, begun_s = _cpu_ns(cluster.broker.process), time.monotonic()
+        for number in range(bursts + _BEHIND):
+            for _ in range(burst if number < bursts else 0):
+                producer.send_async(payload, None)
+            for _ in range(burst if number >= _BEHIND else 0):
+                consumer.acknowledge(consumer.receive(60_000))
+            time.sleep(max(begun_s + (number + 1) * _BURST_S - time.monotonic(), 0))
+        rate = bursts * burst / (time.monotonic() - begun_s)
         time.sleep(1)  # the client sends the last acks, the recorder writes
         after = _cpu_ns(cluster.broker.process)
         producer.close()
+    count = bursts * burst
     return _used_us(before, after) / count, _used_us(before, after, name=_RECORDER) / count, rate
 
 

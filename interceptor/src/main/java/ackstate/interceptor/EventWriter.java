@@ -16,7 +16,8 @@ final class EventWriter implements Runnable {
     private static final Logger LOG = LoggerFactory.getLogger(EventWriter.class);
     private static final int EVENTS_AT_ONCE = 4_096;
     private static final int TEXT_MAX = 1 << 20;
-    private static final long PAUSE_MILLIS = 25;
+    /** Most time between two looks at the queue; waking up costs the thread more than most events. */
+    private static final long PAUSE_MILLIS_MAX = 100;
     private static final long CLOSES_WITHIN_MILLIS = 5_000;
     /** A cursor without acks for so long has long been flushed. */
     private static final long LOOKS_FOR_MILLIS = 600_000;
@@ -94,7 +95,7 @@ final class EventWriter implements Runnable {
                 }
                 if (count < EVENTS_AT_ONCE) {
                     // Also while events come: meanwhile the broker extends its runs.
-                    Thread.sleep(PAUSE_MILLIS);
+                    Thread.sleep(Math.min(settings.flushMillis(), PAUSE_MILLIS_MAX));
                 }
             } catch (Throwable error) {
                 // The queue must be drained whatever happens, and the thread must not end.
