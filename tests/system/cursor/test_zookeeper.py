@@ -847,20 +847,25 @@ def test_what_was_appended_survives_kills_in_order_and_whole(server, open_store)
 
 
 @pytest.mark.slow
-def test_a_call_waits_for_a_server_that_comes_back(server, open_store):
-    store = open_store(session_timeout_s=20, call_timeout_s=80)
-    ledger_id = store.ledgers.create("back")
-    session_id = store._session._client.client_id
-    server.kill()
-    ids = []
-    waiting = threading.Thread(target=lambda: ids.append(store.ledgers.last(ledger_id)))
-    waiting.start()
-    wait_until(lambda: not store._session._client.connected)
+def test_a_call_waits_for_a_server_that_comes_back(tmp_path):
+    server = ZooKeeperServer(tmp_path, tick_ms=250)  # a session of 5 s, which a busy machine does not lose
     server.start()
-    waiting.join(timeout=100)
-    assert ids == [-1]
-    assert store.ledgers.append(ledger_id, b"x") == 0
-    assert store._session._client.client_id == session_id
+    ids = []
+    try:
+        with closing(ZooKeeperStore(server.hosts, root="/root", session_timeout_s=20, call_timeout_s=80)) as store:
+            ledger_id = store.ledgers.create("back")
+            session_id = store._session._client.client_id
+            server.kill()
+            waiting = threading.Thread(target=lambda: ids.append(store.ledgers.last(ledger_id)))
+            waiting.start()
+            wait_until(lambda: not store._session._client.connected)
+            server.start()
+            waiting.join(timeout=100)
+            assert ids == [-1]
+            assert store.ledgers.append(ledger_id, b"x") == 0
+            assert store._session._client.client_id == session_id
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow
