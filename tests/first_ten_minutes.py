@@ -62,7 +62,7 @@ class Visit:
 
     def demo(self) -> str:
         """Run `make demo`, which sets up the environment first."""
-        return last_line(run(["make", "--no-print-directory", "demo"], cwd=self.clone_))
+        return last_line(run(["make", "demo"], cwd=self.clone_))
 
     def test(self) -> str:
         """Run the tests."""
@@ -134,9 +134,11 @@ class Visit:
 
 def run(command: list[object], *, cwd: Path | None = None) -> str:
     """Run a command, and return its output."""
+    # A make that started this one would pass its ARGS on, and print the directories of those below.
+    env = {name: value for name, value in os.environ.items() if name not in {"ARGS", "MAKEFLAGS", "MAKELEVEL"}}
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )  # fmt: skip
+        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise StepError(f"{' '.join(map(str, command))} exited with {done.returncode}:\n{tail}")
