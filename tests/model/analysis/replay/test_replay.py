@@ -85,7 +85,10 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
         failed(self, at_ms)
 
     monkeypatch.setattr(PersistTicks, "failed", counted)
-    settings(max_examples=settings().max_examples // 3)(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
+    examples = settings().max_examples // 3
+    # A few examples by chance might all fail before a flush.
+    few = settings(max_examples=examples, derandomize=examples < 100)
+    few(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
     assert any(before_flush)
     assert not all(before_flush)
 
