@@ -62,7 +62,7 @@ class Visit:
 
     def demo(self) -> str:
         """Run `make demo`, which sets up the environment first."""
-        return last_line(run(["make", "demo"], cwd=self.clone_))
+        return " ".join(last_line(run(["make", "demo"], cwd=self.clone_)).split())
 
     def test(self) -> str:
         """Run the tests."""
