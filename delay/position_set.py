@@ -120,15 +120,8 @@ class PositionSet:
         )
 
     def has_between(self, first: Position, last: Position) -> bool:
-        """Return whether a position from `first` to `last`, both included, is in.
-
-        Complexity: O(log containers) within a ledger, else O(ledgers).
-        """
-        (ledger_id, low), (last_ledger_id, high) = first, last
-        if ledger_id != last_ledger_id:
-            return self.count_between(first, Position(last_ledger_id, high + 1)) > 0
-        bitmap = self._bitmaps.get(ledger_id)
-        return bitmap is not None and bitmap.range_cardinality(low, high + 1) > 0
+        """Return whether a position from `first` to `last`, both included, is in. Complexity: as `count_between`."""
+        return self.count_between(first, last._replace(entry_id=last.entry_id + 1)) > 0
 
     def update_entries(self, ledger_id: int, entry_ids: array[int] | list[int] | BitMap) -> int:
         """Put in entries of a ledger, and return how many were not in."""
@@ -257,14 +250,14 @@ class PositionSet:
     def count_between(self, first: Position, end: Position) -> int:
         """Count the positions from `first` (included) to `end` (excluded).
 
-        Complexity: O(ledgers).
+        Complexity: O(log containers) within a ledger, else O(ledgers).
         """
         total = 0
-        for ledger_id, bitmap in self._bitmaps.items():
+        for ledger_id in self._bitmaps if first.ledger_id != end.ledger_id else self._bitmaps.keys() & {end.ledger_id}:
             if first.ledger_id <= ledger_id <= end.ledger_id:
                 low = max(first.entry_id, 0) if ledger_id == first.ledger_id else 0
                 high = end.entry_id if ledger_id == end.ledger_id else _ENTRY_ID_END
-                total += bitmap.range_cardinality(low, high) if low < high else 0
+                total += self._bitmaps[ledger_id].range_cardinality(low, high) if low < high else 0
         return total
 
     @property

@@ -16,6 +16,7 @@ from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from pyroaring import BitMap
 
@@ -189,7 +190,7 @@ class Admission:
         sent = self._sent.get(position)
         if self.gate is None or (sent is not None and sent.is_covered):
             return self._cursor.ack(position, now_ms=now_ms)
-        with self._room_for({position: sent}, now_ms=now_ms):
+        with self._checked_room({position: sent}, now_ms=now_ms):
             return self._cursor.ack(position, now_ms=now_ms)
 
     def ack_batch(self, position: Position, unacked_words: Sequence[int], *, now_ms: int) -> Receipt:
@@ -199,8 +200,7 @@ class Admission:
             AckRefusedError: As `make_room`.
             As `ManagedCursor.ack_batch`.
         """
-        sent = self._sent.get(position)
-        with self._room_for({position: sent}, now_ms=now_ms) if self._may_lack_room([sent]) else nullcontext():
+        with self._room_for([position], now_ms=now_ms):
             return self._cursor.ack_batch(position, unacked_words, now_ms=now_ms)
 
     def ack_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
@@ -212,9 +212,7 @@ class Admission:
 
         Complexity: O(messages); with one for which too little is reserved, as `LimitUsage.added_by_all`, too.
         """
-        sent = list(map(self._sent.get, positions))
-        is_short = self._may_lack_room(sent)
-        with self._room_for(dict(zip(positions, sent, strict=True)), now_ms=now_ms) if is_short else nullcontext():
+        with self._room_for(positions, now_ms=now_ms):
             return self._cursor.intake.ack_bitmaps(entries, now_ms=now_ms)
 
     def make_room(self, position: Position, *, now_ms: int) -> None:
@@ -353,14 +351,16 @@ class Admission:
         is_paused = 0 < self._promote_again_ms - now_ms <= _PROMOTION_RETRY_MS
         return not is_paused and self._cursor.view.has_young(now_ms=now_ms)
 
-    @contextmanager
-    def _room_for(self, sent: Mapping[Position, Sent | None], *, now_ms: int) -> Iterator[None]:
-        """Return a context in which acks exceed no limit, and no persist takes the room that they need.
+    def _room_for(self, positions: Sequence[Position], *, now_ms: int) -> AbstractContextManager[None]:
+        """Return a context in which acks of messages exceed no limit, and no persist takes the room that they need."""
+        sent = list(map(self._sent.get, positions))
+        if not self._may_lack_room(sent):
+            return nullcontext()
+        return self._checked_room(dict(zip(positions, sent, strict=True)), now_ms=now_ms)
 
-        Args:
-            sent: Message -> how it was sent; None if it is not in flight.
-            now_ms: The present.
-        """
+    @contextmanager
+    def _checked_room(self, sent: Mapping[Position, Sent | None], *, now_ms: int) -> Iterator[None]:
+        """Check, and keep the room meanwhile; `sent` is message -> how it was sent, None if it is not in flight."""
         self._check_room(sent, now_ms=now_ms)
         with self._cursor.lock:
             self._check_room(sent, now_ms=None)
