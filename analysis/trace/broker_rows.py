@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
@@ -105,6 +105,13 @@ class BrokerRows:
                 yield {"topic": topic, "subscription": subscription, **row}
 
 
+class _Contents(NamedTuple):
+    """The contents of a record."""
+
+    mark_delete: Position
+    ranges: DeletedRanges
+
+
 @final
 class _FollowedCursor:
     """One subscription."""
@@ -116,12 +123,11 @@ class _FollowedCursor:
         self._mark_delete = Position(-1, -1)
         self._deleted = DeletedRanges()  # acked above the mark-delete position
         # The contents of the latest record, and those of the latest one that is written.
-        self._begun_ranges = self._durable_ranges = DeletedRanges()
-        self._begun_mark_delete = self._durable_mark_delete = Position(-1, -1)
+        self._latest = self._durable = _Contents(self._mark_delete, DeletedRanges())
         self._life: BrokerLife | None = None
         self._last_ms = 0
-        self._record = NO_RECORD  # begun last
-        self._seen: tuple[RecordId, Position | None] = NO_RECORD, None  # written last, and its mark-delete position
+        self._record = NO_RECORD  # the latest
+        self._seen: tuple[RecordId, Position | None] = NO_RECORD, None  # the latest written one, its position if known
         self._persist: tuple[int, RecordId] | None = None  # under way: its number, and the record
         self._persist_count = 0
         self._is_dirty = self._has_crashed = self._is_reset = False
@@ -252,12 +258,12 @@ class _FollowedCursor:
         kept = self._deleted
         if most is not None and (kept.range_count > most or (form is RangeForm.WORDS and len(kept) > most)):
             kept = limit_ranges(kept, form=form, limits=Limits(most, None, LimitRule.PULSAR_4_2)).kept
-        self._begun_ranges, self._begun_mark_delete = kept.copy(), self._mark_delete
+        self._latest = _Contents(self._mark_delete, kept.copy())
         if kept is not self._deleted:
             cut = self._deleted.copy()
             cut.difference_update(kept)
             displaced = cut.copy()
-            cut.difference_update(self._durable_ranges)
+            cut.difference_update(self._durable.ranges)
             displaced.difference_update(cut)
             for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
                 yield from ({"kind": kind, **_entries(run)} for run in ranges.runs())
@@ -266,29 +272,24 @@ class _FollowedCursor:
         """Yield the end of a persist if its record was written, with this mark-delete position if that is known."""
         if self._persist is None or record < self._persist[1]:
             return
-        if mark_delete is not None and mark_delete < self._begun_mark_delete:
-            yield from self._corrected(max(mark_delete, self._durable_mark_delete))
+        if mark_delete is not None and mark_delete < self._latest.mark_delete:
+            yield from self._corrected(max(mark_delete, self._durable.mark_delete))
         yield {"kind": "persist_ended", "number": self._persist_count}
-        self._persist = None
-        self._durable_ranges, self._durable_mark_delete = self._begun_ranges, self._begun_mark_delete
+        self._persist, self._durable = None, self._latest
 
     def _corrected(self, mark_delete: Position) -> Iterator[dict[str, Any]]:
-        """Yield that the persist under way has an older mark-delete position than the cursor had when it was begun.
+        """Yield that the persist under way has an older mark-delete position than the cursor had at its start.
 
         The first record of a ledger has the position before the ledger was created, and the ranges after that.
         """
-        durable = self._up_to_position(mark_delete)
-        _add(durable, self._begun_ranges)
-        left = self._acked - durable
-        was_durable = EntrySet()
-        _add(was_durable, self._durable_ranges)
-        new = left - was_durable
+        self._latest = self._latest._replace(mark_delete=mark_delete)
+        left = self._acked - self._entries_up_to(mark_delete) - _entries_of(self._latest.ranges)
+        new = left - _entries_of(self._durable.ranges)
         yield {"kind": "persist_failed", "number": self._persist_count}
         self._persist_count += 1
         yield {"kind": "persist_begun", "number": self._persist_count}
         for kind, entries in (("held_back", new), ("displaced", left - new)):
             yield from ({"kind": kind, **_entries(run)} for run in entries.runs())
-        self._begun_mark_delete = mark_delete
 
     def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
         """Yield the events that the opening of the cursor by another process shows."""
@@ -328,14 +329,13 @@ class _FollowedCursor:
         for ledger_id, first, end in found.runs():
             self._deleted.add_run(ledger_id, first, end)
         self._advance(mark_delete)
-        self._begun_ranges = self._durable_ranges = self._deleted.copy()
-        self._begun_mark_delete = self._durable_mark_delete = self._mark_delete
+        self._latest = self._durable = _Contents(self._mark_delete, self._deleted.copy())
         self._is_dirty = self._has_crashed = self._is_reset = False
         self._partly.clear()
 
     def _state(self, event: BrokerEvent) -> EntrySet:
         assert event.mark_delete is not None
-        found = self._up_to_position(event.mark_delete)
+        found = self._entries_up_to(event.mark_delete)
         for lower, upper in event.deleted or ():
             for ledger_id in {lower.ledger_id, upper.ledger_id}:
                 first = lower.entry_id + 1 if ledger_id == lower.ledger_id else 0
@@ -343,7 +343,7 @@ class _FollowedCursor:
                 found.add_run(ledger_id, first, end + 1)
         return found
 
-    def _up_to_position(self, mark_delete: Position) -> EntrySet:
+    def _entries_up_to(self, mark_delete: Position) -> EntrySet:
         """Return the known entries up to a mark-delete position, included."""
         found = EntrySet()
         for ledger_id, last in self._ledgers.items():
@@ -353,9 +353,11 @@ class _FollowedCursor:
         return found
 
 
-def _add(entries: EntrySet, ranges: DeletedRanges) -> None:
+def _entries_of(ranges: DeletedRanges) -> EntrySet:
+    found = EntrySet()
     for ledger_id, first, end in ranges.runs():
-        entries.add_run(ledger_id, first, end)
+        found.add_run(ledger_id, first, end)
+    return found
 
 
 def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
