@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -207,7 +206,7 @@ class Bookie:
         ]
         with (self.directory / "bookie.log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
-                [sys.executable, "-P", dying.__file__, str(os.getpid()), *command],
+                dying.command_of(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

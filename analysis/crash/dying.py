@@ -29,6 +29,12 @@ def die_with(parent_pid: int) -> None:
         os._exit(2)
 
 
+def command_of(command: list[str]) -> list[str]:
+    """Return a command that executes another one, given by the path of its program, and ends with this process."""
+    # Without -P a directory of the current one, such as `analysis`, would hide a package.
+    return [sys.executable, "-P", __file__, str(os.getpid()), *command]
+
+
 def how_ended(status: int) -> str:
     """Return how a process ended, as the predicate of a sentence.
 

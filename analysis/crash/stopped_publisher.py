@@ -49,12 +49,12 @@ class StoppedPublisher:
         self._is_enough = threading.Event()  # set after the requested number of messages, or at the end
         self._message_count = 1
         self._process = subprocess.Popen(  # noqa: S603 - a program of ours
-            # Without -P a directory `analysis` in the current one would hide the package.
-            [
-                *(sys.executable, "-P", dying.__file__, str(os.getpid())),
-                *(sys.executable, "-P", "-m", "ackstate.analysis.crash.stopped_publisher"),
-                *(kind, hosts, root, topic, str(entries_per_ledger_max)),
-            ],
+            dying.command_of(
+                [
+                    *(sys.executable, "-P", "-m", "ackstate.analysis.crash.stopped_publisher"),
+                    *(kind, hosts, root, topic, str(entries_per_ledger_max)),
+                ]
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

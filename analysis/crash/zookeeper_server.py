@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -106,8 +105,7 @@ class ZooKeeperServer:
         ]
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - a program of ours, which becomes Java
-                # Without -P a directory `analysis` in the current one would hide the package.
-                [sys.executable, "-P", dying.__file__, str(os.getpid()), *command],
+                dying.command_of(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

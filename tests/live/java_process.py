@@ -78,8 +78,7 @@ class JavaProcess:
         assert self.process is None
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                # Without -P a directory `analysis` in the current one would hide the package.
-                [sys.executable, "-P", dying.__file__, str(os.getpid()), *self._command],
+                dying.command_of(self._command),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
             )  # fmt: skip
         deadline_s = time.monotonic() + _STARTS_WITHIN_S

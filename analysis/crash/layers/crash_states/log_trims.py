@@ -105,8 +105,8 @@ class _KnownEntries:
 
     Attributes:
         confirmed: The messages whose publish returned, by position. Each holds its number.
-        attempted: How many messages a publish has begun to store; they are numbered from 0.
-        first_ledger_id: The first ledger that no trim has begun to delete.
+        attempted: How many messages publishes have started to store; they are numbered from 0.
+        first_ledger_id: The first ledger that no trim has started to delete.
         trimmed_to: The first ledger that the last trim which returned has left.
         acked_up_to: The mark-delete position that a persist has made durable; None for none.
         acks_begun: The highest one that a persist may have made durable.
@@ -169,6 +169,7 @@ class _Execution:
         self._known = _KnownEntries()
 
     def run(self) -> None:
+        """Open the log, and do all steps of the workload."""
         self._during(self._open)
         for step in self._workload.steps:
             self.step += 1
