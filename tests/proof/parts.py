@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fuzz.targets import TARGETS
 from live.java_process import JARS
@@ -155,11 +155,8 @@ def kill_matrix(seconds: float, out: Path) -> PartEnd:
     whole_s = sum(SECONDS.values()) * (len(EXHIBITS) + 3)
     scale = min(1.0, seconds / whole_s)
     command = [sys.executable, "-P", "-m", "museum.matrix", "--scale", f"{scale:.4f}", "--out", str(out)]
-    (out / "matrix.json").unlink(missing_ok=True)
-    ended = finished(command, seconds + _GRACE_S, out / "kill-matrix.log")
-    try:
-        cells = json.loads((out / "matrix.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    cells, ended = _reported(out / "matrix.json", command, seconds + _GRACE_S, out / "kill-matrix.log")
+    if cells is None:
         return _without_result(ended)
     tried = {
         "bugs": len(cells.keys() - {PRODUCT}),
@@ -190,11 +187,8 @@ def calibration(seconds: float, out: Path) -> PartEnd:
         sys.executable, "-m", "benchmarks.calibration", "--points", str(points), "--kills", str(kills),
         "--power-cuts", str(cuts), "--seed", str(int(time.time())), "--out", str(out / "calibration.json"),
     ]  # fmt: skip
-    (out / "calibration.json").unlink(missing_ok=True)
-    ended = finished(command, seconds + _GRACE_S, out / "calibration.log")
-    try:
-        found = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    found, ended = _reported(out / "calibration.json", command, seconds + _GRACE_S, out / "calibration.log")
+    if found is None:
         return _without_result(ended)
     totals = found["totals"]
     tried = {
@@ -231,9 +225,9 @@ def _pulsar_broker(seconds: float, out: Path) -> PartEnd:
     from live import proof  # needs Pulsar's client
 
     file = out / "live.json"
-    file.unlink(missing_ok=True)
-    ended = finished([sys.executable, "-P", "-m", "live.proof", str(file)], seconds, out / "live.log")
-    parts = json.loads(file.read_text(encoding="utf-8"))["parts"] if file.exists() else {}
+    command = [sys.executable, "-P", "-m", "live.proof", str(file)]
+    found, ended = _reported(file, command, seconds, out / "live.log")
+    parts = {} if found is None else found["parts"]
     sections = [section for part in parts.values() for section in part]
     compared = sum(total for section in sections for _, total in section["counts"].values())
     tried = {"comparisons with a Pulsar broker": compared} if compared else {}
@@ -255,7 +249,6 @@ def _live_reason(seconds: float) -> str:
 def fuzzing(seconds: float, out: Path) -> PartEnd:
     """Fuzz every decoder of foreign bytes, guided by coverage."""
     report = out / "fuzz.json"
-    report.unlink(missing_ok=True)
     command = [
         sys.executable, "-P", "-m", "fuzz", "--seconds", f"{seconds:.0f}", "--report", str(report),
         "--failures", str(out / "fuzz"),
@@ -264,14 +257,22 @@ def fuzzing(seconds: float, out: Path) -> PartEnd:
         import atheris  # noqa: F401 - a prerequisite
     except ImportError:
         return PartEnd({}, not_run="atheris is missing: make setup installs it for Python 3.11 to 3.13")
-    ended = finished(command, seconds + len(TARGETS) * 10 + _GRACE_S, out / "fuzz.log")
-    try:
-        found = json.loads(report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    found, ended = _reported(report, command, seconds + len(TARGETS) * 10 + _GRACE_S, out / "fuzz.log")
+    if found is None:
         return _without_result(ended)
     failures = tuple(f"{name}: {each['failure']}" for name, each in found.items() if each["failure"])
     tried = {"decoders": len(found), "inputs": sum(each["inputs"] for each in found.values())}
     return PartEnd(tried, failures, "stopped when its time was over" * (ended.status < 0))
+
+
+def _reported(report: Path, command: list[str], seconds: float, log: Path) -> tuple[Any, Ended]:
+    """Run a command that writes a report, and return its JSON, None without a whole one, and the command's end."""
+    report.unlink(missing_ok=True)
+    ended = finished(command, seconds, log)
+    try:
+        return json.loads(report.read_text(encoding="utf-8")), ended
+    except (OSError, ValueError):
+        return None, ended
 
 
 def _without_result(ended: Ended) -> PartEnd:
