@@ -32,6 +32,7 @@ def moved_names(old: str, new: str, names: Collection[str]) -> Callable[[str], A
     """
 
     def find(name: str) -> Any:
+        """Return a name of the other module, with a warning; see `moved_names`."""
         if name not in names:
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
         warn_renamed(f"{old}.{name}", f"{new}.{name}")

@@ -48,9 +48,9 @@ def ack(count: int) -> float:
     with closing(MemoryStore()) as store:
         cursor = opened(store, HOLES)
         positions = list(islice(acks_above(HOLES), count))
-        begun = process_time_ns()
+        started_ns = process_time_ns()
         ack_each(cursor, positions)
-        return (process_time_ns() - begun) / count / 1e3
+        return (process_time_ns() - started_ns) / count / 1e3
 
 
 def persist(size: int) -> float:
