@@ -118,7 +118,7 @@ SAYS_LAST = "synced($log); say_line({durable => [splice @unsynced]})"
 SAYS_FIRST = "say_line({durable => [splice @unsynced]}); synced($log)"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_receipt_before_the_write_is_caught_by_a_kill_at_a_system_call(directory, capsys):
     assert FILES["my_cursor.pl"].count(SAYS_LAST) == 1
     (directory / "my_cursor.pl").write_text(FILES["my_cursor.pl"].replace(SAYS_LAST, SAYS_FIRST))

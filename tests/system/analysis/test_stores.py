@@ -114,9 +114,11 @@ def test_every_command_answers_behind_a_url_as_it_does_here(base, here, master, 
     some = ("sweep", "first_day") if server.url.startswith("hdfs") else ("second_day",)
     words = commands(base, days, **dict.fromkeys(("first", *some), ("--master", url) if url else LOCAL))
     generated = base / "generated"
-    words += [["trace", "generate", generated, "--workload", "key_shared", "--events", "50000", "--json"]]
-    *behind, made = answers(words, cwd=tmp_path, environment=server.environment)
-    assert_generated(generated, made)
+    if url:  # Spark, with a client of S3, starts for ten seconds.
+        words += [["trace", "generate", generated, "--workload", "key_shared", "--events", "50000", "--json"]]
+    behind = answers(words, cwd=tmp_path, environment=server.environment)
+    if url:
+        assert_generated(generated, behind.pop())
     for mine, theirs in zip(expected, behind, strict=True):
         assert theirs.replace(str(base), str(local)) == mine
     by_engine, in_process = map(json.loads, behind[2:4])

@@ -272,13 +272,13 @@ def half_taken(calendar):
     ("calendar_of", "count", "bytes_each_max"),
     [
         (lambda: one_by_one(3_000), 3_000, 40),
-        (lambda: one_by_one(100_000), 100_000, 12),
+        pytest.param(lambda: one_by_one(100_000), 100_000, 12, marks=pytest.mark.soak),
         pytest.param(lambda: uniform(100_000, ledger_count=100), 100_000, 12, marks=pytest.mark.soak),
         pytest.param(lambda: one_by_one(20_000, ledger_count=10_000), 20_000, 80, marks=pytest.mark.soak),
         (lambda: one_by_one(30_000, ledger_count=30_000), 30_000, 140),
         pytest.param(lambda: uniform(1_000_000, ledger_count=100), 1_000_000, 10, marks=pytest.mark.soak),
         (lambda: each_in_its_own_era(5_000), 5_000, 300),
-        (lambda: half_taken(uniform(1_000_000, ledger_count=100)), 500_000, 12),
+        pytest.param(lambda: half_taken(uniform(1_000_000, ledger_count=100)), 500_000, 12, marks=pytest.mark.soak),
     ],
     ids=[
         "3,000",

@@ -87,7 +87,7 @@ def test_a_state_with_a_wrong_field_is_one_line_that_names_file_subscription_and
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_interrupted_run_ends_in_a_line_and_leaves_no_state(tmp_path):
     write_days(tmp_path / "days", count=1)
     command = [*ENTRY, "redelivery", str(tmp_path / "days"), "--state", str(tmp_path / "state")]

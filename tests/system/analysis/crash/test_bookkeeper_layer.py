@@ -48,14 +48,8 @@ def broken_in(outcomes):
     return {broken.promise for outcome in outcomes for broken in outcome.broken}
 
 
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [
-        pytest.param("_quorum_lost", 100, marks=pytest.mark.soak),
-        pytest.param("_disk_lost", 101, marks=pytest.mark.soak),
-        ("_client_killed", 102),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "seed"), [("_quorum_lost", 100), ("_disk_lost", 101), ("_client_killed", 102)])
 def test_each_thing_that_may_happen_breaks_no_promise(cluster, client, only, name, seed):
     only(name)
     # Two events: a killed client is replaced by another Java, which takes seconds.
