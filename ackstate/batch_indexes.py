@@ -243,3 +243,7 @@ def _checked(word: int) -> int:
 def _words_of(mask: int) -> tuple[int, ...]:
     count = -(-mask.bit_length() // _WORD_BITS)
     return struct.unpack(f"<{count}q", mask.to_bytes(count * 8, "little"))
+
+
+NO_BATCHES = BatchIndexes()
+"""No partly acked batch; must not be changed."""

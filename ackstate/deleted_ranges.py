@@ -81,7 +81,7 @@ class DeletedRanges(RangeStore):
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
             if not self._recall(ledger_id):
-                self._hold_none_yet(ledger_id)
+                self._hold_none_yet(ledger_id, range_fixed_bytes(ledger_id))
         return self._add_recent(entry_id)
 
     def add_with(self, part: DeletedRanges, position: Position) -> int:
@@ -94,11 +94,13 @@ class DeletedRanges(RangeStore):
         Complexity: as `add`.
         """
         ledger_id, entry_id = position
-        if not ledger_id == self._recent_id == part._recent_id:
+        if ledger_id != self._recent_id and not self._recall(ledger_id):
             return self.add(position) and part.add(position)
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
+        if ledger_id != part._recent_id and not part._recall(ledger_id):
+            part._hold_none_yet(ledger_id, self._recent_fixed)
         if not 0 < entry_id < ENTRY_ID_MAX or entry_id - 1 in bitmap or entry_id + 1 in bitmap:
             self._add_recent(entry_id)
             return part._add_recent(entry_id)

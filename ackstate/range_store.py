@@ -177,11 +177,11 @@ class RangeStore:
         self._ledger_ids.insert(at, ledger_id)
         self._bitmaps.insert(at, bitmap)
 
-    def _hold_none_yet(self, ledger_id: int) -> None:
-        """Add a new ledger without entries; the caller adds an entry at once."""
+    def _hold_none_yet(self, ledger_id: int, fixed_bytes: int) -> None:
+        """Add a new ledger without entries, given its fixed bytes; the caller adds an entry at once."""
         bitmap = BitMap()
         self._hold_counted(ledger_id, bitmap)
-        self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
+        self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, fixed_bytes
 
     def _forget_ledgers(self, count: int) -> None:
         del self._ledger_ids[:count], self._bitmaps[:count]

@@ -106,7 +106,7 @@ class RecordFields(NamedTuple):
 
 def checksum(encoded: bytes) -> int:
     """Return the CRC-32C at the end of an encoded record, to which the next record is chained."""
-    return int(CHECKSUM.unpack_from(encoded, len(encoded) - CHECKSUM.size)[0])
+    return int.from_bytes(encoded[-CHECKSUM.size :], "little")
 
 
 def check_properties(properties: Mapping[str, int]) -> None:

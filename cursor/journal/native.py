@@ -76,9 +76,7 @@ class NativeFormat:
             )
         )
 
-    def chain(self, encoded: bytes) -> int:
-        """See `JournalFormat.chain`."""
-        return native.checksum(encoded)
+    chain = staticmethod(native.checksum)
 
     def recover(  # noqa: PLR0913 - named, not packed
         self,

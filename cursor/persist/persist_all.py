@@ -11,7 +11,6 @@ from copy import copy
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from ackstate.cursor.persist.round import Round
 from ackstate.cursor.results import PersistResult
 from ackstate.cursor.steps import GROUP_MAX, run_all
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.persist.round import Round
     from ackstate.cursor.steps import Steps
 
 Name = TypeVar("Name", bound=Hashable)
@@ -161,9 +161,13 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
     wholes: dict[Persister, Round] = {}
     try:
         for persister in persisters:
-            begun = _begun(persister, begin)
-            if not isinstance(begun, Round):
-                outcomes[persister] = begun
+            try:
+                begun = begin(persister)
+            except AckStateError as error:
+                outcomes[persister] = error
+                continue
+            if begun is None:
+                outcomes[persister] = persister.nothing_written()
             elif begun.appends:
                 appends[persister] = begun
             else:
@@ -179,15 +183,6 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
                 if each.is_open:
                     each.abandon()
     return [outcomes[persister] for persister in persisters]
-
-
-def _begun(persister: Persister, begin: Callable[[Persister], Round | None]) -> Round | Outcome:
-    """Begin a round and return it, or return the outcome if there is nothing to write."""
-    try:
-        begun = begin(persister)
-        return persister.nothing_written() if begun is None else begun
-    except AckStateError as error:
-        return error
 
 
 def _write(writes: Mapping[Persister, Steps[PersistResult]]) -> dict[Persister, Outcome]:

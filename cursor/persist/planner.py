@@ -126,9 +126,6 @@ class RecordPlanner:
         """
         if self._backs_off(now_ms=now_ms):
             return self.plan_metadata(up_to, buckets)
-        return self._plan_ledger(up_to, buckets, now_ms=now_ms)
-
-    def _plan_ledger(self, up_to: Position, buckets: Sequence[BucketHoles], *, now_ms: int) -> Plan:
         taken = self._begin(up_to, self._ledger_limits, buckets)
         if self._needs_new_ledger(now_ms=now_ms):
             return self._whole(PersistTarget.SNAPSHOT, taken, buckets)
@@ -229,12 +226,15 @@ class RecordPlanner:
 
     def _needs_new_ledger(self, *, now_ms: int) -> bool:
         journal, config = self._journal, self._config
-        outgrown = max(_COMPACTION_RATIO * journal.snapshot_bytes, config.compaction_bytes_min)
         return (
             journal.needs_ledger
             or journal.entry_count >= config.ledger_entry_count_max
             or self._is_old(now_ms=now_ms)
-            or (journal.form.has_deltas and journal.delta_bytes > outgrown)
+            or (
+                journal.delta_bytes > config.compaction_bytes_min
+                and journal.delta_bytes > _COMPACTION_RATIO * journal.snapshot_bytes
+                and journal.form.has_deltas
+            )
         )
 
     def _is_old(self, *, now_ms: int) -> bool:

@@ -34,6 +34,7 @@ class Round:
         now_ms: The present.
 
     Attributes:
+        appends: Whether it appends an entry to the open cursor ledger, which can be done together with other cursors.
         is_open: Whether it was neither committed nor abandoned.
     """
 
@@ -53,14 +54,10 @@ class Round:
         self._promoted_count = promoted_count
         self._closes = closes
         self._now_ms = now_ms
+        self.appends = plan.appends
         self.is_open = True
         if persister.listeners.of_changes:
             self._notify_begun()
-
-    @property
-    def appends(self) -> bool:
-        """Whether it appends an entry to the open cursor ledger, which can be done together with other cursors."""
-        return self._plan.appends
 
     def prepare(self) -> tuple[int, bytes]:
         """Return the ledger and the entry to be appended."""
@@ -136,8 +133,12 @@ class Round:
         with persister.lock:
             self.is_open = False
             covered = persister.state.end_persist(taken)
-            persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
-            self._note_truncation()
+            if persister.listeners.of_changes:
+                persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
+            if taken.cut_count or taken.batch_cut_count:
+                self._note_truncation()
+            else:
+                persister.is_truncated = False
             persister.wrote(plan.target, byte_count, now_ms=now_ms)
             if self._promoted_count:
                 persister.counters.promoted(self._promoted_count)
@@ -172,11 +173,10 @@ class Round:
     def _note_truncation(self) -> None:
         """Count and log the begin of a period in which a limit cuts: one event, not one per persist."""
         persister, taken = self._persister, self._plan.taken
-        is_cut = taken.cut_count > 0 or taken.batch_cut_count > 0
-        if is_cut and not persister.is_truncated:
+        if not persister.is_truncated:
+            persister.is_truncated = True
             persister.counters.truncation_count += 1
             _LOG.warning(
                 "%s: limits leave %d acked messages and %d partly acked batches out of the durable state",
                 persister.journal.path, taken.cut_count, taken.batch_cut_count,
             )  # fmt: skip
-        persister.is_truncated = is_cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.batch_indexes import BatchIndexes
+from ackstate.batch_indexes import NO_BATCHES, BatchIndexes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,9 +115,10 @@ class UnpersistedBatches:
         Args:
             batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
         """
-        if not (self._partly or self._completed or self._changed or self._cut or self._unwritten):
+        # Every persist comes here; most subscriptions have no batch.
+        if not (self._partly.by_ledger or self._completed.by_ledger or self._changed or self._cut or self._unwritten):
             self._before = None
-            return BatchIndexes()
+            return NO_BATCHES
         self._before = _Before(self._changed, self._cut, self._unwritten.copy(), self._completed)
         self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:
@@ -140,7 +141,7 @@ class UnpersistedBatches:
             self._in_flight = set()
         if self._unwritten:
             self._unwritten = set(self._cut)
-        if self._completed:
+        if self._completed.by_ledger:
             for position in set(self._completed).difference(self._excluded()):
                 if position not in self._entries.fresh:
                     self._completed.discard(position)

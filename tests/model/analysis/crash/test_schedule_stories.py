@@ -412,13 +412,13 @@ def never_resets_the_size_of_the_deltas(patch):
 
 
 def writes_what_is_durable_again(patch):
-    plan_ledger = RecordPlanner._plan_ledger
+    plan_next = RecordPlanner.plan
 
     def whole(self, *args, **named):
-        plan = plan_ledger(self, *args, **named)
+        plan = plan_next(self, *args, **named)
         return plan._replace(content=plan.content._replace(deleted=self._state.whole()[0]))
 
-    patch(RecordPlanner, "_plan_ledger", whole)
+    patch(RecordPlanner, "plan", whole)
     compacts()
 
 
