@@ -66,6 +66,7 @@ class Dispatcher:
         self._waiting, self._delayed = messages.waiting, messages.delayed
         self._reader, self._holes = messages.reader, messages.holes
         self.binds = False
+        self._binding: set[Rule] = set()  # the limits that did so when `admits_new` last looked
 
     def dispatch(self, batch: Batch) -> None:
         """Send messages to a consumer, up to its room and the limits.
@@ -92,7 +93,8 @@ class Dispatcher:
         has_unread = self._cursor.reader.has_unread
         if has_unread:
             self._admission.promote_young(now_ms=now_ms)
-        if not self._admission.usage.binding(consumer):
+        self._binding = self._admission.usage.binding(consumer)
+        if not self._binding:
             self.binds = False
             self._admission.refused_by = None
             return True
@@ -261,8 +263,7 @@ class Dispatcher:
         """Send messages that fill holes, those first that free most."""
         self.binds = True
         owner = self._owner(batch.consumer)
-        binding = self._admission.usage.binding(batch.consumer) | {self._admission.refused_by}
-        counts_unpersisted = Rule.UNPERSISTED_ACK_RECORD_BYTES in binding
+        counts_unpersisted = Rule.UNPERSISTED_ACK_RECORD_BYTES in {*self._binding, self._admission.refused_by}
         while batch.room:
             ready = self._waiting.ready_for(owner)
             holes = self._holes.of(owner, ready, counts_unpersisted=counts_unpersisted)

@@ -42,8 +42,8 @@ class Draft:
     def __init__(self, index: Index, offset: int) -> None:
         self._index = index
         self._end = offset + HEADER.size
-        # The records of each change, and the call that undoes it.
-        self._records: list[tuple[bytes, Callable[[], object]]] = []
+        # The records of each change in pieces, and the call that undoes it.
+        self._records: list[tuple[Sequence[bytes], Callable[[], object]]] = []
 
     def __len__(self) -> int:
         return len(self._records)
@@ -51,15 +51,15 @@ class Draft:
     @property
     def body(self) -> bytes:
         """The records, in order."""
-        return b"".join([record for record, _ in self._records])
+        return b"".join([piece for pieces, _ in self._records for piece in pieces])
 
     def keep(self, count: int) -> None:
         """Undo all records but the first `count`."""
         while len(self._records) > count:
-            record, undo = self._records[-1]
+            pieces, undo = self._records[-1]
             undo()
             self._records.pop()
-            self._end -= len(record)
+            self._end -= sum(map(len, pieces))
 
     def create(self, owner: str) -> int:
         """See `LedgerStore.create`."""
@@ -99,7 +99,9 @@ class Draft:
             ledger.keep(count)
             index.live_size = live_size
 
-        self._add(undo, b"".join(entry_records(ledger_id, entries, checksums)))
+        # The pieces are joined once, with those of the whole group: entries may be large.
+        self._records.append((entry_records(ledger_id, entries, checksums), undo))
+        self._end += APPEND_SIZE * len(entries) + sum(sizes)
         index.add_entries(ledger, offset, sizes, checksums)
         return range(count, count + len(entries))
 
@@ -157,7 +159,7 @@ class Draft:
         index.set_value(path, value)
 
     def _add(self, undo: Callable[[], object], record: bytes) -> None:
-        self._records.append((record, undo))
+        self._records.append(((record,), undo))
         self._end += len(record)
 
     def _open_ledger(self, ledger_id: int) -> IndexedLedger:
