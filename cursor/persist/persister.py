@@ -176,7 +176,7 @@ class Persister:
         """Return the result of a round that was not begun."""
         unpersisted = self.state.unpersisted
         return PersistResult(
-            PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, len(unpersisted.held), len(unpersisted.cut)
+            PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, unpersisted.held_count, unpersisted.cut_count
         )
 
     def wrote(self, target: PersistTarget, byte_count: int, *, now_ms: int) -> None:

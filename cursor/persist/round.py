@@ -145,7 +145,7 @@ class Round:
             if self._closes:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(
-                plan.target, byte_count, covered, taken.mark_delete, len(persister.state.unpersisted.held),
+                plan.target, byte_count, covered, taken.mark_delete, persister.state.unpersisted.held_count,
                 taken.cut_count, taken.batch_cut_count,
             )  # fmt: skip
 

@@ -291,15 +291,12 @@ class CursorAckState:
         """
         unpersisted = self.unpersisted
         unpersisted.begin_write(self.deleted, up_to=up_to, limit=limits, record_bytes_max=record_bytes_max)
-        acked_count, cut_count = self.acked_count, 0
-        if not unpersisted.nothing_held_back:
-            self.durable_count -= len(unpersisted.displaced)
-            acked_count -= unpersisted.excluded_count
-            cut_count = len(unpersisted.cut)
-        batch = self.unpersisted_batches.begin_write(limits.batch_count_max)
+        self.durable_count -= unpersisted.displaced_count
+        batch, cut_count = self.unpersisted_batches.begin_write(limits.batch_count_max), unpersisted.cut_count
         return Unpersisted(
-            self.mark_delete, unpersisted.in_flight, self.properties, batch, acked_count=acked_count,
-            number=self.accepted_number, cut_count=cut_count, batch_cut_count=self.unpersisted_batches.excluded_count,
+            self.mark_delete, unpersisted.in_flight, self.properties, batch,
+            acked_count=self.acked_count - cut_count - unpersisted.held_count, number=self.accepted_number,
+            cut_count=cut_count, batch_cut_count=self.unpersisted_batches.excluded_count,
         )  # fmt: skip
 
     def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
@@ -317,9 +314,7 @@ class CursorAckState:
 
         Negative if more messages were displaced than written.
         """
-        covered = written.acked_count - self.durable_count
-        if not self.unpersisted.nothing_held_back:
-            covered -= len(self.unpersisted.displaced)
+        covered = written.acked_count - self.durable_count - self.unpersisted.displaced_count
         self.durable_count = written.acked_count
         self.durable_number = written.number
         self.persisted_mark_delete = written.mark_delete

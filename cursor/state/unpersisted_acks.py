@@ -53,9 +53,19 @@ class UnpersistedAcks:
         self._outcomes: tuple[DeletedRanges, ...] = ()
 
     @property
-    def excluded_count(self) -> int:
-        """How many the persist under way, or the last one, excludes. Complexity: O(1)."""
-        return len(self.held) + len(self.cut)
+    def held_count(self) -> int:
+        """How many the persist under way, or the last one, holds back. Complexity: O(1)."""
+        return 0 if self.nothing_held_back else len(self.held)
+
+    @property
+    def cut_count(self) -> int:
+        """How many it cuts off. Complexity: O(1)."""
+        return 0 if self.nothing_held_back else len(self.cut)
+
+    @property
+    def displaced_count(self) -> int:
+        """How many of these were durable before. Complexity: O(1)."""
+        return 0 if self.nothing_held_back else len(self.displaced)
 
     @property
     def record_bytes(self) -> int:

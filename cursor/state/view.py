@@ -87,12 +87,12 @@ class AckView:
     @property
     def held_back_count(self) -> int:
         """The part of them that the last persist held back as young. Complexity: O(1)."""
-        return len(self._state.unpersisted.held)
+        return self._state.unpersisted.held_count
 
     @property
     def cut_count(self) -> int:
         """The part of them that the range limit excluded from the last persist. Complexity: O(1)."""
-        return len(self._state.unpersisted.cut)
+        return self._state.unpersisted.cut_count
 
     @property
     def batch_cut_count(self) -> int:
