@@ -144,7 +144,7 @@ def _of_columns(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int
     """Return the entries by ledger, or None if an id is out of range; `TypeError` if one is no integer."""
     try:
         # Arrays refuse anything but integers, and hold plain ones.
-        found = _by_ledger(ledger_ids, entry_ids, array("q", ledger_ids))
+        found = _by_ledger(ledger_ids, entry_ids, array("Q", ledger_ids))
     except OverflowError:
         return None
     return found if 0 <= min(found) <= max(found) <= LEDGER_ID_MAX else None
