@@ -266,6 +266,9 @@ def _checked(indexes: DelayedIndexes) -> DelayedIndexes:
 
 def _by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, npt.NDArray[np.uint32]]]:
     """Yield each ledger id and its entry ids, both rising; repeated entries stay repeated."""
+    lowest = int(indexes.ledger_ids.min())
+    if lowest == indexes.ledger_ids.max():
+        return iter([(lowest, np.sort(indexes.entry_ids.astype(np.uint32)))])
     ledger_ids = np.unique(indexes.ledger_ids)
     # The ledger's rank replaces its id: rank and entry id fit one number, so they are sorted together.
     keys = np.sort(np.searchsorted(ledger_ids, indexes.ledger_ids) << 32 | indexes.entry_ids)

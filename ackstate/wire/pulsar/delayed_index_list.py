@@ -167,13 +167,13 @@ def _decode_stretch(buffer: _Bytes) -> tuple[list[Int64s], int]:
 
     The size is 0 if an element does not have the layout of `encode_index_list`, or an entry id is out of range.
     """
-    is_last = buffer < 0x80
-    ends = np.flatnonzero(is_last)
+    ends = np.flatnonzero(buffer < 0x80)
     count = len(ends) // _VARINTS
     if not count:
         return [], 0
-    lasts = buffer[is_last][: count * _VARINTS]
-    rows = np.ascontiguousarray(ends[: count * _VARINTS].reshape(-1, _VARINTS).T)
+    ends = ends[: count * _VARINTS]
+    lasts = buffer.take(ends)
+    rows = np.ascontiguousarray(ends.reshape(-1, _VARINTS).T)
     sizes = [rows[number] - rows[number - 1] for number in _NUMBERS]
     row_sizes = np.diff(rows[-1], prepend=-1)
     # Each of the five other varints takes at least one byte, so a total of five means one byte each.
