@@ -151,7 +151,7 @@ class CursorAckState:
             self.deleted.add_entries_with(self.unpersisted.fresh, ledger_id, bitmap)
             if not self.unpersisted.nothing_held_back:
                 self.unpersisted.added(ledger_id, bitmap)
-            if self.batch:
+            if self.batch.by_ledger:
                 for position in self.batch.among(ledger_id, bitmap):
                     self.unpersisted_batches.complete(position)
         return new, self._accept(sum(map(len, new.values())))
