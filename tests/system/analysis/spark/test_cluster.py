@@ -80,7 +80,7 @@ def test_a_submitted_job_gives_the_same_answer_by_workers_that_have_not_installe
 
     url, workers = request.getfixturevalue("spark_cluster") if master == "cluster" else (master, [])
     trace = some_trace(tmp_path / "trace")
-    main_of(["package", str(tmp_path)])
+    main_of(["spark-package", str(tmp_path)])
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     words = [
         submit, "--master", url, "--py-files", tmp_path / "ackstate.zip", "--conf", "spark.driver.host=127.0.0.1",
