@@ -93,14 +93,21 @@ class BrokerProcess:
 
 
 class AdminBroker(BrokerProcess):
-    """A broker with its admin paths, which has another port for them whenever it is started."""
+    """A broker with its admin paths, which keeps their port, too."""
 
-    options = ("--admin-port", "0")
+    admin_port = 0
+
+    @property
+    def options(self):
+        return "--admin-port", str(self.admin_port)
 
     def announced_port(self, pattern):
-        port = super().announced_port(r"admin on http://127\.0\.0\.1:(\d+)\n")
-        self.admin_url = f"http://127.0.0.1:{port}"
+        self.admin_port = super().announced_port(r"admin on http://127\.0\.0\.1:(\d+)\n")
         return super().announced_port(pattern)
+
+    @property
+    def admin_url(self):
+        return f"http://127.0.0.1:{self.admin_port}"
 
     def unacked_count(self, topic, subscription):
         """Return how many messages its consumers have not acked."""

@@ -79,13 +79,16 @@ def s3(directory):
         "jclouds.filesystem.basedir": str(directory / "data"),
     }  # fmt: skip
     (directory / "s3.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    spark_settings = {
-        "spark.jars": ",".join(jars_of("hadoop-aws")), "spark.hadoop.fs.s3a.path.style.access": "true",
-    }  # fmt: skip
-    environment = environment_of(spark_settings) | {
+    client_settings = {
         "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": settings["s3proxy.endpoint"],
         "AWS_REGION": "us-east-1",
     }  # fmt: skip
+    spark_settings = {
+        "spark.jars": ",".join(jars_of("hadoop-aws")), "spark.hadoop.fs.s3a.path.style.access": "true",
+        # The workers of a cluster that was started before have not inherited them.
+        **{f"spark.executorEnv.{name}": value for name, value in client_settings.items()},
+    }  # fmt: skip
+    environment = environment_of(spark_settings) | client_settings
     words = ["--properties", str(directory / "s3.conf")]
     with _running(directory, jars_of("s3proxy"), "org.gaul.s3proxy.Main", words) as (process, await_that):
         client = S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=settings["s3proxy.endpoint"])
