@@ -160,8 +160,7 @@ class DeletedRanges(RangeStore):
         """
         if not new:
             return
-        held = self._recent if ledger_id == self._recent_id else self._recall(ledger_id)
-        right_of_new = new.shift(1)
+        held, right_of_new = self._recall(ledger_id), new.shift(1)
         if right_of_new.isdisjoint(held) and new.shift(-1).isdisjoint(held):
             new_firsts = new - right_of_new
             counts = len(new), len(new_firsts), ranges_bytes(ledger_id, new, new_firsts)

@@ -153,6 +153,8 @@ class RangeStore:
 
     def _recall(self, ledger_id: int) -> BitMap:
         """Return a ledger's entries, and cache them unless they are empty."""
+        if ledger_id == self._recent_id:
+            return self._recent
         bitmap = self.entries(ledger_id)
         if bitmap:
             self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)

@@ -162,16 +162,16 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
     try:
         for persister in persisters:
             try:
-                begun = begin(persister)
+                new_round = begin(persister)
             except AckStateError as error:
                 outcomes[persister] = error
                 continue
-            if begun is None:
+            if new_round is None:
                 outcomes[persister] = persister.nothing_written()
-            elif begun.appends:
-                appends[persister] = begun
+            elif new_round.appends:
+                appends[persister] = new_round
             else:
-                wholes[persister] = begun
+                wholes[persister] = new_round
         if wholes:
             outcomes |= _write({persister: each.write() for persister, each in wholes.items()})
         if appends:
@@ -221,9 +221,9 @@ def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Roun
 
 
 def _round(persister: Persister, begin: Callable[[Persister], Round | None]) -> Steps[PersistResult]:
-    begun = begin(persister)
-    assert begun is None or not begun.appends, "a ledger whose end is unknown is not appended to"
-    return persister.nothing_written() if begun is None else (yield from begun.write())
+    new_round = begin(persister)
+    assert new_round is None or not new_round.appends, "a ledger whose end is unknown is not appended to"
+    return persister.nothing_written() if new_round is None else (yield from new_round.write())
 
 
 def _fallen_back(rounds: Mapping[Persister, Round], error: AckStateError) -> dict[Persister, Outcome]:

@@ -239,9 +239,10 @@ def test_damage_behind_a_fitting_checksum_is_named(offset, damage, expected):
 
 
 @pytest.mark.slow
-def test_mutated_bytes_give_a_snapshot_or_our_own_error():
+@pytest.mark.parametrize("count", [6_000, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_mutated_bytes_give_a_snapshot_or_our_own_error(count):
     seed, choose, read = encode_shared(shared_sample()), random.Random(19966), 0
-    for _ in range(6_000):
+    for _ in range(count):
         data = bytearray(seed)
         for _ in range(choose.randint(1, 3)):
             at, length = choose.randrange(len(data)), choose.randint(0, 8)
