@@ -235,7 +235,7 @@ class Bookie:
     def pause(self) -> None:
         """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        dying.pause(self.process)
 
     def resume(self) -> None:
         """Continue after `pause`, if it is running."""

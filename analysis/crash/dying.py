@@ -35,6 +35,12 @@ def command_of(command: list[str]) -> list[str]:
     return [sys.executable, "-P", __file__, str(os.getpid()), *command]
 
 
+def pause(process: subprocess.Popen[bytes]) -> None:
+    """Stop a child with SIGSTOP, and return when all of its threads have stopped: until then one may take a request."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
 def how_ended(status: int) -> str:
     """Return how a process ended, as the predicate of a sentence.
 

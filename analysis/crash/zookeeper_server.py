@@ -124,9 +124,7 @@ class ZooKeeperServer:
     def pause(self) -> None:
         """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        # Until all of its threads have stopped, one may still take a request.
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        dying.pause(self.process)
 
     def resume(self) -> None:
         """Continue after `pause`, if it is running."""
