@@ -59,7 +59,7 @@ class ZooKeeperServer:
 
     MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
-    def __init__(self, directory: Path, *, tick_ms: int = 100) -> None:
+    def __init__(self, directory: Path, *, tick_ms: int = 500) -> None:
         self.directory = directory
         self.process: subprocess.Popen[bytes] | None = None
         with socket.socket() as free:

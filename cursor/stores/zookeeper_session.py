@@ -13,6 +13,7 @@ has written must not look absent.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -48,6 +49,9 @@ _Result = TypeVar("_Result")
 _ATTEMPTS_MAX = 200
 # kazoo wakes its sender with one byte per request through a socket pair, which has room for some 270.
 _REQUESTS_AT_ONCE = 64
+# kazoo waits for the answer to a connection as long as the session lasts, divided by the number of servers. A server
+# that loads its data may accept a connection and forget it (seen in 3.9.5); one attempt must not cost the session.
+_CONNECTIONS_PER_SESSION = 3
 # A larger transaction keeps the server from its other clients for too long.
 _OPERATIONS_MAX = 1_000
 # The overhead of a request besides its operations: its header and the end of the list.
@@ -134,6 +138,11 @@ def existing(found: Node | None, path: str) -> Node:
     return found
 
 
+def _repeated(hosts: str) -> str:
+    count = hosts.count(",") + 1
+    return ",".join([hosts] * math.ceil(_CONNECTIONS_PER_SESSION / count))
+
+
 @final
 class ZooKeeperSession:
     """One session with a cluster, which refuses calls once it is closed or lost; thread-safe.
@@ -172,7 +181,7 @@ class ZooKeeperSession:
         reconnect = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0}
         options = {"connection_retry": reconnect, **client_options}
         try:
-            self._client = KazooClient(hosts, timeout=session_timeout_s, **options)
+            self._client = KazooClient(_repeated(hosts), timeout=session_timeout_s, **options)
         except ConfigurationError as error:
             # Only the names of the options: their values may include passwords.
             raise ValueError(f"client_options {sorted(client_options)}: {error}") from error
