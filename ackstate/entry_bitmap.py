@@ -53,7 +53,7 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
             f"entry ids must be one dimension of integers, got {numbers.ndim} dimensions of {numbers.dtype}"
         )
     if numbers.size and not (numbers.dtype.kind == "u" and numbers.itemsize <= _ID_BYTES):
-        _check_ends(numbers.min(), numbers.max())
+        _check_ends(int(numbers.min()), int(numbers.max()))
     return _bitmap_of_row(numbers.astype(np.uint32, copy=False))
 
 
