@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.wording import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -33,7 +35,7 @@ def render(status: Mapping[str, Any]) -> str:
     results = [_result(part) for part in parts]
     failures = sum(len(part["failures"]) for part in parts)
     counts = {result: results.count(result) for result in (_PARTLY, _NOT_RUN, _FAILED) if result in results}
-    verdict = f"{failures:,} failures." if failures else "Nothing failed."
+    verdict = f"{counted(failures, 'failure')}." if failures else "Nothing failed."
     verdict += f" {results.count(_COMPLETE)} of {len(parts)} parts complete"
     verdict += "".join(f", {count} {result}" for result, count in counts.items()) + "."
     text = _HEAD.format(verdict=verdict, **{key: status[key] for key in ("begun", "budget_s", "machine")})

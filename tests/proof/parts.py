@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ackstate.analysis.wording import counted
 from fuzz.targets import TARGETS
 from live.java_process import JARS
 from museum.exhibits import EXHIBITS
@@ -174,8 +175,8 @@ def kill_matrix(seconds: float, out: Path) -> PartEnd:
         return PartEnd(tried, tuple(failures), "stopped when its time was over")
     missed = tried["bugs"] - tried["bugs caught"]
     if missed and scale >= 1:
-        failures.append(f"{missed} bugs were caught by no layer")
-    short = f"with {scale:.0%} of the usual time, in which {missed} bugs were not caught" if scale < 1 else ""
+        failures.append(f"no layer caught {counted(missed, 'bug')}")
+    short = f"with {scale:.0%} of the usual time, which missed {counted(missed, 'bug')}" if scale < 1 else ""
     return PartEnd(tried, tuple(failures), short)
 
 
