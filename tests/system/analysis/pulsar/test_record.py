@@ -6,16 +6,73 @@ import json
 import random
 import signal
 import subprocess
+import threading
 import time
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pulsar
 import pytest
 
 from ackstate.analysis.trace.check import check_events
 from command_line import ENTRY, run
 from example_broker import AdminBroker, client_of, rest, subscribe
+from waiting import wait_until
 
 TOPIC = "persistent://public/default/orders"
+
+
+class Gateway(ThreadingHTTPServer):
+    """Passes requests on to a broker's admin port, and counts the polls of its one topic that it answers."""
+
+    def __init__(self, broker):
+        super().__init__(("127.0.0.1", 0), Passed)
+        self.broker = broker
+        self.polls = self.failures = 0
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def await_poll(self):
+        """Wait for a poll that begins later than now, and for its end."""
+        enough = self.polls + 3
+        wait_until(lambda: self.polls >= enough)
+
+    def await_failure(self):
+        enough = self.failures + 1
+        wait_until(lambda: self.failures >= enough)
+
+
+class Passed(BaseHTTPRequestHandler):
+    def do_GET(self):
+        try:
+            answer = httpx.get(f"{self.server.broker.admin_url}{self.path}", trust_env=False)
+        except httpx.TransportError:
+            self.server.failures += 1
+            return
+        self.send_response(answer.status_code)
+        for name in ("Content-Type", "Content-Length"):
+            self.send_header(name, answer.headers[name])
+        self.end_headers()
+        self.wfile.write(answer.content)
+        self.server.polls += self.path.endswith("/internalStats")
+
+    def log_message(self, *_):
+        """No lines on the terminal."""
+
+
+@contextmanager
+def gateway_to(broker):
+    with Gateway(broker) as gateway:
+        thread = threading.Thread(target=gateway.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield gateway
+        finally:
+            gateway.shutdown()
+            thread.join()
 
 
 @pytest.mark.slow
@@ -27,14 +84,16 @@ def test_the_redelivered_count_is_inside_the_interval(tmp_path, capsys, seed, fl
     rng = random.Random(seed)
     broker, path = AdminBroker(tmp_path / "store", flush_ms=flush_ms), tmp_path / "trace"
     acked = set()
-    try:
+    with ExitStack() as stack:
+        stack.callback(broker.kill)
+        gateway = stack.enter_context(gateway_to(broker))
         with client_of(broker) as client:
             consumer = subscribe(client, "orders", "billing", pulsar.ConsumerType.Shared)
             command = [
                 *ENTRY,
                 "pulsar",
                 "record",
-                broker.admin_url,
+                gateway.url,
                 str(path),
                 "--every",
                 "1s",
@@ -42,6 +101,7 @@ def test_the_redelivered_count_is_inside_the_interval(tmp_path, capsys, seed, fl
                 "public/default/*",
             ]
             recorder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.callback(recorder.kill)
             producer, end_s = client.create_producer("orders"), time.monotonic() + 7
             while time.monotonic() < end_s:
                 for _ in range(rng.randint(1, 20)):
@@ -51,21 +111,19 @@ def test_the_redelivered_count_is_inside_the_interval(tmp_path, capsys, seed, fl
                         consumer.acknowledge(message)
                         acked.add(str(message.message_id()))
                 time.sleep(0.05)  # for other tests: more messages add nothing
-            # A poll sees the last acks before the broker dies: later ones would be unknown.
-            time.sleep(1.4)
+            # The broker dies after a poll that has seen the last acks: later ones would be unknown.
+            gateway.await_poll()
             broker.kill()
         # A poll fails: without the time of the load, nothing else distinguishes a restart from a reset.
-        time.sleep(1.4)
+        gateway.await_failure()
         broker.start()
         with client_of(broker) as client:
             again = {str(message.message_id()) for message in rest(subscribe(client, "orders", "billing",
                      pulsar.ConsumerType.Shared))}  # fmt: skip
-        time.sleep(3)  # longer than the pause after a poll that failed
+        gateway.await_poll()
         recorder.send_signal(signal.SIGINT)
         out, err = recorder.communicate(timeout=60)
         assert (recorder.returncode, err) == (0, ""), out
-    finally:
-        broker.kill()
     redelivered = len(again & acked)
     assert check_events(path).kinds["ack"] > 20
     answer = json.loads(run(capsys, "redelivery", path, "--engine", "local", "--json").out)
