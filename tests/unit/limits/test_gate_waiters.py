@@ -223,8 +223,8 @@ def test_a_gate_that_closes_for_good_calls_everyone_once_and_lets_nobody_wait(br
 class Dispatchers:
     """Threads that send through one gate as soon as it is open, and one that acks the sent messages."""
 
-    def __init__(self, gate, *, messages, senders):
-        self.gate, self.left, self.senders = gate, messages, senders
+    def __init__(self, gate, *, messages, senders, lost_after_s=30.0):
+        self.gate, self.left, self.senders, self.lost_after_s = gate, messages, senders, lost_after_s
         self.lock = threading.Lock()
         self.unacked = 0
         self.lost = 0
@@ -245,7 +245,7 @@ class Dispatchers:
                 opened = threading.Event()
                 self.gate.when_open(opened.set)
                 # As long as it waits, another thread acks: only a call that never comes takes so long.
-                self.lost += not opened.wait(timeout=2)
+                self.lost += not opened.wait(self.lost_after_s)
 
     def ack(self):
         while (self.left > 0 or self.unacked) and not self.lost:
@@ -284,4 +284,4 @@ class LooksBeforeItLocks(DispatchGate):
 
 @pytest.mark.slow
 def test_threads_lose_a_wake_up_of_a_gate_that_looks_before_it_locks():
-    assert Dispatchers(LooksBeforeItLocks(GateLimits(0, 4)), messages=100, senders=1).run() == 1
+    assert Dispatchers(LooksBeforeItLocks(GateLimits(0, 4)), messages=100, senders=1, lost_after_s=1.0).run() == 1
