@@ -128,7 +128,18 @@ def _decode(kind: type[_Decoded], data: bytes) -> _Decoded:
         raise ProtocolError(f"a {kind.DESCRIPTOR.name} cannot be decoded: {error}") from error
     if not decoded.IsInitialized():
         raise ProtocolError(f"a {kind.DESCRIPTOR.name} lacks {', '.join(decoded.FindInitializationErrors())}")
+    _check_text(decoded)
     return decoded
+
+
+def _check_text(message: ProtobufMessage) -> None:
+    """Refuse text that is not UTF-8: the runtime returns it as bytes."""
+    for field, value in message.ListFields():
+        for each in value if field.is_repeated else (value,):
+            if field.type == field.TYPE_MESSAGE:
+                _check_text(each)
+            elif field.type == field.TYPE_STRING and not isinstance(each, str):
+                raise ProtocolError(f"{field.full_name} must be UTF-8, got {each!r}")
 
 
 def _key(metadata: MessageMetadata) -> bytes | None:

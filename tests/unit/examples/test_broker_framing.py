@@ -66,6 +66,15 @@ def test_an_unknown_command_and_a_known_one_with_fields_that_this_broker_lacks()
         decode_frame(bytes.fromhex("00000006 080b 5a02 0801"))
 
 
+def test_text_that_is_not_utf_8_is_refused():
+    frame = encode_frame("subscribe", topic="t", subscription="?!?!", type=0, consumer_id=1, request_id=2)
+    with pytest.raises(ProtocolError, match=r"CommandSubscribe\.subscription must be UTF-8"):
+        decode_frame(frame[4:].replace(b"?!?!", b"\xff\xfe\xff\xfe"))
+    entry = entry_of(has_checksum=False, partition_key="?!?!").replace(b"?!?!", b"\xc3(\xa0\xa1")
+    with pytest.raises(ProtocolError, match=r"MessageMetadata\.partition_key must be UTF-8"):
+        decode_metadata(entry)
+
+
 def test_a_frame_that_is_too_large_is_not_read():
     async def read(data):
         reader = asyncio.StreamReader()
