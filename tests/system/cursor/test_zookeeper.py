@@ -851,7 +851,7 @@ def test_what_was_appended_survives_kills_in_order_and_whole(server, open_store)
 @pytest.mark.slow
 def test_a_call_waits_for_a_server_that_comes_back_even_if_it_forgot_a_connection(tmp_path):
     # A server that loads its data may accept a connection and neither answer nor close it. This one bounds sessions to
-    # ten seconds, so that one attempt of the time asked for would lose the session.
+    # ten seconds: one attempt as long as the requested session would lose it.
     server = ZooKeeperServer(tmp_path)
     server.start()
     ids = []
