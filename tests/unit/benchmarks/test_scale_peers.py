@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
+from waiting import wait_until
 
 pytest.importorskip("duckdb")
 
@@ -61,8 +61,7 @@ WORKING = "import time\nwhile time.process_time() < 0.3: pass"
 def test_the_work_of_a_child_counts_while_it_runs_and_after():
     before = cpu_s()
     with subprocess.Popen([sys.executable, "-c", f"{WORKING}\ninput()"], stdin=subprocess.PIPE) as child:
-        while cpu_s() - before < 0.29:
-            time.sleep(0.01)
+        wait_until(lambda: cpu_s() - before >= 0.29)
         child.communicate(b"\n")
     assert cpu_s() - before >= 0.29
 

@@ -227,11 +227,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
         assert len(pids) == 2
         assert all(map(is_alive, pids))
         harness.kill()
-    for _ in range(1_000):
-        if not any(map(is_alive, pids)):
-            break
-        time.sleep(0.01)
-    assert not any(map(is_alive, pids))
+    wait_until(lambda: not any(map(is_alive, pids)), timeout_s=10)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from benchmarks.calibration.__main__ import main
 from benchmarks.calibration.blocked import blocked
 from benchmarks.calibration.prediction import TracePrediction, expected_by_spark
 from command_line import CommandOutcome, assert_one_line
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 SMALL = ("--points", 1, "--kills", 1, "--power-cuts", 0)
@@ -118,9 +118,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_behind(request):
     process = subprocess.Popen([sys.executable, "-c", _WITHOUT_SPARK], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     request.addfinalizer(process.kill)
     names = f"{scratch_prefix('calibration', process.pid)}*/life-*"
-    until = time.monotonic() + 60
-    while not list(fast_parent().glob(names)) and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: list(fast_parent().glob(names)), timeout_s=60)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=60)
