@@ -75,7 +75,8 @@ def test_consumers_that_share_take_turns(client, topic):
 
 
 def test_a_key_has_one_consumer_and_keeps_its_order(client, topic):
-    consumers = [subscribe(client, topic, kind=ConsumerType.KeyShared) for _ in range(2)]
+    # Names of the client's own choice are random, and now and then give one consumer all the keys.
+    consumers = [subscribe(client, topic, kind=ConsumerType.KeyShared, consumer_name=name) for name in "ab"]
     keys = [f"key {number}" for number in range(8)]
     for round_number in range(3):
         for key in keys:
