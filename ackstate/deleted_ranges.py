@@ -31,6 +31,8 @@ from ackstate.record_size import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ackstate.ledger_map import LedgerMap
+
 
 @final
 class DeletedRanges(RangeStore):
@@ -218,6 +220,17 @@ class DeletedRanges(RangeStore):
             if rest:
                 self._hold(ledger_id, rest)
         return removed
+
+    def discard_missing(self, ledgers: LedgerMap) -> None:
+        """Remove the entries that a message log does not have. Complexity: O(ledgers, and containers of those)."""
+        lost = DeletedRanges()
+        for ledger_id, bitmap in self.bitmaps():
+            if bitmap.max() >= (entry_count := ledgers.entry_count(ledger_id)):
+                gone = bitmap.copy()
+                gone.remove_range(0, entry_count)
+                lost.add_entries(ledger_id, gone)
+        if lost:
+            self.difference_update(lost)
 
     def remove_at_most(self, position: Position) -> int:
         """Remove every entry at or below a position and return their number.

@@ -195,6 +195,15 @@ class LedgerMap:
             return Position(ids[bisect_right(starts, starts[index]) - 1], 0)
         return Position(ids[-1], open_count)
 
+    def is_beyond_end(self, position: Position) -> bool:
+        """Return whether a position is above the last entry.
+
+        The position before a ledger's first entry is not, unless the ledger's id is above that of the open ledger.
+        """
+        if position[1] < 0:
+            return position[0] > self.current_ledger_id
+        return position > self._last_confirmed
+
     def is_valid(self, position: Position) -> bool:
         """Return whether a position can be read next: its entry exists, or is the next one to be written."""
         ledgers = self._ledgers

@@ -102,7 +102,8 @@ class ManagedCursor(FormerNames):
             UnreadableCursorError: The stored cursor cannot be read; nothing was changed. The error names the repairs
                 that help.
             UnsupportedVersionError: A newer release wrote it.
-            InvalidPositionError: The durable state is beyond the message log; Pulsar's mark-delete position may be.
+            InvalidPositionError: The durable state is beyond the message log, and was left as it is; Pulsar's
+                mark-delete position may be.
             StoreError: The storage failed.
         """
         opening = CursorOpening(

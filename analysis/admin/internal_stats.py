@@ -145,4 +145,6 @@ def _read_position(content: CursorState, log: LedgerMap | None) -> Position:
 
 
 def _backlog(content: CursorState, log: LedgerMap) -> int:
-    return max(0, log.count_between(content.mark_delete, log.last_confirmed) - len(content.deleted))
+    acked = content.deleted.copy()
+    acked.discard_missing(log)
+    return log.count_between(content.mark_delete, log.last_confirmed) - len(acked)

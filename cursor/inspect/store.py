@@ -212,12 +212,12 @@ class _CursorReader:
         return CursorState(mark_delete, deleted, BatchIndexes(), {})
 
     def _beyond_the_log(self, content: CursorState) -> list[Problem]:
-        highest = max(content.mark_delete, (content.deleted.last_range() or (None, content.mark_delete))[1])
-        if self._log is None or highest <= self._log.last_confirmed or highest.entry_id < 0:
+        highest = content.highest
+        if self._log is None or not self._log.is_beyond_end(highest):
             return []
         # In a live store the log may have grown since it was read.
         log = message_log_ledgers(self._store, self._name.topic)
-        if log is None or highest <= log.last_confirmed:
+        if log is None or not log.is_beyond_end(highest):
             return []
         expected = f"a state up to the end of the message log, {log.last_confirmed}"
         return [Problem(f"cursor {self._name.path}", 0, expected, f"one that reaches {highest}")]
@@ -338,17 +338,21 @@ def _marked(record: JournalRecord, path: str, problems: Sequence[Problem]) -> Jo
 def _given_up(known: CursorState, kept: CursorState, log: LedgerMap | None) -> int:
     """Count the acked entries that one state has and another lacks.
 
-    Without the log, of those at or below the mark-delete position only the ones in its own ledger count.
+    Entries that the log has lost do not count. Without the log, of those at or below the mark-delete position only the
+    ones in its own ledger count.
     """
     ledger_id, entry_id = known.mark_delete
     passed = (log or LedgerMap.from_counts({ledger_id: entry_id + 1})).count_between(
         kept.mark_delete, known.mark_delete
     )
-    kept_of_those = len(kept.deleted.copy().take_at_most(known.mark_delete))
+    kept_of_those = kept.deleted.copy().take_at_most(known.mark_delete)
     above = known.deleted.copy()
     above.remove_at_most(max(kept.mark_delete, known.mark_delete))
     above.difference_update(kept.deleted)
-    return max(0, passed - kept_of_those) + len(above)
+    if log is not None:
+        kept_of_those.discard_missing(log)
+        above.discard_missing(log)
+    return max(0, passed - len(kept_of_those)) + len(above)
 
 
 def _notes(

@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
+from ackstate.errors import InvalidPositionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,20 @@ class CursorState(NamedTuple):
     deleted: DeletedRanges
     batch: BatchIndexes
     properties: Mapping[str, int]
+
+    @property
+    def highest(self) -> Position:
+        """The highest position that it reaches."""
+        highest = self.deleted.last_range()
+        return self.mark_delete if highest is None else max(self.mark_delete, highest[1])
+
+
+def check_within_log(content: CursorState, ledgers: LedgerMap) -> None:
+    """Raise `InvalidPositionError` if a whole state reaches beyond the end of the message log."""
+    if ledgers.is_beyond_end(content.highest):
+        raise InvalidPositionError(
+            f"the durable state reaches {content.highest}, the message log ends at {ledgers.last_confirmed}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
 from ackstate.cursor.journal.cursor_holes import CursorHoles
-from ackstate.cursor.journal.format import CursorRecord
+from ackstate.cursor.journal.format import CursorRecord, check_within_log
 from ackstate.cursor.journal.native import SharedCursorRecord, snapshot_of
 from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.journal.term_floor import term_floor
@@ -102,6 +102,7 @@ class Journal:
 
         Raises:
             CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.
+            InvalidPositionError: Its state reaches beyond the message log; it is left as it is.
             UnsupportedVersionError: A newer release wrote it.
             StoreError: The storage failed.
         """
@@ -119,6 +120,9 @@ class Journal:
                 journal._version, journal._term = version, term_floor(store.metadata) + 1
                 journal.holes.find_pins((), term=journal._term, is_new=version == ABSENT)
                 return journal, None
+            # Pulsar's format moves such a mark-delete position to the end of the log.
+            if form.has_deltas or not ledgers.is_beyond_end(found.recovered.content.mark_delete):
+                check_within_log(found.recovered.content, ledgers)
             if (yield from journal._take_over(found)):
                 found = journal._appended_since(found, recovery)
                 journal.holes.find_pins(found.bucket_ids, term=journal._term, is_new=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.journal.format import CursorState, check_within_log
 from ackstate.cursor.state.persist_limits import UNLIMITED
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING, UnpersistedAcks
 from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
@@ -190,7 +191,9 @@ class CursorAckState:
                 raise InvalidPositionError(f"ledger {position.ledger_id} is not in the message log")
         before, trimmed_before = self.mark_delete, self.trimmed_count()
         acked_before = self._move_mark_delete(position) - (trimmed_before - self.trimmed_count())
-        newly_acked = self._accept(self.ledgers.count_between(before, position) - acked_before)
+        newly_acked = self.ledgers.count_between(before, position) - acked_before
+        assert newly_acked >= 0, "acked entries that the log does not have"
+        self._accept(newly_acked)
         self.accepted_number += not newly_acked and self.mark_delete != before
         return newly_acked
 
@@ -228,15 +231,21 @@ class CursorAckState:
     def restore(
         self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
     ) -> None:
-        """Start from a durable state.
+        """Start from a durable state, without acks of entries that the log has lost: no number may count these.
+
+        Args:
+            mark_delete: The mark-delete position.
+            deleted: Given away.
+            batch: Given away.
+            properties: Those of the latest mark-delete.
 
         Raises:
             InvalidPositionError: It reaches beyond the end of the message log.
         """
-        highest = max(mark_delete, (deleted.last_range() or (mark_delete, mark_delete))[1])
-        last = self.ledgers.last_confirmed
-        if highest > last and highest.entry_id >= 0:
-            raise InvalidPositionError(f"the durable state reaches {highest}, the message log ends at {last}")
+        check_within_log(CursorState(mark_delete, deleted, batch, properties), self.ledgers)
+        deleted.discard_missing(self.ledgers)
+        for position in [position for position in batch if position not in self.ledgers]:
+            batch.discard(position)
         self._start(mark_delete, deleted, batch)
         self.properties = properties
         self._advance_mark_delete()

@@ -25,7 +25,7 @@ _SHRINK_SECONDS = 5.0
 FEATURES = (
     "delta", "whole", "snapshot", "metadata", "cut", "held_back", "batches", "resets", "failed_resets",
     "failed_persists", "fenced", "raced", "fenced_publishes", "published_in_a_race", "group_persists", "derived",
-    "deletions", "trimmed_ledgers", "failed_trims",
+    "deletions", "trimmed_ledgers", "failed_trims", "lost_ledgers",
 )  # fmt: skip
 """Further counts of a run: a feature that is never used is not tested."""
 

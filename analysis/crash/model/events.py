@@ -55,6 +55,7 @@ EVENTS = {
     "open_damaged_copy": ModelEvent(1, broker_events.open_damaged_copy),
     "delete": ModelEvent(0.7, deletion.delete),
     "trim": ModelEvent(2, trims.trim),
+    "lose_ledger": ModelEvent(0.4, trims.lose_ledger),
     "ack": ModelEvent(0, client_events.ack),
     "ack_up_to": ModelEvent(0, client_events.ack_up_to),
     "give_back": ModelEvent(0, client_events.give_back),

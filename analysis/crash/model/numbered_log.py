@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.position import Position
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ackstate.cursor.journal.format import CursorState
     from ackstate.cursor.topic.message_log import Message
-    from ackstate.position import Position
 
 
 class NumberRun(NamedTuple):
@@ -48,7 +49,6 @@ class NumberedLog:
         self.positions: list[Position] = []
         self.numbers: dict[Position, int] = {}
         self.messages: list[Message | None] = []
-        self._offsets: dict[int, int] = {}  # for each ledger, the actual or virtual number of its entry 0
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -61,7 +61,6 @@ class NumberedLog:
     def append(self, positions: Sequence[Position], messages: Iterable[Message | None]) -> None:
         """Number the next entries; an unknown message counts as plain and undelayed."""
         for position in positions:
-            self._offsets.setdefault(position.ledger_id, len(self.positions) - position.entry_id)
             self.numbers[position] = len(self.positions)
             self.positions.append(position)
         self.messages += messages
@@ -102,9 +101,17 @@ class NumberedLog:
         """Return the numbers of all entries acked in a durable state."""
         held = set(range(self.count_up_to(content.mark_delete)))
         for ledger_id, first, end in content.deleted.runs():
-            offset = self._offsets[ledger_id]
-            held.update(range(offset + first, offset + end))
+            runs = (self.numbers.get(Position(ledger_id, entry_id)) for entry_id in range(first, end))
+            held.update(number for number in runs if number is not None)  # The log may have lost some.
         return held
+
+    def lose(self, lost: Collection[Position]) -> dict[int, int]:
+        """Number the entries again without some, and return the numbers of the others: before -> from now on."""
+        kept = [number for number, position in enumerate(self.positions) if position not in lost]
+        self.messages = [self.messages[number] for number in kept]
+        self.positions = [self.positions[number] for number in kept]
+        self.numbers = {position: number for number, position in enumerate(self.positions)}
+        return {before: number for number, before in enumerate(kept)}
 
     def text(self, numbers: Iterable[int]) -> str:
         """Return entries as text: ``"1:0 1:4-9"``; a set is sorted, other collections keep their order."""

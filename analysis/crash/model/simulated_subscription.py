@@ -28,7 +28,7 @@ from ackstate.limits.gate import DispatchGate
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ackstate.analysis.crash.model.earlier_owner import EarlierOwner
     from ackstate.analysis.crash.model.settings import Encoded
@@ -167,6 +167,13 @@ class SimulatedSubscription(CursorListener):
         finally:
             self.rival = None
         self.judge(before.redelivery_if_crashed)
+
+    def lost(self, numbers: Mapping[int, int]) -> None:
+        """Go on with other numbers, right after a recovery: those of entries that the log has not lost."""
+        model, self.earlier = self.model, None
+        batches = {numbers[number]: left for number, left in model.unacked_of_batch.items() if number in numbers}
+        model.recovered({numbers[number] for number in model.acked if number in numbers}, batches)
+        self.written = Written(self.simulation.log, self.disk, self.cursor_path)
 
     def judge(self, gauge: int | None) -> None:
         """Check the recovered state, and continue with it.

@@ -121,6 +121,20 @@ class BrokerSimulation:
         if self.earlier_log is not None:
             self.earlier_log.go_on(self._log_disk)
 
+    def lose_entries(self, ledger_id: int, left: int, *, is_gone: bool) -> None:
+        """Remove the entries of a ledger of the log but the first ones, or the ledger, from the disk and the models."""
+        lost = {position for position in self.log.positions if position.ledger_id == ledger_id}
+        lost = {position for position in lost if position.entry_id >= left}
+        for line in self._lines:
+            line.settle(self)
+        if is_gone:
+            del self._log_disk.ledgers[ledger_id]
+        else:
+            del self._log_disk.ledgers[ledger_id].entries[left:]
+        numbers = self.log.lose(lost)
+        for side in self.sides:
+            side.lost(numbers)
+
     def _open_index(self) -> TopicDelayIndex | BucketedDelayIndex | None:
         """Return the index that all subscriptions share, if the tracker is shared."""
         tracker = self.settings.tracker
@@ -347,6 +361,12 @@ class _Line:
     def tells(self) -> bool:
         """Whether the event had an effect."""
         return any(numbers or not what.startswith("send") for what, numbers in self.notes)
+
+    def settle(self, simulation: BrokerSimulation) -> None:
+        """Name the entries, whose numbers are about to change."""
+        self.notes = [
+            (f"{what} {simulation.log.text(numbers)}" if numbers else what, ()) for what, numbers in self.notes
+        ]
 
     def text(self, simulation: BrokerSimulation) -> str:
         """Return the line, with adjacent actions of one kind merged."""

@@ -1,4 +1,4 @@
-"""The event of a trim: the log loses the ledgers that every subscription has acked durably, and no other."""
+"""The events by which a log loses ledgers: trims, of those that every subscription has acked durably; and disasters."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ def trim(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     ledgers = simulation.message_log.ledgers
     lost = [number for number, each in enumerate(numbered.positions) if number not in acked and each not in ledgers]
     hold(Promise.I12, not lost, f"trimmed, and not acked durably by all: {numbered.text(lost)}")
+
+
+def lose_ledger(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """A ledger below the last message is gone, empty or shorter when the broker starts again after a crash.
+
+    Its messages no longer exist: no number counts them, and all others are acked or sent as before.
+    """
+    if not simulation.settings.crash_weight:
+        return
+    crash(simulation, side)  # From here on nothing is known but the disk.
+    ledgers, numbered = simulation.message_log.ledgers, simulation.log
+    below = ledgers.ledgers_between(-1, ledgers.last_confirmed.ledger_id)
+    if not below:
+        return
+    ledger_id, kind = simulation.random.choice(below), simulation.random.choice(("gone", "empty", "shorter"))
+    left = simulation.random.randrange(ledgers.entry_count(ledger_id) + 1) if kind == "shorter" else 0
+    simulation.lose_entries(ledger_id, left, is_gone=kind == "gone")
+    simulation.note(f"ledger {ledger_id} is {kind}, {left} entries are left")
+    simulation.counts["lost_ledgers"] += 1
+    simulation.open_broker()
+    for each in simulation.sides:
+        each.crash_and_recover()
+        _check_backlog(each, len(numbered) - len(each.model.acked))
+
+
+def _check_backlog(side: SimulatedSubscription, expected: int) -> None:
+    found = f"after a ledger was lost the backlog is {side.cursor.backlog}, {expected} messages are unacked"
+    hold(Promise.I4, side.cursor.backlog == expected, found)
 
 
 def _trim(simulation: BrokerSimulation) -> int:

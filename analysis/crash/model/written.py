@@ -294,7 +294,7 @@ class Written:
 
 def held_of(log: NumberedLog, content: CursorState) -> Held:
     """Return a durable state by number."""
-    batches = {log.numbers[position]: indexes(words) for position, words in content.batch.items()}
+    batches = {log.numbers[each]: indexes(words) for each, words in content.batch.items() if each in log.numbers}
     return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
 
 

@@ -78,8 +78,9 @@ def missing_acks(cursor: ExportedCursor, found: Acked, log: LedgerMap) -> int:
     """
     state, missing = fitted(cursor, log), 0
     if state.mark_delete > found.mark_delete:
-        acked_between = len(found.deleted.copy().take_at_most(state.mark_delete))
-        missing = log.count_between(found.mark_delete, state.mark_delete) - acked_between
+        acked_between = found.deleted.copy().take_at_most(state.mark_delete)
+        acked_between.discard_missing(log)
+        missing = log.count_between(found.mark_delete, state.mark_delete) - len(acked_between)
     above = state.deleted.copy()
     above.remove_at_most(max(state.mark_delete, found.mark_delete))
     above.difference_update(found.deleted)
