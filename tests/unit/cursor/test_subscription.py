@@ -372,9 +372,9 @@ def test_a_cursor_that_does_not_belong_to_the_log_is_refused():
         return ManagedCursor.open(store, topic=topic, subscription="s", ledgers=ledgers, now_ms=0)
 
     with pytest.raises(ValueError, match="cursor must be of the log's topic 'orders', got one of topic 'refunds'"):
-        Subscription(log, cursor_of("refunds", other.ledgers))
-    with pytest.raises(ValueError, match="cursor must be of the log's topic 'orders', got one of topic 'refunds'"):
         Subscription(log, cursor_of("refunds", log.ledgers))
+    with pytest.raises(ValueError, match="cursor must be of the log's topic 'orders', got one of topic 'refunds'"):
+        Subscription(log, cursor_of("refunds", other.ledgers))
     for ledgers in (LedgerMap.from_counts(log.ledgers.counts()), other.ledgers):
         with pytest.raises(ValueError, match=r"opened with the ledgers of this log of topic 'orders'.*=log\.ledgers"):
             Subscription(log, cursor_of("orders", ledgers))
