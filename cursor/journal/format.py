@@ -89,6 +89,7 @@ class DecodedJournal:
             -1 if nothing was discarded.
         discarded_reason: Why it could not be read; empty if nothing was discarded.
         byte_count: Size of the records that were read and applied, or of the record of the metadata store.
+        is_idle: Whether a record says since when the cursor has been idle, as Pulsar's may: with its opening that ends.
     """
 
     content: CursorState
@@ -97,6 +98,7 @@ class DecodedJournal:
     discarded_offset: int = -1
     discarded_reason: str = ""
     byte_count: int = 0
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

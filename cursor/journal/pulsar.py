@@ -2,6 +2,9 @@
 
 The last entry counts. The cursor's value in the metadata store is a `ManagedCursorInfo`. Pulsar can read everything
 that is written here. It skips and drops one field of ours, the owner's term.
+
+No time since which a cursor has been idle is ever written: without one a broker takes the moment at which it opens the
+cursor, and with an old one it deletes the subscription.
 """
 
 from __future__ import annotations
@@ -89,10 +92,10 @@ class PulsarFormat:
                 )
                 discarded += len(encoded)
                 continue
-            content = _content(info.position, info)
+            content, is_idle = _content(info.position, info), bool(info.idle_since_ms)
             if damage is None:
-                return DecodedJournal(content, records_replayed=1, byte_count=len(encoded))
-            return DecodedJournal(content, 1, discarded, damage.offset, str(damage), len(encoded))
+                return DecodedJournal(content, records_replayed=1, byte_count=len(encoded), is_idle=is_idle)
+            return DecodedJournal(content, 1, discarded, damage.offset, str(damage), len(encoded), is_idle)
         assert damage is not None
         raise damage
 

@@ -82,7 +82,7 @@ def recover_or_create(
     report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
     if not form.has_deltas:
         content = reopened(content, state.ledgers)
-    is_changed = found.is_repaired or content.mark_delete != report.mark_delete
+    is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
     state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
     if is_changed or found.form.name is not form.name:
         state.require_persist()  # A cursor in another format is converted by its next persist.

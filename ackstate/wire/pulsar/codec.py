@@ -70,6 +70,7 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
         properties=_properties(info.properties),
         batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
         individual_deleted_message_ranges=() if as_list else _word_lists(selection.kept),
+        idle_since=info.idle_since_ms,
     )
     ranges = encode_range_list(selection.kept, tag=_POSITION_INFO.ranges_tag) if as_list else []
     return _assembled(head, ranges, tail, info.unknown)
@@ -97,7 +98,8 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> Posit
             _deleted(message, rows, ledgers, len(record)),
             _batch(message),
             _decoded_properties(message),
-            _unknown(message),
+            idle_since_ms=message.idle_since if message.HasField("idle_since") else None,
+            unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
         raise locate(record, POSITION_INFO, refused) from None
@@ -132,6 +134,7 @@ def encode_cursor_info(
         last_active=info.last_active_ms,
         batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
         cursor_properties=(StringProperty(name=name, value=text) for name, text in info.cursor_properties.items()),
+        idle_since=info.idle_since_ms,
         ackstate_term=info.term,
     )
     ranges = encode_range_list(selection.kept, tag=_CURSOR_INFO.ranges_tag)
@@ -165,7 +168,6 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
         if message.cursors_ledger_id < NO_LEDGER:
             found = message.cursors_ledger_id
             raise InvalidRecordError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
-        term = message.ackstate_term if message.HasField("ackstate_term") else None
         return CursorInfo(
             message.cursors_ledger_id,
             _mark_delete(message),
@@ -174,8 +176,9 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
             _decoded_properties(message),
             message.last_active if message.HasField("last_active") else None,
             {_text(each.name): _text(each.value) for each in message.cursor_properties},
-            _unknown(message),
-            term,
+            term=message.ackstate_term if message.HasField("ackstate_term") else None,
+            idle_since_ms=message.idle_since if message.HasField("idle_since") else None,
+            unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
         raise locate(record, CURSOR_INFO, refused) from None

@@ -55,23 +55,25 @@ class LongListMap(_message.Message):
     def __init__(self, key: _Optional[int] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PositionInfo(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "individual_deleted_messages", "properties", "batched_entry_deletion_index_info", "individual_deleted_message_ranges")
+    __slots__ = ("ledger_id", "entry_id", "individual_deleted_messages", "properties", "batched_entry_deletion_index_info", "individual_deleted_message_ranges", "idle_since")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     INDIVIDUAL_DELETED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     BATCHED_ENTRY_DELETION_INDEX_INFO_FIELD_NUMBER: _ClassVar[int]
     INDIVIDUAL_DELETED_MESSAGE_RANGES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SINCE_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     individual_deleted_messages: _containers.RepeatedCompositeFieldContainer[MessageRange]
     properties: _containers.RepeatedCompositeFieldContainer[LongProperty]
     batched_entry_deletion_index_info: _containers.RepeatedCompositeFieldContainer[BatchedEntryDeletionIndexInfo]
     individual_deleted_message_ranges: _containers.RepeatedCompositeFieldContainer[LongListMap]
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., individual_deleted_message_ranges: _Optional[_Iterable[_Union[LongListMap, _Mapping]]] = ...) -> None: ...
+    idle_since: int
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., individual_deleted_message_ranges: _Optional[_Iterable[_Union[LongListMap, _Mapping]]] = ..., idle_since: _Optional[int] = ...) -> None: ...
 
 class ManagedCursorInfo(_message.Message):
-    __slots__ = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "individual_deleted_messages", "properties", "last_active", "batched_entry_deletion_index_info", "cursor_properties", "ackstate_term")
+    __slots__ = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "individual_deleted_messages", "properties", "last_active", "batched_entry_deletion_index_info", "cursor_properties", "idle_since", "ackstate_term")
     CURSORS_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MARK_DELETE_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     MARK_DELETE_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,7 @@ class ManagedCursorInfo(_message.Message):
     LAST_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     BATCHED_ENTRY_DELETION_INDEX_INFO_FIELD_NUMBER: _ClassVar[int]
     CURSOR_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SINCE_FIELD_NUMBER: _ClassVar[int]
     ACKSTATE_TERM_FIELD_NUMBER: _ClassVar[int]
     cursors_ledger_id: int
     mark_delete_ledger_id: int
@@ -89,5 +92,6 @@ class ManagedCursorInfo(_message.Message):
     last_active: int
     batched_entry_deletion_index_info: _containers.RepeatedCompositeFieldContainer[BatchedEntryDeletionIndexInfo]
     cursor_properties: _containers.RepeatedCompositeFieldContainer[StringProperty]
+    idle_since: int
     ackstate_term: int
-    def __init__(self, cursors_ledger_id: _Optional[int] = ..., mark_delete_ledger_id: _Optional[int] = ..., mark_delete_entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., last_active: _Optional[int] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., cursor_properties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ..., ackstate_term: _Optional[int] = ...) -> None: ...
+    def __init__(self, cursors_ledger_id: _Optional[int] = ..., mark_delete_ledger_id: _Optional[int] = ..., mark_delete_entry_id: _Optional[int] = ..., individual_deleted_messages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., last_active: _Optional[int] = ..., batched_entry_deletion_index_info: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., cursor_properties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ..., idle_since: _Optional[int] = ..., ackstate_term: _Optional[int] = ...) -> None: ...

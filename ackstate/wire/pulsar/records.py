@@ -26,6 +26,9 @@ class PositionInfo:
         batch: Unacked indexes of partly acked batches. Must not be changed.
         properties: Properties of the latest mark-delete, name -> signed 64-bit number.
         unknown: Unknown fields, unchanged; written back behind all others.
+        idle_since_ms: Since when no consumer used the cursor, in milliseconds since 1970; None if the entry lacks it.
+            Pulsar 5.0.1 writes it, takes None and 0 as the moment at which it reads the entry, and deletes subscriptions
+            that are idle for longer than their namespace allows.
     """
 
     position: Position
@@ -33,6 +36,7 @@ class PositionInfo:
     batch: BatchIndexes = field(default_factory=BatchIndexes)
     properties: Mapping[str, int] = field(default_factory=dict)
     unknown: bytes = b""
+    idle_since_ms: int | None = None
 
     def __post_init__(self) -> None:
         check_position(self.position)
@@ -52,6 +56,7 @@ class CursorInfo:
         cursor_properties: Properties set by the application, name -> text.
         unknown: As in `PositionInfo`.
         term: Number of the cursor's owner, in a field of ours that Pulsar ignores; None in records written by Pulsar.
+        idle_since_ms: As in `PositionInfo`.
     """
 
     cursors_ledger_id: int
@@ -63,6 +68,7 @@ class CursorInfo:
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     unknown: bytes = b""
     term: int | None = None
+    idle_since_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not NO_LEDGER <= self.cursors_ledger_id <= LEDGER_ID_MAX:

@@ -60,6 +60,7 @@ _BATCH_INDEXES = _schema(
     "batch index", FieldSchema("position", _POSITION), FieldSchema("delete_set", FieldKind.INTS, required=False)
 )
 _BATCH = FieldSchema("batched_entry_deletion_index_info", _BATCH_INDEXES, required=False)
+_IDLE_SINCE = FieldSchema("idle_since", FieldKind.INT, required=False)
 _WORDS = _schema("words", FieldSchema("key", FieldKind.INT), FieldSchema("values", FieldKind.INTS, required=False))
 
 POSITION_INFO = _schema(
@@ -70,6 +71,7 @@ POSITION_INFO = _schema(
     _PROPERTIES,
     _BATCH,
     FieldSchema("individual_deleted_message_ranges", _WORDS, required=False),
+    _IDLE_SINCE,
 )
 CURSOR_INFO = _schema(
     "cursor info",
@@ -81,6 +83,7 @@ CURSOR_INFO = _schema(
     FieldSchema("last_active", FieldKind.INT, required=False),
     _BATCH,
     FieldSchema("cursor_properties", _STRING_PROPERTY, required=False),
+    _IDLE_SINCE,
 )
 COMPRESSION_METADATA = _schema(
     "compression metadata",

@@ -347,6 +347,33 @@ def test_state_at_or_below_the_mark_delete_is_kept_as_read():
         assert decode_position_info(encode_position_info(info, form=form)) == info
 
 
+@pytest.mark.parametrize("idle_since_ms", [0, 1, 1_795_191_315_442, -1, 2**63 - 1, -(2**63)])
+def test_since_when_a_subscription_has_been_idle_is_read_and_written_where_pulsar_5_0_1_has_it(idle_since_ms):
+    number = encode_position_info(PositionInfo(Position(3, 1), idle_since_ms=idle_since_ms))[5:]
+    for encode, decode, tag, info in (
+        (encode_position_info, decode_position_info, "38", PositionInfo(Position(3, 1), properties={"p": 1})),
+        (encode_cursor_info, decode_cursor_info, "48", CursorInfo(4, cursor_properties={"a": "b"}, term=3)),
+    ):
+        before, found = encode(info), decode(encode(info) + bytes.fromhex(tag) + number)
+        assert (decode(before).idle_since_ms, found) == (None, replace(info, idle_since_ms=idle_since_ms))
+        assert decode(encode(found)) == found
+        assert len(encode(found)) == len(before) + 1 + len(number)
+        assert messages.PositionInfo.FromString(b"\x08\x03\x10\x01\x38" + number).idle_since == idle_since_ms
+
+
+@pytest.mark.parametrize("other_type", ["023130", "0000000000000000"])
+def test_a_field_in_the_place_of_the_idle_time_that_is_no_number_is_unknown(other_type):
+    wire_type = 2 if other_type == "023130" else 1
+    for encode, decode, number, info in (
+        (encode_position_info, decode_position_info, 7, PositionInfo(Position(3, 1))),
+        (encode_cursor_info, decode_cursor_info, 9, CursorInfo(4)),
+    ):
+        record = encode(info) + bytes([number << 3 | wire_type]) + bytes.fromhex(other_type)
+        found = decode(record)
+        assert (found.idle_since_ms, replace(found, unknown=b"")) == (None, info)
+        assert encode(found) == record
+
+
 def test_unknown_fields_come_back_behind_all_others():
     known = encode_position_info(PositionInfo(Position(3, 1), properties={"p": 1}))
     unknown = bytes.fromhex("3a0161") + bytes.fromhex("d20302abcd")

@@ -40,10 +40,13 @@ def sample(record_type, *ids, **more):
     return record_type(*ids, deleted=deleted, batch=batch, **more)
 
 
-POSITION_INFO = sample(PositionInfo, Position(2, -1), properties={"é": -1}, unknown=bytes.fromhex("3a0161"))
-CURSOR_INFO = sample(
-    CursorInfo, -1, Position(2, 7), last_active_ms=12, cursor_properties={"a": "ü"}, unknown=bytes.fromhex("4b08054c")
+POSITION_INFO = sample(
+    PositionInfo, Position(2, -1), properties={"é": -1}, idle_since_ms=2**41, unknown=bytes.fromhex("3a0161")
 )
+CURSOR_INFO = sample(
+    CursorInfo, -1, Position(2, 7), last_active_ms=12, idle_since_ms=-1, cursor_properties={"a": "ü"},
+    unknown=bytes.fromhex("4b08054c"),
+)  # fmt: skip
 PLAIN = sample(CursorInfo, -1, Position(2, 7))
 RECORDS = {
     "list": (decode_position_info, encode_position_info(POSITION_INFO, form=RangeForm.LIST)),

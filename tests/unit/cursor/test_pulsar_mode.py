@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -245,6 +246,64 @@ def test_after_pulsar_has_written_the_cursor_again_it_opens_with_all_it_had(stor
     assert state_of(reopened) == held
     assert reopened.cursor_properties == {"owner": "billing"}
     assert reopened.recovery_report.bytes_discarded == 0
+
+
+def idle_times_of(store):
+    """Return the times of idleness that a broker could find: of the record, and of the entry that counts."""
+    message = messages.ManagedCursorInfo.FromString(store.metadata.get(PATH).data)
+    entry = entries_of(store)[-1] if message.cursors_ledger_id >= 0 else b"\x08\0\x10\0"
+    return message.last_active, message.idle_since, messages.PositionInfo.FromString(entry).idle_since
+
+
+IDLE = {
+    "opened": lambda cursor: None,
+    "persisted without an ack": lambda cursor: cursor.persist(now_ms=0),
+    "an ack": lambda cursor: (cursor.ack(P(5, 3), now_ms=0), cursor.persist(now_ms=0)),
+    "a partly acked batch": lambda cursor: (cursor.ack_batch(P(5, 3), [2], now_ms=0), cursor.persist(now_ms=0)),
+    "a cumulative ack": lambda cursor: (cursor.mark_delete(P(3, 8), now_ms=0), cursor.persist(now_ms=0)),
+    "properties": lambda cursor: cursor.set_cursor_properties({"owner": "billing"}),
+    "a reset": lambda cursor: cursor.reset(P(3, 2), now_ms=0),
+    "closed": lambda cursor: cursor.close(now_ms=0),
+}
+
+
+@pytest.mark.parametrize("use", IDLE.values(), ids=IDLE)
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("metadata_range_count_max", [0, 100])
+def test_no_use_of_a_cursor_leaves_a_time_since_which_it_is_idle(store, log, use, is_closed, metadata_range_count_max):
+    """The next broker would delete the subscription: to it, all this time nobody has used it."""
+    cursor = open_cursor(store, log)
+    fill(cursor)
+    cursor.persist(now_ms=0)
+    if is_closed:
+        cursor.close(now_ms=0)
+    held = state_of(cursor)
+    message = messages.ManagedCursorInfo.FromString(store.metadata.get(PATH).data)
+    message.ClearField("ackstate_term")
+    message.last_active, message.idle_since = 1_795_191_315_442, 1_795_191_315_443
+    put_record(store, message.SerializeToString())
+    if not is_closed:
+        info = decode_position_info(entries_of(store)[-1])
+        entry = encode_position_info(replace(info, idle_since_ms=1_795_191_315_444))
+        store.ledgers.append(message.cursors_ledger_id, entry)
+    assert all(idle_times_of(store)[: 2 if is_closed else 3])
+    reopened = open_cursor(crashed(store), log, metadata_range_count_max=metadata_range_count_max)
+    assert state_of(reopened) == held
+    use(reopened)
+    assert idle_times_of(store) == (0, 0, 0)
+    assert open_state(store, log) == state_of(reopened)
+
+
+@pytest.mark.parametrize("repair", [Repair.DISCARD_DAMAGED_RECORDS, Repair.USE_METADATA_SNAPSHOT, Repair.START_ANEW])
+def test_no_repair_leaves_a_time_since_which_the_cursor_is_idle(store, log, repair):
+    persisted_three_times(store, log)
+    idle = replace(decode_position_info(entries_of(store)[-1]), idle_since_ms=1_795_191_315_444)
+    replace_entries(store, lambda entries: [encode_position_info(idle), b"\xff", b"\xff"])
+    message = messages.ManagedCursorInfo.FromString(store.metadata.get(PATH).data)
+    message.idle_since = 1_795_191_315_443
+    put_record(store, message.SerializeToString())
+    open_cursor(crashed(store), log, repair=repair)
+    assert idle_times_of(store) == (0, 0, 0)
 
 
 def ranges_of(text):
