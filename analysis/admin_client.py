@@ -39,6 +39,10 @@ class AdminError(AckStateError):
     """The server refused or could not be reached. The text is that of `pulsar-admin`, possibly several lines."""
 
 
+class InvalidNameError(AdminError):
+    """No topic or namespace that can be requested has this name; nothing was requested."""
+
+
 class Origin(NamedTuple):
     """Scheme, host and port of a URL: servers are the same only if all three are equal."""
 
@@ -222,11 +226,13 @@ def namespace_path(namespace: str) -> str:
     """Return the path of a namespace `tenant/namespace` on the server.
 
     Raises:
-        AdminError: It is not of that form, or a name has a character that Pulsar does not allow.
+        InvalidNameError: It is not of that form, or a name has a character that Pulsar does not allow.
     """
     parts = namespace.split("/")
     if len(parts) != 2 or not all(map(_is_entity, parts)):
-        raise AdminError(f"Invalid namespace format, expected tenant/namespace. namespace: {printable(namespace)}")
+        raise InvalidNameError(
+            f"Invalid namespace format, expected tenant/namespace. namespace: {printable(namespace)}"
+        )
     return "/admin/v2/namespaces/" + "/".join(map(_encoded, parts))
 
 
@@ -237,16 +243,16 @@ def topic_path(topic: str) -> str:
         topic: `persistent://tenant/namespace/topic`, `tenant/namespace/topic`, or `topic` in public/default.
 
     Raises:
-        AdminError: It has none of these forms, is not persistent, or names a cluster, as topics of Pulsar 1 did.
+        InvalidNameError: It has none of these forms, is not persistent, or names a cluster, as topics of Pulsar 1 did.
     """
     domain, separator, rest = topic.partition("://")
     if separator and domain != "persistent":
-        raise AdminError(f"Need to provide a persistent topic name: {printable(topic)}")
+        raise InvalidNameError(f"Need to provide a persistent topic name: {printable(topic)}")
     parts = (rest if separator else topic).split("/")
     if not separator and len(parts) == 1:
         parts = ["public", "default", *parts]
     if len(parts) != 3 or not all(map(_is_entity, parts[:2])) or parts[2] in {"", ".", ".."}:
-        raise AdminError(
+        raise InvalidNameError(
             f"Invalid topic name '{printable(topic)}', it should be in the format of "
             "persistent://<tenant>/<namespace>/<topic>, <tenant>/<namespace>/<topic> or <topic>"
         )
@@ -270,7 +276,7 @@ def _encoded(name: str) -> str:
     try:
         return quote(name, safe="")
     except UnicodeEncodeError:
-        raise AdminError(f"{printable(name)} is not text") from None
+        raise InvalidNameError(f"{printable(name)} is not text") from None
 
 
 def _client_conf(path: str) -> dict[str, str]:

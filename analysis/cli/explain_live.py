@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.live_explanation import ExplainedSubscription
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.pulsar.snapshot.sources import Unread
 
 _TIMEOUT_S = 60.0
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -59,21 +60,22 @@ def explain_live(
     """
     check_extra()
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-    from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+    from ackstate.analysis.pulsar.snapshot.sources import LiveBroker, Unread
 
     server = AdminServer(url, read_token(token_file), _TIMEOUT_S, answer_bytes_max=_ANSWER_BYTES_MAX)
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
     found: list[_TopicExplanation] = []
-    missing: dict[str, AckStateError] = {}
+    missing: list[Unread] = []
     with PulsarAdmin(server) as admin:
-        topics = LiveBroker(admin, topics=[] if topic is None else [topic]).topics()
+        topics, unlisted = LiveBroker(admin, topics=[] if topic is None else [topic]).listing()
         for each in topics:
             try:
                 found += _explained(admin, each, query)
             except AckStateError as error:
-                missing[each] = error
+                missing.append(Unread("topic", each, error))
     if missing and len(missing) == len(topics):
-        raise next(iter(missing.values()))
+        raise missing[0].error
+    missing = [*unlisted, *missing]
     chosen = [each for each in found if subscription in {None, each.subscription.subscription}]
     if not chosen and subscription is not None:
         names = ", ".join(f"{each.subscription.subscription!r} of {each.topic!r}" for each in found) or "none"
@@ -97,15 +99,15 @@ def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterato
 
 
 def _json(
-    url: str, found: Sequence[_TopicExplanation], missing: dict[str, AckStateError], *, now_ms: int | None
+    url: str, found: Sequence[_TopicExplanation], missing: Sequence[Unread], *, now_ms: int | None
 ) -> dict[str, Any]:
     present_ms = max((each.now_ms for each in found), default=0) if now_ms is None else now_ms
     cursors = [{"topic": topic, "status": "ok", "problems": []} | each.model_dump() for topic, _, each in found]
-    unread = [{"topic": topic, "why": str(error)} for topic, error in missing.items()]
+    unread = [each.to_json() for each in missing]
     return {"store": url, "now_ms": present_ms, "cursors": cursors, "missing": unread}
 
 
-def _text(found: Sequence[_TopicExplanation], missing: dict[str, AckStateError]) -> Iterator[Table | str]:
+def _text(found: Sequence[_TopicExplanation], missing: Sequence[Unread]) -> Iterator[Table | str]:
     for topic, _, each in found:
         yield printable(f"{topic}, {each.subscription}: {each.type}")
         yield printable(
@@ -119,6 +121,5 @@ def _text(found: Sequence[_TopicExplanation], missing: dict[str, AckStateError])
         if each.hole_count > len(each.holes):
             yield f"{each.hole_count - len(each.holes):,} more (--top)"
         yield ""
-    for topic, error in missing.items():
-        yield printable(f"{topic}: {error}")
+    yield from (printable(str(each)) for each in missing)
     yield counted(len(found), "cursor")

@@ -68,7 +68,11 @@ def record(
     at most the poll that was being written.
 
     A topic or broker that does not answer is polled again, at first after 1s,
-    later after up to 30s. Its next poll covers the time between.
+    later after up to 30s. Its next poll covers the time between. A namespace or
+    tenant that cannot be listed is tried again each minute.
+
+    Exit status: 0, 1 if no poll succeeded, or a namespace or tenant could not be
+    listed in the end, 2 if the recording could not start or be written.
     """
     server = admin_server(
         url, token_file, timeout=request_timeout, trust_cert_path=tls_trust_cert_path, answer_mib_max=answer_mib_max
@@ -90,16 +94,22 @@ def record(
             _print_resumed(trace, directory.resumed)
             recorder = ClusterRecorder(admin, source, directory, every_s=every.seconds, glob=topics)
             task = display.add_task("listing topics", total=None)
+            said: set[str] = set()
+
+            def show(state: Progress) -> None:
+                for reason in state.unlisted:
+                    if reason not in said:
+                        console.complain(reason)
+                        said.add(reason)
+                display.update(task, description=_line(state))
+
             with until_stopped():
-                recorder.run(
-                    None if for_ is None else for_.seconds,
-                    lambda state: display.update(task, description=_line(state)),
-                )
+                recorder.run(None if for_ is None else for_.seconds, show)
             found = recorder.progress()
             display.update(task, description="finishing the hour")
             directory.close()
         _print_end(trace, found)
-    if not found.polls:
+    if found.unlisted or not found.polls:
         raise typer.Exit(1)
 
 
@@ -119,11 +129,14 @@ def _print_end(trace: Path, found: Progress) -> None:
     subjects = f"{counted(found.topics, 'topic')}, {counted(found.cursors, 'cursor')}"
     unread = f", {counted(found.unread, 'topic')} not read: {found.last_failure}" if found.unread else ""
     polls = counted(found.polls, "poll")
-    console.write(printable(f"{trace}: {found.events:,} events in {polls} of {subjects}{unread}") + "\n")
+    console.show(
+        *map(printable, (f"{trace}: {found.events:,} events in {polls} of {subjects}{unread}", *found.unlisted))
+    )
 
 
 def _line(state: Progress) -> str:
     unread = f", {state.unread:,} not read" if state.unread else ""
+    unread += f", {len(state.unlisted):,} not listed" if state.unlisted else ""
     return (
         f"{counted(state.topics, 'topic')}, {counted(state.cursors, 'cursor')}{unread}, "
         f"{state.polls:,} polls, {state.events:,} events"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
     from ackstate.analysis.pulsar.snapshot.judgement import Judgement
-    from ackstate.analysis.pulsar.snapshot.sources import Source, TopicAnswers
+    from ackstate.analysis.pulsar.snapshot.sources import Source, TopicAnswers, Unread
 
 _Answer = TypeVar("_Answer")
 _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
@@ -83,7 +83,8 @@ def snapshot(
     it must be longer than a flush and two writes: 65s. A shorter one narrows
     nothing.
 
-    Exit status: 0, 1 if some topics could not be read, 2 if none could.
+    Exit status: 0, 1 if a topic, namespace or tenant could not be read, 2 if
+    none could.
     """
     if (url is None) == (not recorded):
         raise typer.BadParameter("give either the URL of a broker or --from")
@@ -111,11 +112,12 @@ def snapshot(
         raise typer.Exit(1)
 
 
-def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement], dict[str, str]]:
-    """Return the judged subscriptions, and the reason for each topic without any."""
+def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement], list[Unread]]:
+    """Return the judged subscriptions, and what could not be read."""
     from ackstate.analysis.pulsar.snapshot.judgement import Looks, by_name, judge, most_redelivered_first
+    from ackstate.analysis.pulsar.snapshot.sources import Unread
 
-    topics = source.topics()
+    topics, unlisted = source.listing()
     pauses_s = [0.0] if again is None else [0.0, again.seconds, _CHECK_S]
     with console.progress() as progress:
         settings = _of_all(topics, source.settings, progress, "settings of topics")
@@ -123,16 +125,16 @@ def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement],
     # The last look shows only whether a write was in progress at the look before it.
     now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
     found: list[Judgement] = []
-    missing: dict[str, AckStateError] = {}
+    missing: list[Unread] = []
     for topic in topics:
         try:
             around = [_usable(look[topic]) for look in others]
             found += judge(topic, Looks(_had(now[topic]), *around), _had(settings[topic]))
         except AckStateError as error:
-            missing[topic] = error
+            missing.append(Unread("topic", topic, error))
     if missing and len(missing) == len(topics):
-        raise next(iter(missing.values()))
-    return most_redelivered_first(found), {topic: str(missing[topic]) for topic in sorted(missing, key=by_name)}
+        raise missing[0].error
+    return most_redelivered_first(found), sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
 
 
 def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: float) -> _Outcomes[TopicAnswers]:
@@ -173,18 +175,18 @@ def _recorded(paths: Sequence[Path]) -> Source:
     return RecordedAnswers(paths)
 
 
-def _json(found: Sequence[Judgement], missing: dict[str, str], *, top: int | None = None) -> dict[str, Any]:
+def _json(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | None = None) -> dict[str, Any]:
     from ackstate.analysis.pulsar.snapshot.judgement import totals
 
     return {
         "subscriptions": [each.to_json() for each in found[:top]],
         "subscriptions_not_shown": len(found) - len(found[:top]),
         "brokers": totals(found),
-        "missing": [{"topic": topic, "why": why} for topic, why in missing.items()],
+        "missing": [each.to_json() for each in missing],
     }
 
 
-def _text(found: Sequence[Judgement], missing: dict[str, str], *, top: int | None) -> Iterator[Table | str]:
+def _text(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | None) -> Iterator[Table | str]:
     if not found and not missing:
         yield "there are no topics"
         return
@@ -195,8 +197,7 @@ def _text(found: Sequence[Judgement], missing: dict[str, str], *, top: int | Non
     explained = [each for each in shown if each.messages[1] or each.comes_back is None][:_REASONS_MAX]
     for each in shown:
         yield from _reasons(each, is_explained=each in explained)
-    for topic, why in missing.items():
-        yield printable(f"{topic}: {why}")
+    yield from (printable(str(each)) for each in missing)
     yield from _totals(found)
     for assumed in sorted({each.assumed for each in found if each.assumed}):
         yield printable(f"settings: {assumed}")
@@ -214,7 +215,7 @@ def _totals(found: Sequence[Judgement]) -> Iterator[str]:
         yield printable(f"if {broker} dies now: {entries} acked entries of {cursors}{more}")
 
 
-def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
+def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
     from ackstate.cursor.pulsar_conf import METADATA_RANGES
 
     table = new_table("topic", "subscription", "acked", "ranges", "comes back", "closest limit", "used", "holes left")
@@ -234,8 +235,8 @@ def _table(found: Sequence[Judgement], missing: dict[str, str]) -> Table:
         limit = (closest.setting, f"{closest.percent:.1f} %") if closest else ("-", "-")
         numbers = (f"{len(each.look.deleted):,}", f"{each.look.deleted.range_count:,}")
         table.add_row(printable(each.topic), printable(each.subscription), *numbers, entries, *limit, holes)
-    for topic in missing:
-        table.add_row(printable(topic), *["-"] * 3, "not read", *["-"] * 3)
+    for unread in missing:
+        table.add_row(printable(unread.name), *["-"] * 3, "not read", *["-"] * 3)
     return table
 
 

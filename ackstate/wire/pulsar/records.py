@@ -27,8 +27,8 @@ class PositionInfo:
         properties: Properties of the latest mark-delete, name -> signed 64-bit number.
         unknown: Unknown fields, unchanged; written back behind all others.
         idle_since_ms: Since when no consumer used the cursor, in milliseconds since 1970; None if the entry lacks it.
-            Pulsar 5.0.1 writes it, takes None and 0 as the moment at which it reads the entry, and deletes subscriptions
-            that are idle for longer than their namespace allows.
+            Pulsar 5.0.1 writes it, takes None and 0 as the moment at which it reads the entry, and deletes a
+            subscription that is idle for longer than its namespace allows.
     """
 
     position: Position

@@ -29,7 +29,9 @@ class Collection(NamedTuple):
     Attributes:
         judgements: The subscriptions of the topics that were read.
         topic_count: The topics that were listed; 0 if they could not be listed.
-        unread: For each broker, how many of its topics were not read; "" has those of an unknown owner.
+        unread: For each broker, how many of its topics were not read; "" has those of an unknown owner, and tenants,
+            namespaces and partitioned topics that were not listed.
+        unlisted: Why each of these was not.
         failure: The reason why no topic was listed; empty if they were.
         ended_s: When it ended, in seconds since 1970.
         duration_s: How long it took.
@@ -38,6 +40,7 @@ class Collection(NamedTuple):
     judgements: Sequence[Judgement] = ()
     topic_count: int = 0
     unread: Mapping[str, int] = {}
+    unlisted: Sequence[str] = ()
     failure: str = ""
     ended_s: float = 0.0
     duration_s: float = 0.0
@@ -64,18 +67,21 @@ class Collector:
         if begun_s - self._source_s >= SETTINGS_S:
             self._source, self._source_s = self._make_source(), begun_s
         try:
-            topics = self._source.topics()
+            topics, unlisted = self._source.listing()
         except AckStateError as error:
             return Collection(failure=str(error), ended_s=time.time(), duration_s=time.monotonic() - begun_s)
         judgements: list[Judgement] = []
-        unread: Counter[str] = Counter()
+        unread: Counter[str] = Counter({"": len(unlisted)} if unlisted else {})
         for topic, found in request_all(topics, self._judged).items():
             if isinstance(found, AckStateError):
                 unread[self._owners.get(topic, "")] += 1
             else:
                 judgements += found
         self._forget_others(topics)
-        return Collection(judgements, len(topics), dict(unread), "", time.time(), time.monotonic() - begun_s)
+        return Collection(
+            judgements, len(topics), dict(unread), [*map(str, unlisted)],
+            ended_s=time.time(), duration_s=time.monotonic() - begun_s,
+        )  # fmt: skip
 
     def _judged(self, topic: str) -> list[Judgement]:
         settings, answers = self._source.settings(topic), self._source.read(topic)

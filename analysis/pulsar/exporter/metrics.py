@@ -98,7 +98,8 @@ def _unread(latest: Collection) -> GaugeMetricFamily:
     """Return the unread topics of each broker; brokers all of whose topics were read have 0."""
     family = GaugeMetricFamily(
         "ackstate_pulsar_topics_unread",
-        "Topics of a broker that the latest look could not read; the owner is unknown if the broker is empty.",
+        "Topics of a broker that the latest look could not read. The empty broker has those of an unknown owner, and "
+        "each tenant, namespace or partitioned topic that could not be listed.",
         labels=("broker",),
     )
     brokers = {each.owner for each in latest.judgements}

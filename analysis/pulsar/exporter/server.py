@@ -61,7 +61,7 @@ def run_exporter(
         metrics: Exports the latest collection.
         settings: Where to listen, and how often to collect.
         announce: Called with a line when the server listens and has collected once.
-        complain: Called with the reason of a failed collection, once until it changes.
+        complain: Called with each reason why a collection failed, or is without some topics, once until it is gone.
 
     Raises:
         OSError: The address cannot be used.
@@ -70,15 +70,18 @@ def run_exporter(
     registry.register(metrics)
     with until_stopped(), _server(registry, settings) as port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        shown, line = "", f"ackstate exporter on http://{host}:{port}/metrics"
+        shown: set[str] = set()
+        line = f"ackstate exporter on http://{host}:{port}/metrics"
         while True:
             collection = collector.collect()
             metrics.show(collection)
-            if collection.failure and collection.failure != shown:
-                complain(collection.failure)
+            reasons = [collection.failure] if collection.failure else collection.unlisted
+            for reason in reasons:
+                if reason not in shown:
+                    complain(reason)
             if line:
                 announce(line)
-            shown, line = collection.failure, ""
+            shown, line = {*reasons}, ""
             time.sleep(max(settings.every_s - collection.duration_s, 0.0))
 
 

@@ -17,12 +17,12 @@ from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, Top
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.analysis.pulsar.record.trace_directory import Recorded, TraceDirectory
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
     from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+    from ackstate.analysis.pulsar.snapshot.sources import Listing, LiveBroker, Unread
     from ackstate.analysis.trace.events import PolledEvent
 
 AT_ONCE = 32
@@ -45,6 +45,7 @@ class Progress(NamedTuple):
         topics: Topics that are polled.
         cursors: Their cursors.
         unread: Topics whose last poll failed.
+        unlisted: Why tenants, namespaces or partitioned topics could not be listed the last time.
         polls: Successful polls of a topic so far.
         events: Events recorded so far.
         last_failure: The reason of the latest failed poll; empty without one.
@@ -53,6 +54,7 @@ class Progress(NamedTuple):
     topics: int
     cursors: int
     unread: int
+    unlisted: Sequence[str]
     polls: int
     events: int
     last_failure: str
@@ -123,6 +125,7 @@ class ClusterRecorder:
         self._glob = glob
         self._topics: dict[str, _Polled] = {}
         self._unread: set[str] = set()  # topics whose last poll failed
+        self._unlisted: Sequence[Unread] = ()  # their topics go on as before
         self._queue = PollQueue(AT_ONCE, self._broker_of)
         self._under_way: dict[Future[None], _UnderWay] = {}
         self._recorded: dict[str, dict[str, Recorded]] = {}
@@ -149,7 +152,7 @@ class ClusterRecorder:
             show: Called some times a second.
 
         Raises:
-            AdminError: The topics cannot be listed at the start.
+            AdminError: No topics can be listed at the start.
             SnapshotError: An answer to that is malformed.
             OSError: The trace cannot be written.
         """
@@ -158,7 +161,7 @@ class ClusterRecorder:
         try:
             self._follow(self._list())
             self._end_missing()
-            listing: Future[Sequence[str]] | None = None
+            listing: Future[Listing] | None = None
             listed_s, shown_s = time.monotonic(), 0.0
             while end_s is None or time.monotonic() < end_s:
                 now_s = time.monotonic()
@@ -185,33 +188,43 @@ class ClusterRecorder:
         cursors = sum(each.follower.cursor_count for each in followed)
         unread = len(self._unread)
         return Progress(
-            len(followed), cursors, unread, self._poll_count, self._event_count, self._last_failure if unread else ""
-        )
+            len(followed), cursors, unread, [*map(str, self._unlisted)], self._poll_count, self._event_count,
+            self._last_failure if unread else "",
+        )  # fmt: skip
 
     # --- Topics
 
-    def _list(self) -> Sequence[str]:
-        topics = self._source.topics()
+    def _list(self) -> Listing:
+        listing = self._source.listing()
         self._trace.note_broker(self._source.cursor_properties)
-        return [topic for topic in topics if not self._glob or matches(topic, self._glob)]
+        return listing
 
-    def _take_listing(self, listing: Future[Sequence[str]]) -> None:
+    def _take_listing(self, listing: Future[Listing]) -> None:
         try:
             self._follow(listing.result())
         except AckStateError as error:
             self._last_failure = str(error)
 
-    def _follow(self, topics: Iterable[str]) -> None:
-        """Poll some topics from now on, and no others."""
-        wanted = set(topics)
+    def _follow(self, listing: Listing) -> None:
+        """Poll the matching topics from now on, and no others, except those that could not be listed."""
+        wanted = {topic for topic in listing.topics if not self._glob or matches(topic, self._glob)}
+        self._unlisted = listing.unread
         for topic in sorted(wanted - self._topics.keys()):
-            self._topics[topic] = _Polled(TopicFollower(topic, self._recorded.pop(topic, {})))
-            self._queue.put(topic, 0.0)
+            self._poll_from_now(topic)
         for topic, polled in self._topics.items():
-            polled.is_gone = topic not in wanted
+            polled.is_gone = topic not in wanted and not self._may_exist(topic)
+
+    def _poll_from_now(self, topic: str) -> None:
+        self._topics[topic] = _Polled(TopicFollower(topic, self._recorded.pop(topic, {})))
+        self._queue.put(topic, 0.0)
+
+    def _may_exist(self, topic: str) -> bool:
+        return any(each.includes(topic) for each in self._unlisted)
 
     def _end_missing(self) -> None:
-        """Record that topics of the earlier recording were deleted meanwhile."""
+        """Record that topics of the earlier recording were deleted meanwhile; those that were not listed are polled."""
+        for topic in [*filter(self._may_exist, self._recorded)]:
+            self._poll_from_now(topic)
         for topic, recorded in self._recorded.items():
             TopicFollower(topic, recorded).ended(self.now_ms(), partial(self._record, topic))
         self._recorded.clear()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
+from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, final
 
-from ackstate.analysis.admin_client import namespace_path, topic_path
+from ackstate.analysis.admin_client import InvalidNameError, namespace_path, topic_path
 from ackstate.analysis.pulsar.snapshot.admin_rest import RefusedError
 from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
 from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.snapshot.requests import request_all
 from ackstate.cursor.pulsar_conf import CURSOR_KEYS
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +23,15 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
 
+_Kind: TypeAlias = Literal["tenant", "namespace", "topic"]
+
 _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
 _SYSTEM_TENANT = "pulsar"
 _OURS = "(ackstate "  # in the version that a broker reports which embeds this library
 _NOT_TO_BE_READ = 403
+_FORBIDDEN, _GONE = frozenset({401, _NOT_TO_BE_READ}), frozenset({404, 410})
+_PARTITIONS_MAX = 100_000
 _NOT_SET = frozenset({404, 405, 412})  # no such policy, or topic policies are disabled
 _FILE = re.compile(r"(internalStats|stats)-(.+)\.json")
 _CONFIGURATION, _VERSION = "configuration.json", "version.txt"
@@ -46,11 +53,67 @@ class TopicAnswers(NamedTuple):
     answered_s: float = 0.0
 
 
+class Unread(NamedTuple):
+    """A topic that could not be read, or a tenant or namespace whose topics could not be listed.
+
+    Attributes:
+        kind: Which of the three.
+        name: Its name.
+        error: Why.
+    """
+
+    kind: _Kind
+    name: str
+    error: AckStateError
+
+    @property
+    def reason(self) -> str:
+        """One of the keys of `REASONS`."""
+        if isinstance(self.error, InvalidNameError):
+            return "unsupported"
+        status = self.error.status if isinstance(self.error, RefusedError) else 0
+        return "forbidden" if status in _FORBIDDEN else "gone" if status in _GONE else "failing"
+
+    def __str__(self) -> str:
+        what = self.name if self.kind == "topic" else f"{self.kind} {self.name}"
+        return f"{what} {REASONS[self.reason]}: {self.error}"
+
+    def to_json(self) -> dict[str, str]:
+        """Return it in the form of ``docs/operations.md``."""
+        return {"topic": self.name, "kind": self.kind, "reason": self.reason, "why": str(self.error)}
+
+    def includes(self, topic: str) -> bool:
+        """Return whether a topic is this one, or of this tenant or namespace."""
+        if self.kind == "topic":
+            return _PARTITION.sub("", topic) == _whole_name(self.name)
+        return topic.startswith(f"{_PERSISTENT}{self.name}/")
+
+
+REASONS = {
+    "gone": "does not exist, or was deleted meanwhile",
+    "forbidden": "may not be read",
+    "failing": "could not be read",
+    "unsupported": "has a name that cannot be requested, as those of Pulsar 1 with a cluster in them",
+}
+
+
+class Listing(NamedTuple):
+    """The topics of a source.
+
+    Attributes:
+        topics: Names of the topics or partitions; in order, each once.
+        unread: What could not be listed: there may be topics in it.
+    """
+
+    topics: list[str]
+    unread: Sequence[Unread] = ()
+
+
 class Source(Protocol):
     """A source of answers."""
 
-    def topics(self) -> list[str]:
-        """Return the names of the topics or partitions; in order, each once."""
+    def listing(self) -> Listing:
+        """Return the topics."""
 
     def settings(self, topic: str) -> BrokerSettings:
         """Return the settings in effect for a topic."""
@@ -64,7 +127,7 @@ class LiveBroker:
     """Requests answers over REST. Threads may share it.
 
     Attributes:
-        cursor_properties: The broker's settings of cursors, by key of ``broker.conf``, when `topics` was last called;
+        cursor_properties: The broker's settings of cursors, by key of ``broker.conf``, when `listing` was last called;
             empty if they may not be read. None if the broker is not Pulsar's.
 
     Args:
@@ -92,27 +155,40 @@ class LiveBroker:
                 path(name)  # refused before any request
         self._of_broker = BrokerSettings()
         self.cursor_properties: dict[str, str] | None = None
-        self._known: dict[str, BrokerSettings] = {}
+        self._known: dict[str, BrokerSettings | AckStateError] = {}
         self._locks: dict[str, Lock] = {}
 
-    def topics(self) -> list[str]:
-        """Return the names of the topics.
+    def listing(self) -> Listing:
+        """Return the topics; a tenant, namespace or partitioned topic that cannot be listed does not hide the others.
 
         Raises:
-            AdminError: They cannot be listed, or a name is invalid, or the broker's settings cannot be read.
-            SnapshotError: The broker's settings are malformed.
+            AdminError: Nothing can be listed, or the broker's settings cannot be read.
+            SnapshotError: An answer to that is malformed.
         """
         topics, namespaces, tenants = self._chosen
         self._of_broker = self._broker_settings()
+        for name, known in [*self._known.items()]:
+            if isinstance(known, AckStateError):
+                del self._known[name]
         if not (topics or namespaces or tenants):
             tenants = [each for each in self._names("/admin/v2/tenants") if each != _SYSTEM_TENANT]
+        unread: list[Unread] = []
+
+        def listed(kind: _Kind, names: Iterable[str], ask: Callable[[str], list[str]]) -> list[list[str]]:
+            found = request_all([*dict.fromkeys(names)], ask)
+            unread.extend(Unread(kind, name, each) for name, each in found.items() if isinstance(each, AckStateError))
+            return [each for each in found.values() if not isinstance(each, AckStateError)]
+
         # The path of a tenant's namespaces is a prefix of a namespace's path.
-        of_tenants = [name for each in tenants for name in self._names(_tenant_path(each))]
-        of_namespaces = [name for each in (*namespaces, *of_tenants) for name in self._of_namespace(each)]
-        return sorted({*of_namespaces, *(partition for each in topics for partition in self._partitions(each))})
+        of_tenants = listed("tenant", tenants, lambda tenant: self._names(_tenant_path(tenant)))
+        of_namespaces = listed("namespace", chain(namespaces, *of_tenants), self._of_namespace)
+        of_topics = listed("topic", topics, self._partitions)
+        if unread and not (of_namespaces or of_topics or [] in of_tenants):
+            raise unread[0].error
+        return Listing(sorted({*chain(*of_namespaces, *of_topics)}), unread)
 
     def includes(self, topic: str) -> bool:
-        """Return whether `topics` lists a topic, or one of its partitions, if it exists."""
+        """Return whether `listing` has a topic, or one of its partitions, if it exists."""
         topics, namespaces, tenants = self._chosen
         whole = _PARTITION.sub("", topic)
         namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
@@ -122,10 +198,10 @@ class LiveBroker:
         return whole in map(_whole_name, topics) or namespace in namespaces or tenant in tenants
 
     def settings(self, topic: str) -> BrokerSettings:
-        """Return the settings in effect for one of `topics`: those of the broker, its namespace, and the topic itself.
+        """Return the settings in effect for a topic of `listing`: of the broker, its namespace, and the topic itself.
 
         Raises:
-            AdminError: It cannot be read.
+            AdminError: It cannot be read; it is not requested again until the next `listing`.
             SnapshotError: A setting is invalid.
         """
         whole = _PARTITION.sub("", topic)
@@ -150,8 +226,14 @@ class LiveBroker:
     def _once(self, name: str, ask: Callable[[], BrokerSettings]) -> BrokerSettings:
         with self._locks.setdefault(name, Lock()):
             if name not in self._known:
-                self._known[name] = ask()
-            return self._known[name]
+                try:
+                    self._known[name] = ask()
+                except AckStateError as error:
+                    self._known[name] = error
+            known = self._known[name]
+        if isinstance(known, AckStateError):
+            raise known
+        return known
 
     def _names(self, path: str) -> list[str]:
         names = self._admin.get(path)
@@ -167,8 +249,10 @@ class LiveBroker:
         path = topic_path(topic)
         answer = self._admin.get(f"{path}/partitions")
         count = answer.get("partitions") if isinstance(answer, dict) else None
-        if not isinstance(count, int):
-            raise SnapshotError(f"{path}/partitions: must be a number of partitions, got {str(answer)[:40]!r}")
+        if type(count) is not int or not 0 <= count <= _PARTITIONS_MAX:
+            raise SnapshotError(
+                f"{path}/partitions: must be a number of partitions up to {_PARTITIONS_MAX:,}, got {str(answer)[:40]!r}"
+            )
         whole = _whole_name(topic)
         return [f"{whole}-partition-{number}" for number in range(count)] if count else [whole]
 
@@ -239,12 +323,12 @@ class RecordedAnswers:
             is_directory = path.is_dir()
             for each in sorted(path.iterdir()) if is_directory else [path]:
                 self._take(each, is_named=not is_directory)
-        if not self.topics():
+        if not self.listing().topics:
             raise SnapshotError(f"{', '.join(map(str, listed))}: no file internalStats-NAME.json")
 
-    def topics(self) -> list[str]:
+    def listing(self) -> Listing:
         """Return the topics named by the files."""
-        return sorted(name for kind, name in self._files if kind == "internalStats")
+        return Listing(sorted(name for kind, name in self._files if kind == "internalStats"))
 
     def settings(self, topic: str) -> BrokerSettings:  # noqa: ARG002 -- files hold no policies
         """Return the configured settings, or Pulsar's defaults without a file.

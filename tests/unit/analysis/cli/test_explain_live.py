@@ -68,6 +68,19 @@ def test_a_topic_that_cannot_be_read_is_named(server, capsys):
     assert "HTTP 404" in missing["why"]
 
 
+def test_a_tenant_and_a_namespace_that_cannot_be_listed_are_named(server, capsys):
+    server.answers["/admin/v2/tenants"] = ["demo", "public"]
+    server.answers["/admin/v2/namespaces/public"] = ["public/default", "public/standalone/ns1"]
+    server.answers[PATH] = [ORDERS]
+    outcome = run(capsys, "explain", server.url, "--json")
+    assert (outcome.status, outcome.err) == (1, "")
+    answer = json.loads(outcome.out)
+    assert [each["topic"] for each in answer["cursors"]] == [ORDERS]
+    missing = {each["topic"]: (each["kind"], each["reason"]) for each in answer["missing"]}
+    assert missing == {"demo": ("tenant", "gone"), "public/standalone/ns1": ("namespace", "unsupported")}
+    assert "tenant demo does not exist" in run(capsys, "explain", server.url).out
+
+
 def test_a_broker_that_explains_nothing_is_refused(server, capsys):
     del server.answers[f"{PATH}/orders/explain"]
     assert_one_line(run(capsys, "explain", server.url), "HTTP 404", "/orders/explain")

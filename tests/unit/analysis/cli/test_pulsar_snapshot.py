@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from ackstate.analysis.cli import pulsar_snapshot
+from ackstate.analysis.pulsar.snapshot.sources import REASONS
 from command_line import assert_one_line, run, write_token
 from pulsar_admin import (
     CONFIGURATION,
@@ -147,6 +148,105 @@ def test_a_topic_that_is_gone_meanwhile_is_told_among_the_others(capsys, make_br
     outcome = snapshot(capsys, broker.url)
     assert outcome.status == 1
     assert "not read" in outcome.out
+
+
+TENANTS, DEMO = "/admin/v2/tenants", "/admin/v2/namespaces/demo"
+DEMO_X = "/admin/v2/persistent/demo/x"
+NOT_LISTED = {
+    "a tenant that may not be listed": ({DEMO: (403, b'{"reason": "no right"}', {})}, "tenant demo", "forbidden"),
+    "a tenant without a token": ({DEMO: (401, b"", {})}, "tenant demo", "forbidden"),
+    "a tenant deleted meanwhile": ({DEMO: (404, b"", {})}, "tenant demo", "gone"),
+    "a tenant that fails": ({DEMO: (500, b"<html>", {})}, "tenant demo", "failing"),
+    "a tenant that is no JSON": ({DEMO: (200, b"<html>", {})}, "tenant demo", "failing"),
+    "a tenant that is no list": ({DEMO: {"demo/x": 1}}, "tenant demo", "failing"),
+    "a tenant redirected in a circle": ({DEMO: (307, b"", {"Location": DEMO})}, "tenant demo", "failing"),
+    "a tenant with a strange name": ({TENANTS: ["public", "de/mo"]}, "tenant de/mo", "unsupported"),
+    "a namespace of Pulsar 1": ({DEMO: ["demo/standalone/ns1"]}, "namespace demo/standalone/ns1", "unsupported"),
+    "a namespace that is not text": ({DEMO: ["demo/\ud800"]}, "namespace demo/\ud800", "unsupported"),
+    "a namespace deleted meanwhile": ({DEMO: ["demo/x"]}, "namespace demo/x", "gone"),
+    "a namespace that may not be listed": (
+        {DEMO: ["demo/x"], DEMO_X: (403, b"", {})}, "namespace demo/x", "forbidden",
+    ),
+    "a namespace that fails": ({DEMO: ["demo/x"], DEMO_X: (503, b"", {})}, "namespace demo/x", "failing"),
+    "a namespace that is no list": ({DEMO: ["demo/x"], DEMO_X: [1]}, "namespace demo/x", "failing"),
+    "a topic of Pulsar 1": (
+        {DEMO: ["demo/x"], DEMO_X: ["persistent://demo/standalone/x/t"]},
+        "topic persistent://demo/standalone/x/t", "unsupported",
+    ),
+    "a topic without its settings": (
+        {DEMO: ["demo/x"], DEMO_X: ["persistent://demo/x/t"], f"{NAMESPACE[:20]}/demo/x": (500, b"", {})}
+        | topic_answers(f"{DEMO_X}/t"),
+        "topic persistent://demo/x/t", "failing",
+    ),
+    "a topic that may not be read": (
+        {DEMO: ["demo/x"], DEMO_X: ["persistent://demo/x/t"], f"{DEMO_X}/t/internalStats": (403, b"", {})},
+        "topic persistent://demo/x/t", "forbidden",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "name", "reason"), NOT_LISTED.values(), ids=NOT_LISTED)
+def test_what_cannot_be_read_hides_nothing_else_and_is_told(capsys, make_broker, changes, name, reason):
+    broker = make_broker({TENANTS: ["demo", "public"]} | changes)
+    kind, _, name = name.partition(" ")
+    answer = told(capsys, broker.url, status=1)
+    assert [each["topic"] for each in answer["subscriptions"]] == [TOPIC]
+    (missing,) = answer["missing"]
+    assert (missing["topic"], missing["kind"], missing["reason"]) == (name, kind, reason)
+    assert missing["why"]
+    outcome = snapshot(capsys, broker.url)
+    assert (outcome.status, outcome.err) == (1, "")
+    assert "27 to 30 acked entries of 1 cursor" in outcome.out
+    said = [line for line in outcome.out.splitlines() if name.replace("\ud800", "\\ud800") in line]
+    assert "not read" in said[0]
+    assert REASONS[reason] in said[1]
+
+
+@pytest.mark.slow
+def test_a_namespace_that_times_out_hides_nothing_else(capsys):
+    """Its listing and its settings are each asked once, not once for each topic."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = {"Location": f"http://127.0.0.1:{silent.getsockname()[1]}/"}
+        names = [f"persistent://demo/x/{number}" for number in range(20)]
+        late = {DEMO: ["demo/x", "demo/y"], DEMO_X: names, "/admin/v2/persistent/demo/y": (307, b"", there)}
+        late["/admin/v2/namespaces/demo/x"] = (307, b"", there)
+        for number in range(20):
+            late |= topic_answers(f"{DEMO_X}/{number}")
+        begun_s = time.monotonic()
+        with serving({TENANTS: ["demo", "public"]} | late) as broker:
+            answer = told(capsys, broker.url, "--request-timeout", "1s", status=1)
+        assert time.monotonic() - begun_s < 10
+    assert [each["topic"] for each in answer["subscriptions"]] == [TOPIC]
+    assert {each["topic"] for each in answer["missing"]} == {"demo/y", *names}
+    assert {each["reason"] for each in answer["missing"]} == {"failing"}
+
+
+def test_a_partition_that_is_missing_is_told_among_the_others(capsys, make_broker):
+    broker = make_broker(
+        topic_answers(f"{PATH}-partition-1") | {f"{PATH}/partitions": {"partitions": 2}, f"{PATH}-2/partitions": [7]}
+    )
+    answer = told(capsys, broker.url, "--topic", "smoke", "--topic", "smoke-2", status=1)
+    assert [each["topic"] for each in answer["subscriptions"]] == [f"{TOPIC}-partition-1"]
+    missing = {each["topic"]: each["reason"] for each in answer["missing"]}
+    assert missing == {f"{TOPIC}-partition-0": "gone", "smoke-2": "failing"}
+
+
+@pytest.mark.parametrize("count", [-1, True, 1.0, "2", 100_001, 10**9, 10**400])
+def test_a_number_of_partitions_that_no_topic_has_is_one_line(capsys, make_broker, count):
+    broker = make_broker({f"{PATH}/partitions": {"partitions": count}})
+    assert_one_line(snapshot(capsys, broker.url, "--topic", "smoke"), f"{PATH}/partitions", "100,000")
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+@pytest.mark.parametrize("path", [TENANTS, "/admin/v2/namespaces/public", "/admin/v2/persistent/public/default"])
+def test_a_cluster_of_which_nothing_can_be_listed_is_an_error(capsys, make_broker, path, status):
+    assert_one_line(snapshot(capsys, make_broker({path: (status, b"", {})}).url), path, f"HTTP {status}")
+
+
+def test_an_empty_tenant_beside_one_that_cannot_be_listed_is_no_error(capsys, make_broker):
+    broker = make_broker({TENANTS: ["demo", "public"], "/admin/v2/namespaces/public": [], DEMO: (403, b"", {})})
+    answer = told(capsys, broker.url, status=1)
+    assert (answer["subscriptions"], [each["topic"] for each in answer["missing"]]) == ([], ["demo"])
 
 
 @pytest.mark.slow

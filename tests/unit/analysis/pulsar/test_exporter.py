@@ -22,7 +22,7 @@ from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
 from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
 from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats
 from ackstate.analysis.pulsar.snapshot.request_rate import RequestRate
-from ackstate.analysis.pulsar.snapshot.sources import LiveBroker, TopicAnswers
+from ackstate.analysis.pulsar.snapshot.sources import Listing, LiveBroker, TopicAnswers
 from command_line import ENTRY, assert_one_line, run
 from promql import check_query, samples_of, texts_of
 from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
@@ -134,6 +134,26 @@ def test_a_topic_never_read_has_an_unknown_owner(exported):
     assert "ackstate_pulsar_acked_entries" not in {name for name, _, _ in samples}
 
 
+def test_a_namespace_that_cannot_be_listed_is_counted_and_the_others_are_exported(exported):
+    changes = {
+        "/admin/v2/tenants": ["demo", "public"],
+        "/admin/v2/namespaces/demo": ["demo/standalone/ns1", "demo/x"],
+        "/admin/v2/persistent/demo/x": ["persistent://demo/x/t"],
+    } | topic_answers("/admin/v2/persistent/demo/x/t")
+    with serving(changes) as broker:
+
+        def forbid(number):
+            broker.answers["/admin/v2/persistent/demo/x"] = (403, b"", {})
+
+        before, after = exported(broker.url, times=2, between=forbid)
+    unread = "ackstate_pulsar_topics_unread"
+    assert (value(before, unread, broker=""), value(after, unread, broker="")) == (1, 2)
+    assert (value(before, "ackstate_pulsar_topics"), value(after, "ackstate_pulsar_topics")) == (2, 1)
+    assert value(after, "ackstate_pulsar_up") == 1
+    assert value(after, "ackstate_pulsar_collections_failed_total") == 0
+    assert value(after, "ackstate_pulsar_acked_entries", topic=TOPIC) == 30
+
+
 def test_a_cluster_that_does_not_answer_is_a_metric(exported):
     with serving() as broker:
 
@@ -165,8 +185,8 @@ def test_old_looks_are_kept_for_quiet_cursors():
     stats["subscriptions"]["sub"].pop("nonContiguousDeletedMessagesRangesSerializedSize")
 
     class Fixed:
-        def topics(self):
-            return [TOPIC]
+        def listing(self):
+            return Listing([TOPIC])
 
         def settings(self, topic):
             return settings

@@ -258,6 +258,60 @@ def test_a_deleted_subscription_and_a_deleted_topic_redeliver_nothing(tmp_path, 
         assert kinds(events[topic, "sub"])[-31] == "RESET"
 
 
+TENANTS, NAMESPACES = "/admin/v2/tenants", "/admin/v2/namespaces/public"
+
+
+@pytest.mark.parametrize("answer", [(403, b"", {}), (404, b"", {}), (500, b"", {}), {"a": 1}])
+@pytest.mark.parametrize("path", [NAMES, NAMESPACES])
+def test_topics_that_cannot_be_listed_any_more_go_on(tmp_path, monkeypatch, path, answer):
+    """They were not deleted: nothing is recorded as redelivered, and their acks are."""
+    monkeypatch.setattr(cluster_recorder, "LISTING_S", 0.0)
+    changes = {
+        TENANTS: ["demo", "public"],
+        "/admin/v2/namespaces/demo": ["demo/x"],
+        "/admin/v2/persistent/demo/x": ["persistent://demo/x/t"],
+        f"{PATH}/internalStats": [acked([entry]) for entry in range(1, 40, 2)],
+    }
+    with serving(changes | topic_answers("/admin/v2/persistent/demo/x/t")) as broker:
+        whole, unlisted, watchdog = broker.answers[path], set(), Watchdog()
+
+        def show(state):
+            watchdog()
+            unlisted.update(state.unlisted)
+            broker.answers[path] = answer if 4 <= state.polls < 30 else whole
+            if state.polls > 60 and unlisted and not state.unlisted:
+                raise StopError
+
+        with PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin, TraceDirectory(tmp_path / "t") as trace:
+            recorder = ClusterRecorder(admin, LiveBroker(admin), trace, every_s=0.0)
+            with pytest.raises(StopError):
+                recorder.run(None, show)
+    assert len(unlisted) == 1
+    events = events_of(tmp_path / "t")
+    assert not {"REDELIVER", "RESET", "CRASH"} & {*kinds(events["persistent://demo/x/t", "sub"])}
+    assert {event.first_entry for event in events[TOPIC, "sub"] if event.kind == EventKind.ACK} >= {1, 3, 5, 37}
+
+
+def test_a_continued_recording_goes_on_with_topics_that_cannot_be_listed(tmp_path):
+    path, changes = tmp_path / "trace", {TENANTS: ["demo", "public"]} | topic_answers("/admin/v2/persistent/demo/x/t")
+    listed = {"/admin/v2/namespaces/demo": ["demo/x"], "/admin/v2/persistent/demo/x": ["persistent://demo/x/t"]}
+    with serving(changes | listed) as broker:
+        record(broker.url, path, polls=6)
+    with serving(changes) as broker:
+        found, _ = record(broker.url, path, polls=8)
+    assert (found.topics, found.unread, len(found.unlisted)) == (2, 0, 1)
+    assert not {"REDELIVER", "RESET", "CRASH"} & {*kinds(events_of(path)["persistent://demo/x/t", "sub"])}
+
+
+def test_what_cannot_be_listed_is_told_at_once_and_in_the_end(capsys, tmp_path):
+    with serving({TENANTS: ["demo", "public"], "/admin/v2/namespaces/demo": ["demo/standalone/ns1"]}) as broker:
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", "--for", "1s")
+    assert outcome.status == 1
+    for text in (outcome.out, outcome.err):
+        assert text.count("namespace demo/standalone/ns1 has a name that cannot be requested") == 1
+    assert check_events(tmp_path / "trace").subscriptions == 1
+
+
 def test_a_broker_that_dies_at_the_start_is_one_line(capsys, tmp_path):
     with serving() as broker:
         url = broker.url
