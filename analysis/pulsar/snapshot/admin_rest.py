@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from urllib.parse import urljoin, urlsplit
 
 from ackstate.analysis.admin_client import AdminError, Origin, origin_of, reason_of
+from ackstate.analysis.pulsar.snapshot.internal_stats import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -87,9 +88,11 @@ class PulsarAdmin:
         """
         content = self._content(path)
         try:
-            return json.loads(content) if content else None
+            return read_json(content) if content else None
         except (ValueError, RecursionError):
-            raise AdminError(f"{self._server.url}{path}: the answer is not JSON") from None
+            raise AdminError(
+                f"{self._server.url}{path}: the answer is not JSON, or has a number of more than 64 bits"
+            ) from None
 
     def get_text(self, path: str) -> str:
         """Return the text at a path. Raises as `get`."""

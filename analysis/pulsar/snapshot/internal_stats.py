@@ -6,23 +6,25 @@ ignored.
 
 from __future__ import annotations
 
+import json
 import re
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from ackstate.deleted_ranges import DeletedRanges
-from ackstate.entry_bitmap import bitmap_of_runs
 from ackstate.errors import AckStateError
+from ackstate.ledger_map import LedgerMap
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.wire.pulsar.range_list import RangeRows
+from ackstate.wire.pulsar.resolve import resolve
+from ackstate.wire.pulsar.scan import InvalidRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
-    from pyroaring import BitMap
+    from ackstate.deleted_ranges import DeletedRanges
 
 _RANGE = re.compile(r"\((\d{1,19}):(-1|\d{1,10})\.\.(\d{1,19}):(\d{1,10})\]", re.ASCII)
 _POSITION = re.compile(r"(-1|\d{1,19}):(-1|\d{1,10})", re.ASCII)
@@ -30,6 +32,11 @@ _POSITION = re.compile(r"(-1|\d{1,19}):(-1|\d{1,10})", re.ASCII)
 
 NAME_BYTES_MAX = 65_535
 _ERROR_LENGTH_MAX = 200
+# The acks of a cursor take a container of about 75 bytes for each ledger, and for each 65,536 entries of one. A few
+# bytes of an answer can stand for all of them: a mark-delete position, or one range across all ledgers.
+_CONTAINER_BITS = 16
+_CONTAINERS_MAX = 1 << 24
+_CONTAINERS_OF_CURSOR = 1_024  # of ledgers that the answer does not have, as `resolve` allows
 
 
 class SnapshotError(AckStateError):
@@ -80,7 +87,7 @@ class CursorInternals(_PulsarObject):
     cursor_ledger: int = -1
     cursor_ledger_last_entry: int = -1
     state: str
-    properties: dict[str, int] = {}
+    properties: dict[_Name, int] = {}
     redelivery_if_crashed: RedeliveryReported | None = None
 
 
@@ -91,6 +98,13 @@ class TopicInternals(_PulsarObject):
     entries_added_counter: int = 0
     ledgers: list[LedgerInternals]
     cursors: dict[_Name, CursorInternals]
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        of_ledgers = sum(1 + (count >> _CONTAINER_BITS) for count in self.entry_counts().values())
+        if len(self.cursors) * (_CONTAINERS_OF_CURSOR + of_ledgers) > _CONTAINERS_MAX:
+            raise ValueError(f"{len(self.cursors):,} cursors over {of_ledgers:,} times 65536 entries are too many")
+        return self
 
     def entry_counts(self) -> dict[int, int]:
         """Return the entry count of each existing ledger, in order."""
@@ -144,11 +158,28 @@ class TopicStats(_PulsarObject):
 
     subscriptions: dict[str, SubscriptionStats]
     msg_in_counter: int = 0
-    owner_broker: str | None = None
+    owner_broker: _Name | None = None
     topic_creation_time_stamp: int | None = None
 
 
 _Object = TypeVar("_Object", bound=BaseModel)
+
+
+def read_json(content: str | bytes) -> Any:
+    """Return an answer of a broker.
+
+    Raises:
+        ValueError: It is not JSON, or has a number that Java does not have: of more than 64 bits.
+        RecursionError: It is nested too deeply.
+    """
+    return json.loads(content, parse_int=_long)
+
+
+def _long(text: str) -> int:
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("a number of more than 64 bits")
+    return number
 
 
 def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
@@ -222,31 +253,17 @@ def _ranges(text: str, counts: Mapping[int, int], *, what: str) -> DeletedRanges
             f"{what}: individuallyDeletedMessages must be ranges as Pulsar writes them, got {text[:60]!r}"
         )
     try:
-        return DeletedRanges.from_bitmaps(_bitmaps(found, counts))
-    except ValueError as error:
-        raise SnapshotError(f"{what}: individuallyDeletedMessages: {error}") from None
-
-
-def _bitmaps(found: Iterable[re.Match[str]], counts: Mapping[int, int]) -> Iterator[tuple[int, BitMap]]:
-    pieces = (piece for each in found for piece in _by_ledger(each, counts))
-    for ledger_id, group in groupby(pieces, key=lambda piece: piece[0]):
-        runs = np.array([piece[1:] for piece in group], np.int64)
-        if (runs[:, 0] > runs[:, 1]).any() or (runs[1:, 0] <= runs[:-1, 1]).any() or runs[-1, 1] > ENTRY_ID_MAX:
-            raise ValueError(f"ranges of ledger {ledger_id} must rise")
-        yield ledger_id, bitmap_of_runs(runs[:, 0], runs[:, 1])
-
-
-def _by_ledger(found: re.Match[str], counts: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the first and the last entry in each ledger of an open-closed range; the older range set joins ledgers."""
-    lower_ledger, lower, ledger_id, last = map(int, found.groups())
-    if lower_ledger == ledger_id:
-        yield ledger_id, lower + 1, last
-        return
-    for each, count in counts.items():
-        first = lower + 1 if each == lower_ledger else 0
-        if lower_ledger <= each < ledger_id and first < count:
-            yield each, first, count - 1
-    yield ledger_id, 0, last
+        columns = np.array([[*map(int, each.groups())] for each in found], np.int64).reshape(-1, 4).T
+        rows = RangeRows(*columns)
+        # The map takes longer than the ranges of most cursors.
+        needs_map = (rows.lower_ledger != rows.upper_ledger).any() or (rows.upper_entry >> _CONTAINER_BITS).any()
+        ledgers = LedgerMap.from_counts(counts) if counts and needs_map else None
+        return resolve(rows, ledgers, record_bytes=len(text))
+    except InvalidRecordError as refused:
+        why = f"expected {refused.expected}, got {refused.found}"
+    except OverflowError:
+        why = f"expected ledger ids up to {LEDGER_ID_MAX}"
+    raise SnapshotError(f"{what}: individuallyDeletedMessages: {why}")
 
 
 def _ledger_id(ledger: LedgerInternals) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from ackstate.analysis.pulsar.snapshot.bounds import ComesBack, CursorLook, comes_back, cut_now, cut_on_close
-from ackstate.analysis.pulsar.snapshot.internal_stats import acked, read_position
+from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, acked, read_position
 from ackstate.analysis.pulsar.snapshot.limit_use import LimitUse, limit_uses
 from ackstate.analysis.pulsar.snapshot.partly_acked import PartlyAcked, partly_acked
+from ackstate.wire.pulsar import RangeForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
     from ackstate.analysis.pulsar.snapshot.internal_stats import CursorInternals, SubscriptionStats
     from ackstate.analysis.pulsar.snapshot.sources import TopicAnswers
+
+
+# Of a record in the words form: a billion entries, and 200 times the longest record that a bookie takes.
+_WORDS_MAX = 1 << 24
 
 
 class Looks(NamedTuple):
@@ -103,7 +108,7 @@ def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]
     """Return the judgement of each cursor of a topic, in the order of their names.
 
     Raises:
-        SnapshotError: A cursor's position or ranges are not as Pulsar writes them.
+        SnapshotError: A cursor's position or ranges are not as Pulsar writes them, or its record would be too long.
     """
     return [_judged(topic, name, looks, settings) for name in sorted(looks.now.internals.cursors)]
 
@@ -145,6 +150,9 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Ju
     subscription = unquote_plus(name)
     now, earlier, later = (_look(topic, name, answers) for answers in looks)
     assert now is not None
+    words = sum((bitmap.max() >> 6) + 1 for _, bitmap in now.deleted.bitmaps())
+    if settings.form is RangeForm.WORDS and words > _WORDS_MAX:
+        raise SnapshotError(f"{topic}, {name}: individuallyDeletedMessages: a record of {words:,} words is too long")
     statistics = looks.now.stats
     stats = statistics.subscriptions.get(subscription) if statistics else None
     is_durable = stats is None or stats.is_durable is not False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from itertools import chain
@@ -12,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 from ackstate.analysis.admin_client import InvalidNameError, namespace_path, topic_path
 from ackstate.analysis.pulsar.snapshot.admin_rest import RefusedError
 from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
-from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.snapshot.internal_stats import (
+    SnapshotError,
+    TopicInternals,
+    TopicStats,
+    read_json,
+    read_object,
+)
 from ackstate.analysis.pulsar.snapshot.requests import request_all
 from ackstate.cursor.pulsar_conf import CURSOR_KEYS
 from ackstate.errors import AckStateError
@@ -384,9 +389,9 @@ def _texts(content: Any, what: str) -> dict[str, str]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(_text(path))
+        return read_json(_text(path))
     except (ValueError, RecursionError):
-        raise SnapshotError(f"{path}: is not JSON") from None
+        raise SnapshotError(f"{path}: is not JSON, or has a number of more than 64 bits") from None
 
 
 def _text(path: Path) -> str:

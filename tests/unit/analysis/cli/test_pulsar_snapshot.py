@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import socket
 import time
@@ -231,10 +232,61 @@ def test_a_partition_that_is_missing_is_told_among_the_others(capsys, make_broke
     assert missing == {f"{TOPIC}-partition-0": "gone", "smoke-2": "failing"}
 
 
-@pytest.mark.parametrize("count", [-1, True, 1.0, "2", 100_001, 10**9, 10**400])
+@pytest.mark.parametrize("count", [-1, True, 1.0, "2", 100_001, 10**9, 10**18])
 def test_a_number_of_partitions_that_no_topic_has_is_one_line(capsys, make_broker, count):
     broker = make_broker({f"{PATH}/partitions": {"partitions": count}})
     assert_one_line(snapshot(capsys, broker.url, "--topic", "smoke"), f"{PATH}/partitions", "100,000")
+
+
+LAST = 2**32 - 2
+OPEN = {"markDeletePosition": "1:-1", "state": "Open"}
+
+
+def with_ranges(text, ledgers=(), *, cursors=1):
+    names = [f"s{number}" for number in range(cursors)]
+    return {
+        "ledgers": [{"ledgerId": ledger_id, "entries": count} for ledger_id, count in ledgers],
+        "cursors": {name: OPEN | {"individuallyDeletedMessages": text} for name in names},
+    }
+
+
+HUGE = {
+    "a range over a ledger that is unknown": with_ranges(f"[(3:-1..3:{LAST}]]"),
+    "ranges over many of them": with_ranges(f"[{','.join(f'({each}:-1..{each}:{LAST}]' for each in range(1, 5_000))}]"),
+    "ranges that join them": with_ranges(f"[(1:-1..{2**62}:{LAST}]]"),
+    "a range over ledgers that are as large as none": with_ranges(
+        f"[(1:-1..{2**62}:5]]", [(number, LAST) for number in range(1, 300)]
+    ),
+    "many cursors over them": with_ranges(
+        "[(1:-1..900:5]]", [(number, 50_000) for number in range(1, 2_000)], cursors=9_000
+    ),
+    "nothing but their mark-delete": with_ranges("[]", [(number, LAST) for number in range(1, 300)]),
+    "a record of words that is as long as none": with_ranges(f"[(3:{LAST - 1}..3:{LAST}]]", [(3, LAST + 1), (4, 0)]),
+    "a ledger that no ledger is": with_ranges(f"[({10**19 - 1}:-1..{10**19 - 1}:3]]"),
+    "an entry that no entry is": with_ranges("[(3:-1..3:9999999999]]"),
+    "a number that is none of 64 bits": INTERNALS | {"entriesAddedCounter": 10**400},
+}
+
+
+@pytest.mark.parametrize("internals", HUGE.values(), ids=HUGE)
+def test_an_answer_whose_numbers_would_take_all_memory_is_refused(capsys, make_broker, internals):
+    """The other topics are judged."""
+    other = "persistent://public/default/other"
+    changes = topic_answers(f"{PATH[:-5]}other", internals) | {"/admin/v2/persistent/public/default": [TOPIC, other]}
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = told(capsys, make_broker(changes).url, status=1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 300_000
+    assert [each["topic"] for each in answer["subscriptions"]] == [TOPIC]
+    (missing,) = answer["missing"]
+    assert (missing["topic"], missing["reason"]) == (other, "failing")
+    assert "other" in missing["why"]
+
+
+def test_ranges_over_ledgers_larger_than_usual_are_read(capsys, make_broker):
+    """Of 100 ledgers with five million entries, one entry is not acked."""
+    internals = with_ranges("[(1:0..100:4999999]]", [(number, 5_000_000) for number in range(1, 101)])
+    (found,) = told(capsys, make_broker({f"{PATH}/internalStats": internals}).url)["subscriptions"]
+    assert (found["acked_above_mark_delete"], found["ranges"]) == (499_999_999, 100)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500])
@@ -289,6 +341,8 @@ def test_no_topics_are_a_clear_answer(capsys, make_broker):
         (RUNTIME, (500, b"", {}), ["HTTP 500", "configuration"]),
         (RUNTIME, ["a"], ["configuration of the broker"]),
         (RUNTIME, {"maxMessageSize": "many"}, ["maxMessageSize", "many"]),
+        (RUNTIME, {"managedLedgerMaxUnackedRangesToPersist": "9" * 30}, ["managedLedgerMaxUnackedRangesToPersist"]),
+        (NAMESPACE, (200, b'{"max_unacked_messages_per_consumer": 1' + b"0" * 400 + b"}", {}), ["more than 64 bits"]),
         ("/admin/v2/brokers/version", (200, b"new", {}), ["got 'new'"]),
         ("/admin/v2/persistent/public/default", {"a": 1}, ["must be a list of names"]),
         (NAMESPACE, {"max_unacked_messages_per_consumer": "9"}, ["policies", "'9'"]),
