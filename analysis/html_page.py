@@ -105,12 +105,3 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, failing: S
         body.append(f"<tr{tone}>{cells}</tr>")
     shape = ' class="wide"' if len(header) > _NARROW_COLUMNS else ""
     return f"<div{shape}><table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-
-
-def printable(text: str) -> str:
-    r"""Return an untrusted name with invisible and bidirectional characters escaped.
-
-    >>> printable("orders"), printable("a" + chr(0x202E) + "b" + chr(10))
-    ('orders', 'a\\u202eb\\n')
-    """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

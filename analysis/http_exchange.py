@@ -15,6 +15,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
+from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ def _why(error: BaseException) -> str:
         if isinstance(each, OSError) and each.errno is not None:
             # The event loop words a refused connection differently from the system.
             is_connection = isinstance(each, ConnectionError)
-            return f"[Errno {each.errno}] {os.strerror(each.errno)}" if is_connection else _one_line(str(each))
-    return _one_line(str(error)) or type(error).__name__
+            return f"[Errno {each.errno}] {os.strerror(each.errno)}" if is_connection else printable(str(each))
+    return printable(str(error)) or type(error).__name__
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -190,8 +191,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.append(error)
         inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
         error = inner or error.__cause__ or error.__context__
-
-
-def _one_line(text: str) -> str:
-    """Return text with control characters escaped, so that a server cannot control a terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -9,7 +9,11 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with control characters escaped, so that a name cannot control a terminal."""
+    r"""Return untrusted text with invisible, bidirectional and control characters escaped, and ends of lines.
+
+    >>> printable("orders"), printable("a" + chr(0x202E) + "b" + chr(27) + chr(10))
+    ('orders', 'a\\u202eb\\x1b\\n')
+    """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

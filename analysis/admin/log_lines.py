@@ -7,6 +7,8 @@ import sys
 import time
 from typing import final
 
+from ackstate.analysis.wording import printable
+
 LOG = logging.getLogger("ackstate.admin")
 _REPEAT_SECONDS = 60.0
 
@@ -30,8 +32,7 @@ class _OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
         """Return the line of a record."""
-        line = super().formatMessage(record)
-        return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        return printable(super().formatMessage(record))
 
 
 @final

@@ -1,4 +1,8 @@
-"""Writes answers to standard output, and progress and errors to standard error."""
+"""Writes answers to standard output, and progress and errors to standard error.
+
+Names come from stores, traces and brokers, and may hold what controls a terminal. So all text is escaped here, where it
+is written, and nowhere before; only `write` takes text that is ready, such as JSON.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
+from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.table import Table
 
 _WIDTH_MAX = 10**15
 _STEPS = "ackstate.analysis"
@@ -36,12 +41,27 @@ def progress(*, auto_refresh: bool = True) -> Progress:
     is_terminal = Console(stderr=True).is_terminal
     # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
     console = Console(stderr=True, quiet=not is_terminal)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (_Description(), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not is_terminal, auto_refresh=auto_refresh)
 
 
+@final
+class _Description(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Return the description of a task."""
+        return Text(printable(task.description))
+
+
 def show(*parts: Table | str) -> None:
-    """Write tables and lines to standard output; no cell is ever cut, and none is wrapped unless a terminal reads."""
+    """Write tables and lines to standard output; no cell is ever cut, and none is wrapped unless a terminal reads.
+
+    Args:
+        parts: A string is one line. The cells of a table are escaped in it.
+    """
+    for part in parts:
+        if isinstance(part, Table):
+            _escape_cells(part)
+    parts = tuple(part if isinstance(part, Table) else printable(part) for part in parts)
     screen = Console()
     width = screen.width
     if not screen.is_terminal:
@@ -52,6 +72,11 @@ def show(*parts: Table | str) -> None:
     for part in parts:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
     write(text.getvalue())
+
+
+def _escape_cells(table: Table) -> None:
+    for column in table.columns:
+        column._cells = [printable(cell) if isinstance(cell, str) else cell for cell in column.cells]
 
 
 def json_text(value: Any) -> str:
@@ -66,6 +91,9 @@ def write_json(value: dict[str, Any]) -> None:
 
 def write(text: str) -> None:
     """Write to standard output and flush, so that a failure can still be reported.
+
+    Args:
+        text: Written as it is: JSON, or what `show` has laid out.
 
     Raises:
         AckStateError: It cannot be written.
@@ -84,7 +112,7 @@ def write(text: str) -> None:
 def complain(message: str) -> None:
     """Write one line to standard error."""
     if sys.stderr is not None:
-        sys.stderr.write(f"ackstate: {' '.join(message.split())}\n")
+        sys.stderr.write(f"ackstate: {printable(' '.join(message.split()))}\n")
 
 
 @contextmanager
@@ -115,7 +143,8 @@ class _StepTimes(logging.Handler):
         if record.levelno != logging.INFO or sys.stderr is None:
             return
         now_s = time.monotonic()
-        sys.stderr.write(f"{now_s - self._begun_s:7.2f} s {now_s - self._last_s:+7.2f} s  {record.getMessage()}\n")
+        message = printable(record.getMessage())
+        sys.stderr.write(f"{now_s - self._begun_s:7.2f} s {now_s - self._last_s:+7.2f} s  {message}\n")
         self._last_s = now_s
 
 

@@ -258,8 +258,7 @@ def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None)
     seen = campaign.seen.values()
     if any(each.has_failed for each in seen):
         if ending is not None:
-            reason = "interrupted" if isinstance(ending, KeyboardInterrupt) else " ".join(str(ending).split())
-            typer.echo(f"ackstate: {reason}", err=True)
+            console.complain("interrupted" if isinstance(ending, KeyboardInterrupt) else str(ending))
         raise typer.Exit(1)
     if ending is not None:
         raise ending

@@ -23,7 +23,7 @@ from ackstate.analysis.cli.store import (
     remarks,
 )
 from ackstate.analysis.cli.tables import new_table
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -125,7 +125,7 @@ def _hole_json(hole: HoleReport) -> dict[str, Any]:
 
 
 def _cursor_text(cursor: CursorInspection, held: StoredHoles | None) -> Iterator[Table | str]:
-    yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}")
+    yield f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}"
     yield from (f"  {line}" for line in remarks([cursor]))
     if held is not None:
         backlog = "unknown" if held.backlog is None else f"{held.backlog:,}"
@@ -148,12 +148,12 @@ def holes_table(holes: Iterable[tuple[HoleReport | ExplainedHole, str]]) -> Tabl
     for hole, why in holes:
         numbers = (hole.cost_bytes, hole.freed_bytes, hole.freed_ranges, hole.mark_delete_advance)
         table.add_row(
-            printable(str(hole.first)),
-            printable(str(hole.last)),
+            str(hole.first),
+            str(hole.last),
             f"{hole.entry_count:,}",
             "-" if hole.age_ms is None else _duration(hole.age_ms),
             *(f"{number:,}" for number in numbers),
-            printable(why),
+            why,
         )
     return table
 

@@ -11,7 +11,7 @@ from ackstate.analysis.admin_client import AdminServer, topic_path
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.admin_access import check_extra, read_token
 from ackstate.analysis.cli.explain import holes_table
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -109,17 +109,17 @@ def _json(
 
 def _text(found: Sequence[_TopicExplanation], missing: Sequence[Unread]) -> Iterator[Table | str]:
     for topic, _, each in found:
-        yield printable(f"{topic}, {each.subscription}: {each.type}")
-        yield printable(
+        yield f"{topic}, {each.subscription}: {each.type}"
+        yield (
             f"mark-delete {each.mark_delete}, backlog {each.backlog:,}, {counted(each.range_count, 'range')} in "
             f"{counted(each.record_bytes, 'byte')}, {counted(each.hole_count, 'hole')}; "
             f"{counted(each.redelivery_if_crashed, 'acked message')} redelivered if it crashed now"
         )
-        yield from (printable(f"  blocked: {block.detail}") for block in each.blocked)
+        yield from (f"  blocked: {block.detail}" for block in each.blocked)
         if each.holes:
             yield holes_table((hole, hole.detail) for hole in each.holes)
         if each.hole_count > len(each.holes):
             yield f"{each.hole_count - len(each.holes):,} more (--top)"
         yield ""
-    yield from (printable(str(each)) for each in missing)
+    yield from map(str, missing)
     yield counted(len(found), "cursor")

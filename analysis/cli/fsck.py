@@ -11,7 +11,7 @@ from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption
 from ackstate.analysis.cli.store import CopyBytesOption, StoreArgument, checked_json, opened_store, remark, remarks
 from ackstate.analysis.cli.tables import new_table
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,8 +63,8 @@ def _checked_table(cursors: Iterable[CursorInspection]) -> Table:
     for cursor in cursors:
         name, record, content = cursor.name, cursor.record, cursor.content
         table.add_row(
-            printable(name.topic),
-            printable(name.subscription),
+            name.topic,
+            name.subscription,
             str(cursor.status),
             str(record.format) if record else "-",
             str(content.mark_delete) if content else "-",

@@ -20,7 +20,7 @@ from ackstate.analysis.cli.store import (
     text_of,
 )
 from ackstate.analysis.cli.tables import new_table
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,12 +93,12 @@ def _state_json(content: CursorState, shown: int | None) -> dict[str, Any]:
 
 def _inspected(cursor: CursorInspection, shown: int | None) -> Iterator[Table | str]:
     """Yield everything about one cursor."""
-    yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}")
+    yield f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}"
     yield from (f"  {line}" for line in remarks([cursor]))
     table = new_table("", "")
     table.show_header = False
     for name, text in _facts(cursor, shown):
-        table.add_row(name, printable(text))
+        table.add_row(name, text)
     yield table
     if cursor.records:
         yield _journal_table(cursor.records)
@@ -143,7 +143,7 @@ def _journal_table(records: Iterable[JournalRecord]) -> Table:
             f"{record.size_bytes:,}",
             text_of(record.mark_delete) or "-",
             *numbers,
-            printable(record.damage),
+            record.damage,
         )
     return table
 

@@ -44,6 +44,7 @@ from ackstate.analysis.cli.serve import serve
 from ackstate.analysis.cli.spark_package import spark_package
 from ackstate.analysis.cli.sweep import sweep
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _warnings_in_a_line() -> Iterator[None]:
     ) -> str:
         """Return the text of a warning."""
         if category is FutureWarning:
-            return f"ackstate: warning: {message}\n"
+            return f"ackstate: warning: {printable(str(message))}\n"
         return usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = text

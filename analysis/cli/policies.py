@@ -26,6 +26,7 @@ from ackstate.analysis.cli import console
 from ackstate.analysis.cli.names import CommandGroup, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def _usage_error(error: Any) -> str:
 
 def _complain(text: str) -> None:
     if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
     raise typer.Exit(1)
 
 

@@ -82,6 +82,6 @@ def exporter(
             Collector(make_source),
             ExporterCollector(rate),
             ExporterSettings(host, port, every.seconds),
-            announce=lambda line: console.write(f"{line}\n"),
+            announce=console.show,
             complain=console.complain,
         )

@@ -24,7 +24,7 @@ from ackstate.analysis.cli.pulsar_access import (
 )
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.stop_signals import until_stopped
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -122,16 +122,14 @@ def _print_resumed(trace: Path, resumed: Resumed) -> None:
         count = resumed.recovered_events
         more = f", with {count:,} events of an unfinished hour" if count else ""
         names = sum(subscription != "" for _, subscription in resumed.recorded)
-        console.write(f"continuing {printable(str(trace))}: {counted(names, 'subscription')}{more}\n")
+        console.show(f"continuing {trace}: {counted(names, 'subscription')}{more}")
 
 
 def _print_end(trace: Path, found: Progress) -> None:
     subjects = f"{counted(found.topics, 'topic')}, {counted(found.cursors, 'cursor')}"
     unread = f", {counted(found.unread, 'topic')} not read: {found.last_failure}" if found.unread else ""
     polls = counted(found.polls, "poll")
-    console.show(
-        *map(printable, (f"{trace}: {found.events:,} events in {polls} of {subjects}{unread}", *found.unlisted))
-    )
+    console.show(f"{trace}: {found.events:,} events in {polls} of {subjects}{unread}", *found.unlisted)
 
 
 def _line(state: Progress) -> str:

@@ -27,7 +27,7 @@ from ackstate.analysis.cli.pulsar_access import (
 )
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -197,10 +197,10 @@ def _text(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | N
     explained = [each for each in shown if each.messages[1] or each.comes_back is None][:_REASONS_MAX]
     for each in shown:
         yield from _reasons(each, is_explained=each in explained)
-    yield from (printable(str(each)) for each in missing)
+    yield from map(str, missing)
     yield from _totals(found)
     for assumed in sorted({each.assumed for each in found if each.assumed}):
-        yield printable(f"settings: {assumed}")
+        yield f"settings: {assumed}"
 
 
 def _totals(found: Sequence[Judgement]) -> Iterator[str]:
@@ -212,7 +212,7 @@ def _totals(found: Sequence[Judgement]) -> Iterator[str]:
         cursors = counted(total["subscriptions"], "cursor")
         partly = total["partly_acked_messages"]
         more = f", and up to about {partly:,} messages of partly acked batches" if partly else ""
-        yield printable(f"if {broker} dies now: {entries} acked entries of {cursors}{more}")
+        yield f"if {broker} dies now: {entries} acked entries of {cursors}{more}"
 
 
 def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
@@ -234,9 +234,9 @@ def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
         )
         limit = (closest.setting, f"{closest.percent:.1f} %") if closest else ("-", "-")
         numbers = (f"{len(each.look.deleted):,}", f"{each.look.deleted.range_count:,}")
-        table.add_row(printable(each.topic), printable(each.subscription), *numbers, entries, *limit, holes)
+        table.add_row(each.topic, each.subscription, *numbers, entries, *limit, holes)
     for unread in missing:
-        table.add_row(printable(unread.name), *["-"] * 3, "not read", *["-"] * 3)
+        table.add_row(unread.name, *["-"] * 3, "not read", *["-"] * 3)
     return table
 
 
@@ -244,8 +244,8 @@ def _reasons(each: Judgement, *, is_explained: bool) -> Iterator[str]:
     """Yield the reasons for both ends of an interval if requested, then the remarks."""
     lines = [*(_explanation(each) if is_explained else ()), *each.remarks]
     if lines:
-        yield printable(f"{each.topic}, {each.subscription}:")
-    yield from (printable(f"  {line}") for line in lines)
+        yield f"{each.topic}, {each.subscription}:"
+    yield from (f"  {line}" for line in lines)
 
 
 def _explanation(each: Judgement) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ackstate.analysis.cli.admin_access import check_extra, read_token
 from ackstate.analysis.cli.options import JsonOption, path_argument
 from ackstate.analysis.cli.store import opened_cluster
 from ackstate.analysis.cli.tables import new_table
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def import_(
     else:
         console.show(_imported_table(imported))
         remarks = [f"{each.topic}, {each.subscription}: {text}" for each in imported for text in each.remarks]
-        console.show(*map(printable, remarks), counted(len(imported), "cursor"))
+        console.show(*remarks, counted(len(imported), "cursor"))
     if any(each.missing_acks for each in imported):
         raise typer.Exit(1)
 
@@ -217,7 +217,7 @@ def _exported_table(cursors: Sequence[ExportedCursor]) -> Table:
     for each in cursors:
         found = _exported_json(each)
         numbers = (f"{found[name]:,}" for name in ("range_count", "acked_above", "batch_count"))
-        table.add_row(printable(each.topic), printable(each.subscription), found["mark_delete"], *numbers)
+        table.add_row(each.topic, each.subscription, found["mark_delete"], *numbers)
     return table
 
 
@@ -240,8 +240,8 @@ def _imported_table(cursors: Sequence[ImportedCursor]) -> Table:
     for each in cursors:
         found = _imported_json(each)
         table.add_row(
-            printable(each.topic),
-            printable(each.subscription),
+            each.topic,
+            each.subscription,
             {None: "-", True: "yes", False: "no"}[each.is_new],
             *("-" if found[name] is None else f"{found[name]:,}" for name in ("newly_acked",)),
             found["mark_delete"] or "-",

@@ -104,4 +104,4 @@ def serve(
         header_timeout.in_whole("s"), idle_timeout.in_whole("s"), answer_timeout.in_whole("s"), connections_per_client
     )
     settings = ServerSettings(store, port, host, tokens, broker, limits, wrong_token_delay.in_whole("s"))
-    serve(settings, announce=lambda line: console.write(f"{line}\n"))
+    serve(settings, announce=console.show)

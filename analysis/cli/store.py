@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ackstate.analysis.wording import counted, printable
+from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
@@ -220,14 +220,14 @@ def remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
             yield remark(f"{cursor.name.topic}, {cursor.name.subscription}", note)
         for problem in cursor.problems:
             text = str(replace(problem, what=_what(problem.what)))
-            yield printable(f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}")
+            yield f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}"
             yield from (f"  {_promise(outcome)}" for outcome in problem.repairs)
 
 
 def remark(what: str, note: Note) -> str:
     """Return a note about something in a line."""
     where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
-    return printable(f"{what}: note: {note.text}{where}")
+    return f"{what}: note: {note.text}{where}"
 
 
 def _promise(outcome: RepairOutcome) -> str:

@@ -8,6 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from ackstate.analysis.wording import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -98,7 +100,7 @@ def _table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
     # Without the outer frame all columns of the demo fit into 80 characters.
     table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     # Rich would break names before it breaks sentences.
-    width = max(map(cell_len, ["subscription", *subscriptions]))
+    width = max(cell_len(printable(name)) for name in ["subscription", *subscriptions])
     width = min(width, _NAME_WIDTH_MAX) if Console().is_terminal else width
     table.add_column("subscription", width=width, overflow="fold")
     for number in numbers:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ackstate.analysis import chart, html_page
 from ackstate.analysis.chart import Chart, Instants, Line, Marks, number_axis, seconds_axis
-from ackstate.analysis.html_page import printable, section, table
+from ackstate.analysis.html_page import section, table
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from ackstate.analysis.pulsar.broker_runs import SubscriptionRun, broker_runs
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.recorded_run import End
 from ackstate.analysis.pulsar.replay import Prediction, predict
-from ackstate.analysis.wording import counted, dropped_line, printable
+from ackstate.analysis.wording import counted, dropped_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def broker_table(found: Sequence[BrokerPrediction]) -> Table:
         numbers = (prediction.low, prediction.high)
         shown = f"{numbers[0]:,}" if numbers[0] == numbers[1] else f"{numbers[0]:,} to {numbers[1]:,}"
         how = "closed" if run.end is End.TERM else "last seen"
-        cells = (f"{ended} {how}", printable(run.topic), printable(subscription), f"{len(run.acked_messages):,}")
+        cells = (f"{ended} {how}", run.topic, subscription, f"{len(run.acked_messages):,}")
         table.add_row(*cells, shown, f"{len(prediction.candidates)}")
     return table
 

@@ -72,7 +72,7 @@ def verdict_table(verdicts: Sequence[JudgedPrediction]) -> Table:
     for column in VERDICT_HEADS[1:]:
         table.add_column(column, justify="right", overflow="fold")
     for verdict in verdicts:
-        table.add_row(_printable(verdict.prediction.topic), *verdict_cells(verdict))
+        table.add_row(verdict.prediction.topic, *verdict_cells(verdict))
     return table
 
 
@@ -141,10 +141,6 @@ def score_cells(verdicts: Sequence[JudgedPrediction]) -> tuple[str, ...]:
 
 def _yes(is_so: bool) -> str:
     return "yes" if is_so else "NO"
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

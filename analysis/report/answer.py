@@ -15,7 +15,6 @@ from ackstate.analysis.estimate.broker_conf import (
 )
 from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
 from ackstate.analysis.estimate.setting_words import policy_text, setting_text
-from ackstate.analysis.html_page import printable
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     Share,
@@ -27,6 +26,7 @@ from ackstate.analysis.report.contents import (
     role_text,
     short_name,
 )
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_a
 from ackstate.analysis.estimate.broker_conf import PULSAR_KEYS, runs_on_pulsar
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
 from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
-from ackstate.analysis.html_page import printable, table
+from ackstate.analysis.html_page import table
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     ROLE_COLOURS,
@@ -23,6 +23,7 @@ from ackstate.analysis.report.contents import (
     time_text,
 )
 from ackstate.analysis.report.inputs import KINDS
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.html_page import printable
 from ackstate.analysis.pulsar.replay_table import VERDICT_HEADS, verdict_cells
 from ackstate.analysis.report.contents import role_text
 from ackstate.analysis.report.figures import policy_names
 from ackstate.analysis.report.inputs import KINDS
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.analysis import chart, html_page
-from ackstate.analysis.html_page import printable, section, table
+from ackstate.analysis.html_page import section, table
 from ackstate.analysis.pulsar.policy import PolicyName
 from ackstate.analysis.pulsar.replay_table import SCORE_HEADS, score_cells, summary_line
 from ackstate.analysis.report import figures
@@ -19,6 +19,7 @@ from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import causes, time_text
 from ackstate.analysis.report.grids import grids, json_in_html
 from ackstate.analysis.report.inputs import KINDS
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,10 @@ from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from ackstate.analysis.html_page import printable
 from ackstate.analysis.report.contents import headline, short_name
 from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.report.page import render
+from ackstate.analysis.wording import printable
 from chromium import AXE, MISSING, Rectangle, barriers, emulate, luminance, requests
 from report_contents import BETTER, contents, pulsar_result, sweep_result, usual_names
 
