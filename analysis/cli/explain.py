@@ -21,6 +21,7 @@ from ackstate.analysis.cli.store import (
     opened_store,
     problem_json,
     remarks,
+    unread_json,
 )
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
@@ -94,14 +95,15 @@ def explain(
                 log = find_message_log(opened, name.topic)
                 held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
             explained.append((cursor, held))
+        missing = unread_json(opened) if topic is None else []
     if json:
         cursors = [_cursor_json(cursor, held) for cursor, held in explained]
-        console.write_json({"store": store, "now_ms": present_ms, "cursors": cursors})
+        console.write_json({"store": store, "now_ms": present_ms, "cursors": cursors, "missing": missing})
     else:
         for cursor, held in explained:
             console.show(*_cursor_text(cursor, held))
-        console.show(counted(len(explained), "cursor"))
-    if any(cursor.problems for cursor, _ in explained):
+        console.show(*(f"{each['path']}: {each['why']}" for each in missing), counted(len(explained), "cursor"))
+    if missing or any(cursor.problems for cursor, _ in explained):
         raise typer.Exit(1)
 
 

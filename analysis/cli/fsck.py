@@ -9,7 +9,15 @@ import typer
 
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption
-from ackstate.analysis.cli.store import CopyBytesOption, StoreArgument, checked_json, opened_store, remark, remarks
+from ackstate.analysis.cli.store import (
+    CopyBytesOption,
+    StoreArgument,
+    checked_json,
+    opened_store,
+    remark,
+    remarks,
+    unread_json,
+)
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
 
@@ -28,22 +36,25 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
     A store that is open in a live process is refused. Torn tails and other
     leftovers of a crash are notes: the next open discards them.
 
-    Exit status: 0 all cursors open, 1 some do not, 2 the store cannot be read.
+    Exit status: 0 all cursors open, 1 some do not or are left out, 2 the store
+    cannot be read.
     """
     from ackstate.cursor.inspect.store import inspect_store
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         notes = _store_notes(opened)
         found = list(inspect_store(opened))
+        missing = unread_json(opened)
     problem_count = sum(len(cursor.problems) for cursor in found)
     if json:
         answer = {"store": store, "notes": [asdict(note) for note in notes]}
         cursors = [checked_json(cursor) for cursor in found]
-        console.write_json(answer | {"cursors": cursors, "problems": problem_count})
+        console.write_json(answer | {"cursors": cursors, "problems": problem_count, "missing": missing})
     else:
-        console.show(_checked_table(found), *(remark(store, note) for note in notes), *remarks(found))
+        lines = [*(remark(store, note) for note in notes), *(f"{each['path']}: {each['why']}" for each in missing)]
+        console.show(_checked_table(found), *lines, *remarks(found))
         console.show(f"{counted(len(found), 'cursor')}, {counted(problem_count, 'problem')}")
-    if problem_count:
+    if problem_count or missing:
         raise typer.Exit(1)
 
 

@@ -18,6 +18,7 @@ from ackstate.analysis.cli.store import (
     opened_store,
     remarks,
     text_of,
+    unread_json,
 )
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
@@ -52,14 +53,16 @@ def inspect(
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)
         found = [inspect_cursor(opened, name) for name in names]
+        missing = unread_json(opened) if topic is None else []
     shown = None if all_ranges else _SHOWN
     if json:
-        console.write_json({"store": store, "cursors": [_inspected_json(cursor, shown) for cursor in found]})
+        cursors = [_inspected_json(cursor, shown) for cursor in found]
+        console.write_json({"store": store, "cursors": cursors, "missing": missing})
     else:
         for cursor in found:
             console.show(*_inspected(cursor, shown))
-        console.show(counted(len(found), "cursor"))
-    if any(cursor.problems for cursor in found):
+        console.show(*(f"{each['path']}: {each['why']}" for each in missing), counted(len(found), "cursor"))
+    if missing or any(cursor.problems for cursor in found):
         raise typer.Exit(1)
 
 

@@ -213,6 +213,14 @@ def text_of(position: Position | None) -> str | None:
     return None if position is None else str(position)
 
 
+def unread_json(store: Store) -> list[dict[str, str]]:
+    """Return the parts of a Pulsar cluster that were left out of a listing, and why."""
+    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
+
+    unread = store.metadata.unread if isinstance(store, PulsarLayout) else {}
+    return [{"path": path, "why": unread[path]} for path in sorted(unread)]
+
+
 def remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
     """Yield a line for each problem, for each of its repairs, and for each note."""
     for cursor in cursors:

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, final
 from ackstate.cursor.journal.journal import ROOT
 from ackstate.cursor.store import Store, StoreError, check_path
 from ackstate.cursor.stores.pulsar_message_log import PulsarMessageLog, UnknownSizeError, read_message_log
-from ackstate.cursor.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted, topic_of
+from ackstate.cursor.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted
+from ackstate.errors import CorruptStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ackstate.cursor.store import LedgerStore, Versioned
     from ackstate.cursor.stores.pulsar_nodes import PulsarNodes
+
+_OF_PULSAR_1 = "a namespace of Pulsar 1, with a cluster in its name, is not read"
 
 
 @final
@@ -32,9 +35,13 @@ class PulsarMetadata:
     Args:
         nodes: The cluster's metadata.
         within: A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``: others are not listed.
+
+    Attributes:
+        unread: Why nodes are left out of what `children` and `topics` have listed so far, by path.
     """
 
     def __init__(self, nodes: PulsarNodes, within: str = "") -> None:
+        self.unread: dict[str, str] = {}
         self._nodes = nodes
         self._within = within.split("/", 2) if within else []
 
@@ -59,7 +66,7 @@ class PulsarMetadata:
         stored = pulsar_path(path)
         if stored is None or path.count("/") > 2:
             return []
-        return sorted(quoted(decoded(name)) for name in self._nodes.children(stored))
+        return sorted(map(quoted, self._decoded(stored)))
 
     def topics(self) -> Iterator[str]:
         """Yield the topics, by tenant, namespace and name."""
@@ -67,9 +74,17 @@ class PulsarMetadata:
         for tenant in tenants:
             for namespace in self._within[1:2] or self._nodes.children(f"{ROOT}/{tenant}"):
                 within = f"{tenant}/{namespace}"
-                names = self._nodes.children(f"{ROOT}/{within}/{DOMAIN}")
-                found = (topic_of(within, name) for name in names)
-                yield from (topic for topic in found if self._within[2:] in ([], [topic.split("/", 4)[4]]))
+                for other in {*self._nodes.children(f"{ROOT}/{within}")} - {DOMAIN}:
+                    self.unread[f"{ROOT}/{within}/{other}"] = _OF_PULSAR_1
+                names = self._decoded(f"{ROOT}/{within}/{DOMAIN}")
+                yield from (f"{DOMAIN}://{within}/{name}" for name in names if self._within[2:] in ([], [name]))
+
+    def _decoded(self, path: str) -> Iterator[str]:
+        for name in self._nodes.children(path):
+            try:
+                yield decoded(name)
+            except CorruptStateError as error:
+                self.unread[f"{path}/{name}"] = str(error)
 
     def _stored_path(self, path: str) -> str | None:
         check_path(path)

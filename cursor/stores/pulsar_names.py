@@ -33,18 +33,6 @@ def managed_ledger_name(topic: str) -> str:
     return f"{parts.namespace}/{parts.domain}/{persistence_name(parts.local)}"
 
 
-def topic_of(namespace: str, name: str) -> str:
-    """Return the topic of a stored name.
-
-    >>> topic_of("public/default", "a%2Fb")
-    'persistent://public/default/a/b'
-
-    Raises:
-        CorruptStateError: Pulsar does not write such a name.
-    """
-    return f"{DOMAIN}://{namespace}/{decoded(name)}"
-
-
 def decoded(name: str) -> str:
     """Return a topic's local name or a subscription's name from its stored form.
 

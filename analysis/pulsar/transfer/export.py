@@ -11,8 +11,8 @@ from ackstate.cursor.inspect.stored_subscriptions import subscription_name, subs
 from ackstate.cursor.journal.journal import ROOT
 from ackstate.cursor.journal.recovery import Recovery
 from ackstate.cursor.store import LedgerNotFoundError
-from ackstate.cursor.stores.pulsar_names import DOMAIN, topic_of
-from ackstate.cursor.topic_name import parse_topic
+from ackstate.cursor.stores.pulsar_names import DOMAIN
+from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
 from ackstate.wire.pulsar.message_entry import decode_message_times
@@ -62,14 +62,15 @@ def topics_of(cluster: PulsarLayout, topic: str) -> list[str]:
     parts = parse_topic(topic)
     assert parts is not None
     names = cluster.nodes.children(f"{ROOT}/{parts.namespace}/{DOMAIN}")
-    there = [topic_of(parts.namespace, name) for name in names]
-    if topic in there:
+    stored = persistence_name(parts.local)
+    if stored in names:
         return [topic]
-    prefix = f"{topic}-partition-"
-    partitions = [each for each in there if each.startswith(prefix) and each.removeprefix(prefix).isdecimal()]
+    prefix = f"{stored}-partition-"
+    numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    partitions = [f"{topic}-partition-{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
     if not partitions:
         raise AckStateError(f"{cluster.nodes.name} has no topic {topic}")
-    return sorted(partitions, key=lambda name: int(name.removeprefix(prefix)))
+    return partitions
 
 
 def _cursors(cluster: PulsarLayout, topic: str, subscriptions: Sequence[str]) -> Iterator[ExportedCursor]:

@@ -7,6 +7,7 @@ import base64
 import pytest
 
 from ackstate import CorruptStateError, Position, UnsupportedVersionError
+from ackstate.analysis.pulsar.transfer.export import topics_of
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
 from ackstate.cursor.store import StoreError, VersionMismatchError
@@ -129,6 +130,25 @@ def test_only_the_cursors_within_a_url_are_listed(nodes):
     }.items():
         names = find_cursors(layout_of(nodes, within))
         assert sorted(each.topic for each in names) == [f"persistent://{name}" for name in expected]
+
+
+def test_a_name_that_pulsar_does_not_write_hides_no_other(nodes):
+    for path in (
+        "public/default/persistent/t1/s",
+        "public/default/persistent/%zz/s",
+        "a/standalone/ns1/persistent/t/s",
+    ):
+        nodes.set(f"/managed-ledgers/{path}", CURSOR_RECORD)
+    nodes.set(f"{NODE}/%ff", CURSOR_RECORD)
+    store = layout_of(nodes)
+    assert [(each.topic, each.subscription) for each in find_cursors(store)] == [(TOPIC, "s")]
+    assert {path: why.partition(",")[0] for path, why in store.metadata.unread.items()} == {
+        "/managed-ledgers/a/standalone/ns1": "a namespace of Pulsar 1",
+        "/managed-ledgers/public/default/persistent/%zz": "name in the metadata store: at byte 0 expected a name as"
+        " Pulsar encodes it",
+        f"{NODE}/%ff": "name in the metadata store: at byte 0 expected a name as Pulsar encodes it",
+    }
+    assert topics_of(store, TOPIC) == [TOPIC]
 
 
 def test_an_inspection_knows_the_message_log(nodes):

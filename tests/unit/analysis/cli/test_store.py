@@ -21,6 +21,8 @@ from ackstate.cursor import (
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.wire import native, native_pointer
 from command_line import assert_one_line, run, tree
+from pulsar_nodes import CURSOR_RECORD, layout_of, new_nodes
+from pulsar_nodes import TOPIC as PULSAR_TOPIC
 from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, StoreDamage, filled, fsck, opened
 
 
@@ -30,6 +32,24 @@ def path(tmp_path):
 
 
 # --- fsck
+
+
+@pytest.mark.parametrize("command", ["fsck", "inspect", "explain"])
+def test_what_is_left_out_of_a_cluster_is_told_and_the_rest_shown(capsys, monkeypatch, command):
+    nodes = new_nodes()
+    for topic in ("public/default/persistent/t1", "demo/standalone/ns1/persistent/t"):
+        nodes.set(f"/managed-ledgers/{topic}/s", b"\x08" + b"\xff" * 9 + b"\x01" + CURSOR_RECORD[2:])
+    monkeypatch.setattr(nodes, "close", lambda: None)
+    monkeypatch.setattr("ackstate.analysis.cli.store.opened_cluster", lambda *_, **__: layout_of(nodes))
+    outcome = run(capsys, command, "pulsar+zk://h:1", "--json")
+    assert (outcome.status, outcome.err) == (1, "")
+    answer = json.loads(outcome.out)
+    assert [(each["topic"], each["status"]) for each in answer["cursors"]] == [(PULSAR_TOPIC, "ok")]
+    (missing,) = answer["missing"]
+    assert missing["path"] == "/managed-ledgers/demo/standalone/ns1"
+    assert f"{missing['path']}: {missing['why']}\n" in run(capsys, command, "pulsar+zk://h:1").out
+    if command != "fsck":
+        assert run(capsys, command, "pulsar+zk://h:1", "--topic", PULSAR_TOPIC).status == 0
 
 
 def test_a_sound_store_is_clean_and_stays_as_it_is(path, capsys):
