@@ -71,6 +71,16 @@ def matches(topic: str, glob: str) -> bool:
     return any(fnmatch.fnmatchcase(each, pattern) for each in (name, _WHOLE_TOPIC.sub("", name)))
 
 
+def may_match_below(name: str, glob: str) -> bool:
+    """Return whether a topic of a tenant or a namespace may match a pattern; an empty one matches all.
+
+    >>> may_match_below("public", "public/*/o*"), may_match_below("acme", "*/x/o"), may_match_below("acme", "public/*")
+    (True, True, False)
+    """
+    literal, place = re.split(r"[*?[]", glob.removeprefix("persistent://"), maxsplit=1)[0], f"{name}/"
+    return literal.startswith(place) or place.startswith(literal)
+
+
 def pause_s(unread: int, every_s: float) -> float:
     """Return the seconds until the next poll of a topic whose last poll failed.
 
@@ -208,7 +218,7 @@ class ClusterRecorder:
     def _follow(self, listing: Listing) -> None:
         """Poll the matching topics from now on, and no others, except those that could not be listed."""
         wanted = {topic for topic in listing.topics if not self._glob or matches(topic, self._glob)}
-        self._unlisted = listing.unread
+        self._unlisted = [each for each in listing.unread if may_match_below(each.name, self._glob)]
         for topic in sorted(wanted - self._topics.keys()):
             self._poll_from_now(topic)
         for topic, polled in self._topics.items():

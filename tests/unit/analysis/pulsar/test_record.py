@@ -312,6 +312,15 @@ def test_what_cannot_be_listed_is_told_at_once_and_in_the_end(capsys, tmp_path):
     assert check_events(tmp_path / "trace").subscriptions == 1
 
 
+@pytest.mark.parametrize(
+    ("glob", "status"), [("public/*", 0), ("persistent://public/default/smoke", 0), ("*/smoke", 1)]
+)
+def test_what_has_no_matching_topic_need_not_be_listed(capsys, tmp_path, glob, status):
+    with serving({TENANTS: ["demo", "public"], "/admin/v2/namespaces/demo": (403, b"", {})}) as broker:
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", "--for", "1s", "--topics", glob)
+    assert (outcome.status, bool(outcome.err)) == (status, status == 1)
+
+
 def test_a_broker_that_dies_at_the_start_is_one_line(capsys, tmp_path):
     with serving() as broker:
         url = broker.url
