@@ -53,6 +53,7 @@ class BrokerRows:
         self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
         self._followed: dict[tuple[str, str], _FollowedCursor] = {}
         self._consumers: dict[str, int] = {}
+        self._heard_ms: dict[str, int] = {}  # The time of the last line of each process.
 
     def tables(self, events: Iterable[BrokerEvent]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
         """Yield tables with columns as `ROW_SCHEMA`, the file of their rows, and the line of each row."""
@@ -66,6 +67,7 @@ class BrokerRows:
 
     def _rows(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
         subject = event.subject
+        self._heard_ms[event.life.name] = event.ts_ms
         if subject is None:
             self.dropped += event.count
             if event.kind == "start":
@@ -82,7 +84,7 @@ class BrokerRows:
         key = subject.topic, subject.subscription
         followed = self._followed.get(key)
         if followed is None:
-            followed = self._followed[key] = _FollowedCursor(self._topics[subject.topic])
+            followed = self._followed[key] = _FollowedCursor(self._topics[subject.topic], self._heard_ms)
         self.transactions += event.ack_type == "Transaction"
         consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
         for row in followed.follow(event, consumer):
@@ -116,8 +118,9 @@ class _Contents(NamedTuple):
 class _FollowedCursor:
     """One subscription."""
 
-    def __init__(self, ledgers: dict[int, int]) -> None:
+    def __init__(self, ledgers: dict[int, int], heard_ms: dict[str, int]) -> None:
         self._ledgers = ledgers
+        self._heard_ms = heard_ms
         self._acked = EntrySet()
         self._partly: dict[Position, int] = {}
         self._mark_delete = Position(-1, -1)
@@ -149,7 +152,13 @@ class _FollowedCursor:
         is_replaced = life is not None and life.broker == start.life.broker and life.name != start.life.name
         if is_replaced and self._is_dirty and not self._has_crashed:
             self._has_crashed, self._persist = True, None
+            self._last_ms = self._died_ms()
             yield {"ts_ms": self._last_ms, "kind": "crash"}
+
+    def _died_ms(self) -> int:
+        """Return the time of the last line of the process that had the cursor: it writes one at each flush."""
+        assert self._life is not None
+        return max(self._last_ms, self._heard_ms[self._life.name])
 
     def _of_kind(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
         is_opened = event.kind == "consumer" and event.mark_delete is not None
@@ -298,7 +307,7 @@ class _FollowedCursor:
         lost = len(self._acked - found)
         if self._life is not None and not self._has_crashed:
             if lost:
-                yield {"kind": "crash"}
+                yield {"ts_ms": self._died_ms(), "kind": "crash"}
             else:
                 # Closed in order: everything was written.
                 yield from self._written(self._record)

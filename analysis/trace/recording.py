@@ -7,7 +7,8 @@
 
 ``ackstate trace DIRECTORY TRACE`` converts it into a trace, whether the process ended or was killed. If you continue
 with the same directory after a restart, follow each cursor again before its first ack: the crash and the recovery are
-then recorded.
+then recorded. The process died at an unknown time after its last event, and with the same acks in memory at all of
+these times: the crash is dated at the latest of them, when the next process followed its first cursor.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Recording:
             check_segment(path)
         self._histories = histories(read_recording(directory)) if segments(directory) else {}
         self._recorder = Recorder(directory)
+        self._started_ms: int | None = None  # When the first cursor was followed: earlier processes were dead by then.
         self.failure: OSError | None = None
 
     def follow(self, cursor: ManagedCursor, *, topic: str, subscription: str, now_ms: int) -> None:
@@ -79,9 +81,11 @@ class Recording:
             raise ValueError("the name of a subscription must not be empty: the empty name is the topic itself")
         history = self._histories.pop((topic, subscription), SubscriptionHistory())
         with cursor.lock:
+            if self._started_ms is None:
+                self._started_ms = now_ms
             follower = _Follower(self, topic, subscription, max(now_ms, history.last_ts_ms))
             cursor.add_listener(follower)
-            follower.begin(history, cursor.view.acked_runs())
+            follower.begin(history, cursor.view.acked_runs(), self._started_ms)
 
     def published(
         self, topic: str, runs: Sequence[tuple[int, int, int]], *, now_ms: int, deliver_at_ms: int = -1
@@ -139,7 +143,7 @@ class _Follower(CursorListener):
         self._persist_count = 0
         self._consumers: dict[str, int] = {}
 
-    def begin(self, history: SubscriptionHistory, found: Sequence[tuple[int, int, int]]) -> None:
+    def begin(self, history: SubscriptionHistory, found: Sequence[tuple[int, int, int]], started_ms: int) -> None:
         """Record the state found by the opening, after any earlier recording."""
         acked = EntrySet()
         for ledger_id, first, last in found:
@@ -148,7 +152,8 @@ class _Follower(CursorListener):
             return
         events = []
         if history.last_kind not in _SETTLED or len(history.accepted - history.promised):
-            events += [Event(history.last_ts_ms, EventKind.CRASH)]
+            # Not after the opening, nor before the last event, whatever the clock says.
+            events += [Event(min(self._last_ms, max(started_ms, history.last_ts_ms)), EventKind.CRASH)]
         unknown = [(*run, EventKind.RECOVER) for run in (acked - history.accepted).runs()]
         again = [(*run, EventKind.REDELIVER) for run in (history.accepted - acked).runs()]
         events += [] if unknown else [Event(self._last_ms, EventKind.RECOVER)]

@@ -91,3 +91,26 @@ def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(spark, tmp
     assert [each["label"] for each in result.to_json()["policies"]] == [
         "recorded", "flush_interval_ms=70", "range_count_max=0",
     ]  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_time_without_events_counts_in_every_scope(spark, tmp_path):
+    """One cursor is idle for an hour, then its process dies; another one is idle for two."""
+    hour = 3_600_000
+    acks = [Event(0, EventKind.ACK, 3, entry, entry) for entry in range(1, 200, 2)]
+    lives = [Event(hour, EventKind.CRASH), Event(hour + hour // 2, EventKind.RECOVER)]
+    again = [Event(hour + hour // 2, EventKind.REDELIVER, 3, entry, entry) for entry in range(1, 200, 2)]
+    persisted = [Event(2 * hour, EventKind.PERSIST_BEGUN), Event(2 * hour, EventKind.PERSIST_ENDED)]
+    frames = [Frame(TOPICS[0], "dies", [*acks, *lives, *again]), Frame(TOPICS[1], "lives", [*acks, *persisted])]
+    parquet.write_trace(frames, tmp_path / "trace")
+    policies = [None, Policy.from_mapping({"flush_interval_ms": hour // 2})]
+    sources = SparkSource.of(spark, tmp_path / "trace"), LocalSource.of(tmp_path / "trace")
+    by_place = itemgetter("policy", *RESULT_KEY[1:])
+    rows, here = (sorted(estimates(source, policies).collect(), key=by_place) for source in sources)
+    assert rows == here
+    expected = {(row["policy"], row["scope"], row["topic"]): row["expected"] for row in rows}
+    for policy, dies, lives_on in ((0, 50, 100), (1, 25, 25)):
+        assert expected[policy, "subscription", TOPICS[0]] == pytest.approx(dies, abs=0.01)
+        assert expected[policy, "topic", TOPICS[1]] == pytest.approx(lives_on, abs=0.01)
+        assert expected[policy, "total", ""] == pytest.approx(dies + lives_on, abs=0.01)

@@ -35,10 +35,24 @@ def test_a_kill_and_what_it_redelivers(tmp_path):
     events = read_back(tmp_path / "trace")[TOPIC, "s"]
     assert [(each.ts_ms - T0, each.kind.name.lower(), each.first_entry, each.last_entry) for each in events] == [
         (2, "deliver", 0, 9), (10, "ack", 0, 1), (10, "ack", 4, 5), (50, "persist_begun", -1, -1),
-        (50, "persist_ended", -1, -1), (60, "ack", 7, 7), (60, "crash", -1, -1), (5_100, "recover", -1, -1),
+        (50, "persist_ended", -1, -1), (60, "ack", 7, 7), (100, "crash", -1, -1), (5_100, "recover", -1, -1),
         (5_100, "redeliver", 7, 7), (5_200, "deliver", 2, 3), (5_200, "deliver", 6, 9), (5_300, "ack", 7, 7),
     ]  # fmt: skip
     assert check_events(tmp_path / "trace").events == 13
+
+
+def test_a_broker_dies_at_its_last_line_whichever_broker_is_next(tmp_path):
+    """It writes a line while it lives, even when nothing happens; then it is down for an hour."""
+    hour = 3_600_000
+    for broker in ("host", "another"):
+        recording = written(tmp_path / broker, *KILLED, mark("alive", 60_000))
+        again = (CONSUMER, opened(hour + 100, "3:1", "[(3:3..3:5]]"), mark("end", hour + 200))
+        written(recording, start("two", T0 + hour) | {"broker": broker}, *again, number=1)
+        convert([recording], tmp_path / f"trace of {broker}")
+        events = read_back(tmp_path / f"trace of {broker}")[TOPIC, "s"]
+        assert [(each.ts_ms - T0, each.kind.name.lower()) for each in events[-3:]] == [
+            (60_000, "crash"), (hour + 100, "recover"), (hour + 100, "redeliver"),
+        ]  # fmt: skip
 
 
 def test_a_record_covers_the_acks_before_it(tmp_path):

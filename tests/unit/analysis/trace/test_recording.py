@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from ackstate import LedgerMap, Position
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
 from ackstate.analysis.replay.acked import EventChunk
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.entry_set import EntrySet, histories
-from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import Change, CursorConfig, CursorListener, ManagedCursor, MemoryStore, persist_all
@@ -337,3 +340,123 @@ def test_the_estimate_says_what_the_cursor_said_at_each_crash(tmp_path):
     }
     assert {ts_ms: not_written for ts_ms, (not_written, _, _) in crashes_of(found)} == crashed
     assert sum(crashed.values()) > 0
+
+
+# When a process died
+
+
+class Processes:
+    """Processes that one after the other have a store and record it; each is killed when the next one begins."""
+
+    def __init__(self, directory):
+        self.directory, self.disk, self.recording = directory, MemoryStore().disk, None
+        self.begin()
+
+    def begin(self):
+        if self.recording is not None:
+            self.recording._recorder.close()
+        self.store, self.recording = MemoryStore(self.disk), Recording(self.directory)
+
+    def open(self, now_ms, name=NAME):
+        ledgers = LedgerMap.from_counts({1: 1_000})
+        cursor = ManagedCursor.open(self.store, topic=TOPIC, subscription=name, ledgers=ledgers, now_ms=now_ms)
+        self.recording.follow(cursor, topic=TOPIC, subscription=name, now_ms=now_ms)
+        return cursor
+
+    def lives(self, name=NAME):
+        """Return the times and kinds of what began and ended lives of a cursor."""
+        return [
+            (event.ts_ms, event.kind.name.lower())
+            for frame in read_recording(self.directory)
+            for event in frame.events
+            if frame.subscription == name and event.kind in {EventKind.CRASH, EventKind.RECOVER}
+        ]
+
+    def estimates(self, directory, *policies):
+        convert([self.directory], directory)
+        return estimates(LocalSource.of(directory), [None, *policies]).collect()
+
+
+@pytest.fixture
+def processes(tmp_path):
+    return Processes(tmp_path / "recording")
+
+
+def test_the_idle_time_before_a_crash_counts_in_the_estimate(processes, tmp_path):
+    """For all of this time a crash would have redelivered 100 messages, as the gauge of the cursor said."""
+    cursor = processes.open(0)
+    cursor.ack_entries(1, range(1, 200, 2), now_ms=1_000)
+    assert cursor.redelivery_if_crashed == 100
+    processes.begin()
+    cursor = processes.open(60_000)
+    cursor.ack_entries(1, [0], now_ms=61_000)
+    processes.recording.close()
+    assert processes.lives() == [(60_000, "crash"), (60_000, "recover")]
+    flushes = Policy.from_mapping({"flush_interval_ms": 30_000})
+    rows = processes.estimates(tmp_path / "trace", flushes)
+    assert {(row["policy"], row["scope"]) for row in rows} >= {(0, "total"), (1, "topic"), (1, "subscription")}
+    for row in rows:
+        assert (row["duration_ms"], row["max"]) == (60_000, 100)
+        # Flushed after 30 of the 60 seconds, under the policy.
+        assert row["expected"] == pytest.approx(100 * 59 / 60 if row["policy"] == 0 else 50, abs=1.7)
+    (found,) = subscriptions_of(tmp_path / "trace")
+    assert crashes_of(found) == [(60_000, (100, 100, 0))]
+
+
+def test_a_cursor_that_is_opened_late_died_when_its_process_was_replaced(processes):
+    for name in ("early", "late"):
+        processes.open(0, name).ack_entries(1, [5], now_ms=10)
+    processes.begin()
+    processes.open(1_000, "early")
+    processes.open(9_000, "late")
+    assert processes.lives("early") == [(1_000, "crash"), (1_000, "recover")]
+    assert processes.lives("late") == [(1_000, "crash"), (9_000, "recover")]
+
+
+def test_each_of_several_processes_dies_when_the_next_one_begins(processes):
+    """One of them opens nothing, and one has a clock that is slow."""
+    for now_ms in (0, 1_000, 500, 2_000):
+        processes.open(now_ms).ack_entries(1, [5], now_ms=now_ms + 10)
+        processes.begin()
+        processes.begin()
+    processes.open(7_000)
+    assert processes.lives() == [
+        (at_ms, kind) for at_ms in (1_000, 1_010, 2_000, 7_000) for kind in ("crash", "recover")
+    ]  # fmt: skip
+    times = [event.ts_ms for event in events_of(processes.directory)]
+    assert times == sorted(times)
+
+
+def test_a_cursor_that_goes_on_in_another_process_has_no_crash(processes, tmp_path):
+    other = Processes(tmp_path / "recording")
+    going_on = other.open(0, "goes on")
+    processes.open(0, "restarts").ack_entries(1, [5], now_ms=10)
+    processes.begin()
+    processes.open(1_000, "restarts")
+    going_on.ack_entries(1, [5], now_ms=2_000)
+    assert processes.lives("restarts") == [(1_000, "crash"), (1_000, "recover")]
+    assert processes.lives("goes on") == []
+    convert([tmp_path / "recording"], tmp_path / "trace")
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_cursor_that_was_closed_has_no_crash(processes, is_idle):
+    cursor = processes.open(0)
+    cursor.ack_entries(1, [5], now_ms=10)
+    if is_idle:
+        cursor.persist(now_ms=20)
+        processes.recording.record(TOPIC, NAME, [Event(30, EventKind.DELIVER, 1, 7, 9, 0)])
+    cursor.close(now_ms=40)
+    processes.begin()
+    processes.open(1_000)
+    assert processes.lives() == [(1_000, "recover")]
+
+
+def test_the_last_state_of_a_process_that_never_came_back_counts_to_the_end(processes, tmp_path):
+    processes.open(0, "gone").ack_entries(1, range(1, 200, 2), now_ms=0)
+    processes.begin()
+    processes.open(3_000_000, "other").ack_entries(1, [0], now_ms=3_600_000)
+    assert processes.lives("gone") == []
+    rows = processes.estimates(tmp_path / "trace")
+    found = {(row["scope"], row["subscription"]): row["expected"] for row in rows}
+    assert found["subscription", "gone"] == found["topic", ""] == found["total", ""] == 100
