@@ -37,7 +37,8 @@ class Call(Generic[_Medium]):
         change: Applies the change to the medium. Runs in any thread, and again if that thread is interrupted.
         result: The result of `change`.
         error: Why the change was refused; None if it was not.
-        is_withdrawn: The caller was interrupted: the change must not be executed after the caller has returned.
+        is_withdrawn: The change must not be executed, or not again: it was committed, or its caller was interrupted and
+            has returned.
     """
 
     change: Callable[[_Medium], Any]

@@ -108,6 +108,10 @@ class KernelFile:
     def __del__(self) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """Return the descriptor, -1 if closed."""
+        return self._descriptor
+
     @property
     def size(self) -> int:
         """See `StoreFile.size`."""
@@ -151,6 +155,15 @@ class KernelFile:
     def truncate(self, size: int) -> None:
         """See `StoreFile.truncate`."""
         os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        """Enlarge the file to a size, with room on the disk for its new bytes, which are zeros.
+
+        Raises:
+            OSError: There is no room; the file may be larger than before.
+        """
+        before = os.fstat(self._descriptor).st_size
+        os.posix_fallocate(self._descriptor, before, size - before)
 
     def sync(self) -> None:
         """See `StoreFile.sync`."""

@@ -12,6 +12,8 @@ entries, so that an entry lost through damage is noticed.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -22,6 +24,7 @@ from ackstate.cursor.store import (
     DamagedValueError,
     LedgerFencedError,
     LedgerNotFoundError,
+    StoreFullError,
     Versioned,
     VersionMismatchError,
     check_owner,
@@ -35,6 +38,8 @@ from ackstate.cursor.stores.sqlite_database import copy_database
 from ackstate.cursor.stores.sqlite_rows import DELETE, INSERT, READ, has_counted, insert
 from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES
 from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
+from ackstate.cursor.writes import DeleteLedger
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     import os
@@ -43,13 +48,15 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.stores.temporary_copy import TemporaryCopy
     from ackstate.cursor.writes import GroupStore, Write
-    from ackstate.errors import AckStateError
 
+# Of a ledger that was deleted on a full disk, and whose entries did not all find room in the log at once.
+_DELETED_COUNT = -1
+_DELETED_AT_ONCE = 4096  # Entries; fewer where even these find no room.
 # A damaged index may lead to a row of another owner, and callers delete some of the returned ledgers. A missing row has
 # no owner.
 _OWNED = (
     "SELECT found.owner, sought.id FROM ledgers AS sought LEFT JOIN ledgers AS found ON found.id = sought.id"
-    " WHERE sought.owner = ? ORDER BY sought.id"
+    " WHERE sought.owner = ? AND found.entry_count IS NOT -1 ORDER BY sought.id"
 )
 # Data above the limit is not even read.
 _GET = "SELECT CASE WHEN length(data) <= ? THEN data END, version, length(data) FROM metadata WHERE path = ?"
@@ -61,6 +68,10 @@ class SqliteStore:
 
     Appending is O(size of the entries) and O(log n) in the size of the store. The space of deleted ledgers is reused,
     not returned to the file system.
+
+    A change that finds the disk full raises `StoreFullError` and has no effect; the store works on when there is room.
+    Its log never grows beyond what can be copied to the database. Ledgers can be deleted on a full disk if it had
+    256 KiB of room when the store was opened.
 
     A child that is forked while a store is open cannot use it: every call but `close` is refused there. The child can
     never open that store again either, since SQLite mistakes the locks of the parent for its own.
@@ -77,7 +88,8 @@ class SqliteStore:
 
     Raises:
         StoreLockedError: The store is open already, in this process or another one.
-        StoreFullError: The disk has no room to create the store or to complete its recovery; retry when it has.
+        StoreFullError: The disk has no room to create the store, or to recover one of an earlier release; retry when it
+            has.
         StoreError: The path is a file, holds something else, or is not writable; nothing in it was changed.
         CorruptStateError: The store holds damaged bytes or a foreign database, or has lost its database.
         UnsupportedVersionError: A newer release wrote the store; nothing was changed.
@@ -94,6 +106,8 @@ class SqliteStore:
         self._database = SqliteConnection(Path(path), check_pages=check_pages)
         self._ledgers = _SqliteLedgers(self._database)
         self._metadata = _SqliteMetadata(self._database, metadata_value_bytes_max)
+        with suppress(AckStateError):  # Damage is found when it is read.
+            self._ledgers.finish_deletes()
 
     @classmethod
     def open_copy(
@@ -138,7 +152,14 @@ class SqliteStore:
 
     def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
         """See `GroupStore.write_all`; it is one transaction."""
-        return write_together(writes, self._ledgers, self._metadata, self._database.write_all)
+        outcomes = write_together(writes, self._ledgers, self._metadata, self._database.write_all)
+        for number, write in enumerate(writes):
+            if isinstance(write, DeleteLedger) and isinstance(outcomes[number], StoreFullError):
+                try:
+                    outcomes[number] = write.execute(self)
+                except AckStateError as error:
+                    outcomes[number] = error
+        return outcomes
 
     def close(self) -> None:
         """Copy the log to the database as far as there is room, and unlock; no-op if closed."""
@@ -227,12 +248,39 @@ class _SqliteLedgers:
         if not _is_sqlite_integer(ledger_id):
             return
 
-        def _change(connection: sqlite3.Connection) -> None:
-            connection.execute(DELETE, (ledger_id, ledger_id))
-            connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
+        def _mark(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE ledgers SET entry_count = ? WHERE id = ?", (_DELETED_COUNT, ledger_id))
             self._ends.pop(ledger_id, None)
 
-        self._execute(_change)
+        def _change(connection: sqlite3.Connection) -> None:
+            self._drop(connection, ledger_id, -1)
+
+        try:
+            self._execute(_change)
+        except StoreFullError:
+            # The log holds each page from which an entry is deleted.
+            self._execute(_mark)
+            self.finish_deletes()
+
+    def finish_deletes(self) -> None:
+        """Delete what is left of ledgers that were deleted on a full disk, as far as there is room."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT id FROM ledgers WHERE entry_count = ?", (_DELETED_COUNT,)).fetchall()
+        for (ledger_id,) in rows:
+            at_once, is_over = _DELETED_AT_ONCE, False
+            while at_once and not is_over:
+                try:
+                    is_over = self._execute(partial(self._drop, ledger_id=ledger_id, at_most=at_once))
+                except StoreFullError:
+                    at_once //= 8
+
+    def _drop(self, connection: sqlite3.Connection, ledger_id: int, at_most: int) -> bool:
+        """Delete entries of a ledger, and return whether none is left; then the ledger itself is deleted too."""
+        if connection.execute(DELETE, (ledger_id, ledger_id, at_most)).rowcount == at_most:
+            return False
+        connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
+        self._ends.pop(ledger_id, None)
+        return True
 
     def fence(self, ledger_id: int) -> int:
         """See `LedgerStore.fence`."""
@@ -257,7 +305,9 @@ class _SqliteLedgers:
     def owners(self) -> list[str]:
         """See `LedgerStore.owners`."""
         with self._database.reading() as connection:
-            rows = connection.execute("SELECT DISTINCT owner FROM ledgers ORDER BY owner")
+            # All rows: an open query keeps the log from being emptied, and an error would keep the query open.
+            query = "SELECT DISTINCT owner FROM ledgers WHERE entry_count IS NOT ? ORDER BY owner"
+            rows = connection.execute(query, (_DELETED_COUNT,)).fetchall()
             return [self._database.text(owner) for (owner,) in rows]
 
     def _add_to_count(self, connection: sqlite3.Connection, ledger_id: int, added: int) -> int:
@@ -287,7 +337,7 @@ class _SqliteLedgers:
                 " FROM ledgers WHERE id = ?",
                 (ledger_id,),
             ).fetchone()
-        if row is None:
+        if row is None or row[0] == _DELETED_COUNT:
             raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
         count, fenced, last = row
         # The count is stored twice, so that a lost or extra entry is noticed. Damage can also turn a number into text.

@@ -5,11 +5,17 @@ each call, so that a refused call undoes only its own changes.
 
 For a savepoint, SQLite copies each page that the call changes, beyond 64 KiB into the directory for temporary files;
 no room there counts as a full disk.
+
+On a full disk the log could grow to the last byte, and could then never be copied to the database, which has no room
+to grow. So before each commit the database file is given the room of all its pages: the log can be emptied at any time.
+A transaction that finds no room empties the log, which keeps the part of its room that a delete needs, and each of its
+calls is tried once more, alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sqlite3
 import threading
 from contextlib import contextmanager, suppress
@@ -18,8 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from ackstate.cursor.store import StoreError, StoreFullError, StoreLockedError
 from ackstate.cursor.stores.directory_lock import leave_to_parent_at_fork
 from ackstate.cursor.stores.group_commit import GroupCommit, fail
-from ackstate.cursor.stores.sqlite_database import DATABASE, open_database
+from ackstate.cursor.stores.sqlite_database import DATABASE, FORMAT_VERSION, LOG_BYTES_KEPT, open_database
 from ackstate.cursor.stores.sqlite_seal import RowSeal
+from ackstate.cursor.stores.system_errors import FULL
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
@@ -45,6 +52,13 @@ _DAMAGE = frozenset(
 # The error message for a damaged file may be invalid UTF-8, which Python reports as a UnicodeDecodeError.
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
+_MAKE_ROOM = (
+    "PRAGMA wal_checkpoint",
+    f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}",
+    # A log is cut to its limit by the first commit after it was emptied: one that changes nothing.
+    f"PRAGMA user_version = {FORMAT_VERSION}",
+)
+
 _INHERITED: set[Path] = set()  # Directories of stores that were open when this process was forked.
 
 
@@ -64,12 +78,14 @@ class SqliteConnection:
         self._is_closed = False  # Once closed, nothing is left that a forked child could harm.
         self._refusal = ""  # Why every call is refused; empty while the store is usable.
         try:
-            self._claim, self._connection = open_database(directory, check_pages=check_pages)
+            self._claim, self._file, self._connection = open_database(directory, check_pages=check_pages)
         except _ERRORS as error:
             raise self._in_our_words(error) from error
         leave_to_parent_at_fork(self)
         try:
+            self._descriptor = self._file.fileno()
             self.seal = RowSeal(self._salt())
+            ((self._page_size,),) = self._connection.execute("PRAGMA page_size")
         except BaseException:
             self.close()
             raise
@@ -99,13 +115,15 @@ class SqliteConnection:
         return self._groups.write_all(changes, self._lead)
 
     def close(self) -> None:
-        """Close the connection first and the lock last."""
+        """Close the connection first, and the lock last."""
         with self._lock:
             self._refusal = self._refusal or f"{self._directory}: the store is closed"
             if self._is_ours:
                 # On a full disk, the rest of the log is left for the next opening.
                 with suppress(sqlite3.Error):
                     self._connection.close()
+            # Not earlier: closing any descriptor of the database releases SQLite's locks on it.
+            self._file.close()
             self._is_closed = True
             self._claim.release()
 
@@ -157,12 +175,15 @@ class SqliteConnection:
             self._roll_back()
             if self._refusal:
                 fail(calls, lambda: StoreError(self._refusal))
-            else:
-                self._commit(group, calls)
+            elif not self._has_committed(calls):
+                for call in calls:
+                    if self._has_made_room():
+                        call.error = None
+                        self._has_committed([call])
             group.is_over = True
 
-    def _commit(self, group: SyncGroup[sqlite3.Connection], calls: list[Call[sqlite3.Connection]]) -> None:
-        """Execute calls in one transaction."""
+    def _has_committed(self, calls: list[Call[sqlite3.Connection]]) -> bool:
+        """Execute calls in one transaction and give each its outcome; return False if the disk is full."""
         is_committing = False
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -170,14 +191,34 @@ class SqliteConnection:
                 self._execute(call, is_alone=len(calls) == 1)
             is_committing = True
             if self._connection.in_transaction:
+                # The room of all pages, those that only the log has so far included.
+                ((page_count,),) = self._connection.execute("PRAGMA page_count")
+                if page_count * self._page_size > os.fstat(self._descriptor).st_size:
+                    self._file.allocate(page_count * self._page_size)
                 self._connection.execute("COMMIT")
-            group.is_over = True
-        except sqlite3.Error as error:
-            self._undo(calls, error, is_committing=is_committing)
+            for call in calls:
+                call.is_withdrawn = True
+        except (sqlite3.Error, OSError) as error:
+            return self._undo(calls, error, is_committing=is_committing)
         except BaseException:
             # This thread was interrupted. Unless the transaction was committed, the group's next call leads.
-            group.is_over = is_committing and not self._connection.in_transaction
+            if is_committing and not self._connection.in_transaction:
+                for call in calls:
+                    call.is_withdrawn = True
             raise
+        return True
+
+    def _has_made_room(self) -> bool:
+        """Empty the log, and give back what it does not need; return False if that fails."""
+        try:
+            if not self._refusal:
+                for statement in _MAKE_ROOM:
+                    self._connection.execute(statement).fetchall()
+        except sqlite3.Error as error:
+            if not _is_full(error):
+                self._distrust(error)
+            return False
+        return not self._refusal
 
     def _execute(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
         """Execute one call, or undo it and record why it is refused."""
@@ -206,39 +247,45 @@ class SqliteConnection:
         survived = sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CORRUPT
         return isinstance(error, sqlite3.Error) and _primary_code(error) not in survived
 
-    def _undo(self, calls: list[Call[sqlite3.Connection]], error: sqlite3.Error, *, is_committing: bool) -> None:
-        """Undo a group, and give an error to each call that has no outcome yet.
+    def _undo(
+        self, calls: list[Call[sqlite3.Connection]], error: sqlite3.Error | OSError, *, is_committing: bool
+    ) -> bool:
+        """Undo a group, and give an error to each call that has no outcome yet; return False if the disk is full.
 
         An error that only one call met, such as damage, is that call's outcome; for the other calls the store has
         become unusable. A full disk or a failed commit is the outcome of every call.
         """
-        is_full = _primary_code(error) == sqlite3.SQLITE_FULL
+        is_full = _is_full(error)
         if is_full:
-            self._roll_back()
+            self._roll_back(is_full=True)
         else:
             self._distrust(error)
         if is_full or is_committing:
             fail(calls, lambda: self._in_our_words(error))
         else:
             fail(calls, lambda: StoreError(self._refusal))
+        return not is_full
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, *, is_full: bool = False) -> None:
         """Roll back the open transaction, which this thread began or an interrupted one."""
         try:
             if not self._refusal and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
+            if is_full:
+                ((page_count,),) = self._connection.execute("PRAGMA page_count")
+                self._file.truncate(page_count * self._page_size)
+        except (sqlite3.Error, OSError) as error:
             self._distrust(error)
 
-    def _distrust(self, error: sqlite3.Error) -> None:
+    def _distrust(self, error: sqlite3.Error | OSError) -> None:
         # The cached pages may now differ from those on the disk; a new opening reads and syncs them.
         self._refusal = f"{self._directory}: a write failed ({error}); close the store and open it again"
 
-    def _in_our_words(self, error: sqlite3.Error | UnicodeDecodeError) -> AckStateError:
+    def _in_our_words(self, error: sqlite3.Error | UnicodeDecodeError | OSError) -> AckStateError:
         code = _primary_code(error)
         if code in _DAMAGE:
             return self.damage(str(error))
-        if code == sqlite3.SQLITE_FULL:
+        if _is_full(error):
             return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             if self._directory.absolute() in _INHERITED:
@@ -248,7 +295,15 @@ class SqliteConnection:
         return StoreError(f"{self._directory}: {error}")
 
 
-def _primary_code(error: sqlite3.Error | UnicodeDecodeError) -> int:
+def _is_full(error: sqlite3.Error | UnicodeDecodeError | OSError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return _primary_code(error) == sqlite3.SQLITE_FULL
+
+
+def _primary_code(error: sqlite3.Error | UnicodeDecodeError | OSError) -> int:
+    if isinstance(error, OSError):
+        return sqlite3.SQLITE_IOERR
     # An error without a code is not SQLite's but Python's, about text that is invalid UTF-8.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF

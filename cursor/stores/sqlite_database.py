@@ -13,7 +13,7 @@ block it. So the names are checked first (`ackstate.cursor.stores.plain_files`).
 Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.cursor.stores.sqlite_log`).
 It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
 into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them. The
-price: a store that was not closed cannot be opened on a full disk.
+price: opening a store that was not closed may need some room, if an earlier release or another program wrote it.
 
 Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
 and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
@@ -25,6 +25,7 @@ within a row are noticed when it is read (`ackstate.cursor.stores.sqlite_seal`).
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sqlite3
@@ -79,8 +80,12 @@ _MAGIC = b"SQLite format 3\0"
 _FORMAT_VERSION_OFFSET = 60
 _APPLICATION_ID_OFFSET = 68
 _APPLICATION_ID = int.from_bytes(b"acks", "big")
-_FORMAT_VERSION = 2
+FORMAT_VERSION = 2
+LOG_BYTES_KEPT = 256 << 10
+"""The room of the log that a full disk leaves to it, so that ledgers can be deleted."""
 _DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, of linux/falloc.h
+_libc = ctypes.CDLL(None)
 _UNSEALED_VERSION = 1  # Without checksums of rows; they are added when the store is opened.
 
 _PRAGMAS = (
@@ -102,11 +107,11 @@ _PRAGMAS = (
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 
 
-def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, sqlite3.Connection]:
+def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, KernelFile, sqlite3.Connection]:
     """Lock a directory, create its database if there is none, check it, and connect.
 
     Returns:
-        The claim, which holds the locks until it is released, and the connection.
+        The claim, which holds the locks until it is released; the database file; and the connection.
 
     Raises:
         AckStateError: See `ackstate.cursor.stores.sqlite.SqliteStore`.
@@ -121,7 +126,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
             if database.exists():
                 _check_header(database)
             claim.take_lock()
-            return claim, _open_claimed(directory, check_pages=check_pages)
+            return claim, *_open_claimed(directory, check_pages=check_pages)
         except BaseException:
             claim.release()
             raise
@@ -154,11 +159,10 @@ def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
         return copy
 
 
-def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
+def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[KernelFile, sqlite3.Connection]:
     """Connect, after creating the database if there is none; the header of an existing one was checked."""
-    database = directory / DATABASE
+    database, log = directory / DATABASE, directory / f"{DATABASE}-wal"
     if database.exists():
-        log = directory / f"{DATABASE}-wal"
         _settle(log)
         check_log(log, database)
         check_journal(directory / f"{DATABASE}-journal")
@@ -171,7 +175,20 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> sqlite3.Connection:
         make_mark(directory)
     if check_pages:
         _read_through(database)
-    return _connect(database, check_pages=check_pages)
+    file = KernelFile(open_file(database, os.O_RDWR))
+    connection = _connect(database, check_pages=check_pages)
+    _keep_room(log)
+    return file, connection
+
+
+def _keep_room(log: Path) -> None:
+    """Give the log room beyond its end, so that a delete needs none; a disk without this room is no reason to fail."""
+    descriptor = open_file(log, os.O_RDWR)
+    try:
+        # Not `os.posix_fallocate`, which would also enlarge the file.
+        _libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(LOG_BYTES_KEPT))
+    finally:
+        os.close(descriptor)
 
 
 def _check_not_lost(directory: Path) -> None:
@@ -225,12 +242,12 @@ def _check_header(database: Path) -> None:
             found=f"{application_id:#x}",
         )
     (version,) = struct.unpack_from(">I", header, _FORMAT_VERSION_OFFSET)
-    if version > _FORMAT_VERSION:
+    if version > FORMAT_VERSION:
         raise UnsupportedVersionError(
-            f"{name} has format version {version}; this release reads up to version {_FORMAT_VERSION}"
+            f"{name} has format version {version}; this release reads up to version {FORMAT_VERSION}"
         )
     if version < _UNSEALED_VERSION:
-        expected = f"format version {_UNSEALED_VERSION} to {_FORMAT_VERSION}"
+        expected = f"format version {_UNSEALED_VERSION} to {FORMAT_VERSION}"
         raise CorruptStateError(name, offset=_FORMAT_VERSION_OFFSET, expected=expected, found=version)
 
 
@@ -250,7 +267,7 @@ def _create(directory: Path) -> None:
             "PRAGMA synchronous = OFF",
             "BEGIN",
             f"PRAGMA application_id = {_APPLICATION_ID}",
-            f"PRAGMA user_version = {_FORMAT_VERSION}",
+            f"PRAGMA user_version = {FORMAT_VERSION}",
             *SCHEMA,
             "INSERT INTO first_version VALUES (0)",
             NEW_IDENTITY,
@@ -333,7 +350,7 @@ def _seal_all_rows(connection: sqlite3.Connection) -> None:
     for statement in (
         "UPDATE entries SET data = sealed_entry(ledger_id, entry_id, data)",
         "UPDATE metadata SET data = sealed_value(path, version, data)",
-        f"PRAGMA user_version = {_FORMAT_VERSION}",
+        f"PRAGMA user_version = {FORMAT_VERSION}",
         "COMMIT",
         "PRAGMA wal_checkpoint(TRUNCATE)",
     ):

@@ -24,9 +24,9 @@ READ = (
 DELETE = (
     "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
-    " WHERE sought.ledger_id = ? AND found.ledger_id = ?)"
+    " WHERE sought.ledger_id = ? AND found.ledger_id = ? LIMIT ?)"
 )
-"""Deletes the rows of a ledger's entries; the ledger comes twice."""
+"""Deletes rows of a ledger's entries, at most so many; the ledger comes twice."""
 # No arithmetic on the greatest entry id: text, which damage can make of a number, would become a number again.
 _COUNT = (
     "UPDATE ledgers SET entry_count = ? WHERE id = ? AND fenced = 0 AND entry_count = ?"

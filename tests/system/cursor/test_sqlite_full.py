@@ -1,33 +1,101 @@
-"""An SQLite store on a disk that is full."""
+"""An SQLite store on a disk that is full, and how large its log of changes becomes."""
 
 import os
+import signal
 import subprocess
 import tempfile
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from ackstate.cursor.store import ABSENT, StoreFullError
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreFullError
 from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.cursor.writes import AppendEntry, DeleteLedger, PutValue
+from ackstate.errors import CorruptStateError
 from store_directories import append_until, assert_works, downgraded, names_in
 
 DATABASE = "ackstate.sqlite3"
 
 
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A disk of 3 MiB with a file `ballast` of 1 MiB on it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk]
-    mounted = subprocess.run(command, check=False, capture_output=True)
+@contextmanager
+def tmpfs(directory):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", directory], check=False, capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount: {mounted.stderr.decode().strip()}")
     try:
+        yield directory
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+@contextmanager
+def ext4(_directory):
+    try:
+        disk = LoopDisk()
+    except LayerSkippedError as skipped:
+        pytest.skip(str(skipped))
+    with disk:
+        fill(disk.directory / "rest", leave=3 << 20)
+        yield disk.directory
+
+
+@pytest.fixture(params=[tmpfs, ext4])
+def tiny_disk(tmp_path, request):
+    """A disk with 2 MiB of room, and with a file `ballast` of 1 MiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    with request.param(directory) as disk:
         (disk / "ballast").write_bytes(bytes(1 << 20))
         yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
+
+
+def free_bytes(directory):
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def fill(path, *, leave=0):
+    """Let a file take all the room of its disk but some."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            with suppress(OSError):
+                while free_bytes(path.parent) >= leave + size:
+                    file.write(bytes(size))
+
+
+def append_until_full(store, ledger_id, size=1000):
+    """Append entries until one finds no room, which has no trace; return the number of entries in the ledger."""
+    count = store.ledgers.last(ledger_id) + 1
+    with suppress(StoreFullError):
+        while True:
+            assert store.ledgers.append(ledger_id, b"%d" % (count % 10) * size) == count
+            count += 1
+    assert holds(store, ledger_id, count, size)
+    return count
+
+
+def holds(store, ledger_id, count, size=1000):
+    expected = [b"%d" % (number % 10) * size for number in range(count)]
+    return store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == expected
+
+
+def in_a_child(live):
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            live()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, -signal.SIGKILL}
+
+
+def log_bytes(directory):
+    return (directory / f"{DATABASE}-wal").stat().st_size
 
 
 needs_root = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")]
@@ -50,18 +118,158 @@ class TestFullDisk:
         with closing(SqliteStore(tiny_disk / "store")) as store:
             assert store.ledgers.read(ledger_id, 0, len(entries) + 1) == [*entries, b"more"]
 
-    def test_close_does_not_raise_and_reopening_waits_for_room(self, tiny_disk):
+    def test_a_store_that_filled_its_disk_can_be_closed_and_opened_there(self, tiny_disk):
         directory = tiny_disk / "store"
         store = SqliteStore(directory)
         ledger_id = store.ledgers.create("billing")
         entries = append_until(store, ledger_id, StoreFullError)
         store.close()
-        assert f"{DATABASE}-wal" in names_in(directory)
-        with pytest.raises(StoreFullError, match=str(directory)):
-            SqliteStore(directory)
-        (tiny_disk / "ballast").unlink()
+        assert f"{DATABASE}-wal" not in names_in(directory)
         with closing(SqliteStore(directory)) as store:
             assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
+
+    @pytest.mark.parametrize("size", [100, 1_000, 50_000])
+    def test_what_a_deleted_ledger_took_is_there_for_the_next_one(self, tiny_disk, size):
+        """The log of changes would be as large as what was appended, and fill the disk before the database does."""
+        with closing(SqliteStore(tiny_disk / "store")) as store:
+            counts = []
+            for _ in range(3):
+                ledger_id = store.ledgers.create("billing")
+                counts.append(append_until_full(store, ledger_id, size))
+                store.metadata.put(f"/full/{ledger_id}", b"a small value", expected_version=ABSENT)
+                store.ledgers.delete(ledger_id)
+                assert (store.ledgers.owners(), store.ledgers.owned_by("billing")) == ([], [])
+                with pytest.raises(LedgerNotFoundError):
+                    store.ledgers.last(ledger_id)
+            assert min(counts) * size > (1 << 20)
+            assert min(counts) > 0.95 * counts[0]
+
+    def test_a_store_whose_contents_are_small_never_fills_its_disk(self, tiny_disk):
+        with closing(SqliteStore(tiny_disk / "store")) as store:
+            fill(tiny_disk / "rest of the rest", leave=400 << 10)
+            version = ABSENT
+            for number in range(500):
+                ledger_id = store.ledgers.create("billing")
+                store.ledgers.append(ledger_id, bytes(20_000))
+                store.ledgers.delete(ledger_id)
+                version = store.metadata.put("/a", b"%d" % number * 3_000, expected_version=version)
+
+    def test_a_disk_that_others_fill_refuses_what_grows_and_takes_a_delete(self, tiny_disk):
+        directory = tiny_disk / "store"
+        with closing(SqliteStore(directory)) as store:
+            ledger_ids = [store.ledgers.create("billing") for _ in range(2)]
+            for ledger_id in ledger_ids:
+                for number in range(300):
+                    store.ledgers.append(ledger_id, b"%d" % (number % 10) * 1000)
+        with closing(SqliteStore(directory)) as store:
+            fill(tiny_disk / "others")
+            with pytest.raises(StoreFullError):
+                store.metadata.put("/large", bytes(500_000), expected_version=ABSENT)
+            assert store.metadata.get("/large") is None
+            count = append_until_full(store, ledger_ids[0])
+            store.ledgers.delete(ledger_ids[1])
+            assert append_until_full(store, ledger_ids[0]) > count + 250
+            count = append_until_full(store, ledger_ids[0])
+        with closing(SqliteStore(directory)) as store:
+            assert store.ledgers.owned_by("billing") == [ledger_ids[0]]
+            assert holds(store, ledger_ids[0], count)
+            (tiny_disk / "others").unlink()
+            assert append_until_full(store, ledger_ids[0]) > count
+
+    def test_a_full_disk_is_opened_and_takes_changes_when_there_is_room(self, tiny_disk):
+        directory = tiny_disk / "store"
+        with closing(SqliteStore(directory)) as store:
+            ledger_id = store.ledgers.create("billing")
+            count = append_until_full(store, ledger_id)
+        fill(tiny_disk / "others")
+        with closing(SqliteStore(directory)) as store:
+            assert holds(store, ledger_id, count)
+            with pytest.raises(StoreFullError):
+                store.ledgers.append(ledger_id, bytes(10_000))
+            (tiny_disk / "others").unlink()
+            (tiny_disk / "ballast").unlink()
+            assert append_until_full(store, ledger_id) > count
+
+    def test_a_process_that_is_killed_on_a_full_disk_loses_nothing(self, tiny_disk):
+        directory = tiny_disk / "store"
+
+        def live():
+            store = SqliteStore(directory)
+            append_until_full(store, store.ledgers.create("billing"))
+            fill(tiny_disk / "others")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        in_a_child(live)
+        assert log_bytes(directory) > 0
+        with closing(SqliteStore(directory)) as store:
+            count = store.ledgers.last(1) + 1
+            assert count > 1_000
+            assert holds(store, 1, count)
+            store.ledgers.delete(1)
+
+    @pytest.mark.parametrize("killed_at", range(1, 8))
+    def test_a_delete_on_a_full_disk_is_done_or_not_wherever_the_process_dies(self, tiny_disk, killed_at):
+        """The log has no room for all pages of the ledger at once, so they are changed one part after the other."""
+        directory = tiny_disk / "store"
+
+        def live():
+            store = SqliteStore(directory)
+            ledger_id = store.ledgers.create("billing")
+            append_until_full(store, ledger_id)
+            begun = 0
+
+            def count(statement):
+                nonlocal begun
+                begun += statement.startswith("COMMIT")
+                if begun == killed_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            store._database._connection.set_trace_callback(count)
+            store.ledgers.delete(ledger_id)
+
+        in_a_child(live)
+        for _ in range(2):
+            with closing(SqliteStore(directory)) as store:
+                owned = store.ledgers.owned_by("billing")
+                assert owned == store.ledgers.owned_by("billing")
+                assert owned == ([1] if store.ledgers.owners() else [])
+                for ledger_id in owned:
+                    assert holds(store, ledger_id, store.ledgers.last(ledger_id) + 1)
+                for ledger_id in {1} - set(owned):
+                    with pytest.raises(LedgerNotFoundError):
+                        store.ledgers.last(ledger_id)
+        with closing(SqliteStore(directory)) as store:
+            for ledger_id in owned:
+                store.ledgers.delete(ledger_id)
+            assert append_until_full(store, store.ledgers.create("billing")) > 1_000
+
+    def test_each_of_many_independent_writes_is_done_or_refused(self, tiny_disk):
+        with closing(SqliteStore(tiny_disk / "store")) as store:
+            old, new = (store.ledgers.create("billing") for _ in range(2))
+            append_until_full(store, old)
+            outcomes = store.write_all([
+                AppendEntry(new, bytes(500_000)), DeleteLedger(old), PutValue("/a", b"small", ABSENT),
+            ])  # fmt: skip
+            assert isinstance(outcomes[0], StoreFullError)
+            assert outcomes[1:] == [0, 0]
+            assert (store.ledgers.owned_by("billing"), store.ledgers.last(new)) == ([new], -1)
+            assert store.ledgers.append(new, bytes(50_000)) == 0
+
+    def test_a_small_write_is_not_refused_with_a_large_one_of_another_thread(self, tiny_disk):
+        with closing(SqliteStore(tiny_disk / "store")) as store, ThreadPoolExecutor(8) as threads:
+            fill(tiny_disk / "others", leave=300 << 10)
+            ledger_ids = [store.ledgers.create("billing") for _ in range(8)]
+            sizes = [500_000, 10] * 4
+
+            def append(ledger_id, size):
+                try:
+                    return [store.ledgers.append(ledger_id, bytes(size)) for _ in range(20)]
+                except StoreFullError:
+                    return []
+
+            found = list(threads.map(append, ledger_ids, sizes))
+            assert found == [[], [*range(20)]] * 4
+            assert [store.ledgers.last(ledger_id) for ledger_id in ledger_ids] == [-1, 19] * 4
 
     def test_a_store_that_finds_no_room_to_be_sealed_says_so_and_is_as_it_was(self, tiny_disk):
         directory = tiny_disk / "store"
@@ -70,7 +278,7 @@ class TestFullDisk:
             store.ledgers.append_all([(ledger_id, bytes(1000))] * 900)
         downgraded(directory)
         size = (directory / DATABASE).stat().st_size
-        (tiny_disk / "more ballast").write_bytes(bytes(2 * 1024 * 1024 - size - size // 2))
+        fill(tiny_disk / "more ballast", leave=size // 2)
         told = f"the disk is full: to add checksums to the rows .* takes about {size * 21 // 20} free bytes"
         with pytest.raises(StoreFullError, match=told):
             SqliteStore(directory)
@@ -84,12 +292,45 @@ class TestFullDisk:
         monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
         with pytest.raises(StoreFullError, match=str(tmp_path / "store")):
             SqliteStore.open_copy(tmp_path / "store")
-        assert names_in(tiny_disk) == ["ballast"]
+        assert "ballast" in names_in(tiny_disk)
+        assert not [name for name in names_in(tiny_disk) if name.startswith("ackstate")]
 
     def test_no_store_is_half_made_on_a_full_disk(self, tiny_disk):
-        with pytest.raises(OSError, match="No space"):
-            (tiny_disk / "rest").write_bytes(bytes(3 << 20))
+        fill(tiny_disk / "others")
         with pytest.raises(StoreFullError, match=str(tiny_disk / "store")):
             SqliteStore(tiny_disk / "store")
-        (tiny_disk / "rest").unlink()
+        (tiny_disk / "others").unlink()
         assert_works(tiny_disk / "store")
+
+
+class TestLog:
+    pytestmark = pytest.mark.slow
+
+    def test_the_log_of_a_store_in_use_is_bounded(self, tmp_path):
+        """It is emptied at 1000 pages, and what one huge change made of it is given back."""
+        with closing(SqliteStore(tmp_path)) as store:
+            sizes, version = [], ABSENT
+            for number in range(150):
+                ledger_id = store.ledgers.create("billing")
+                store.ledgers.append_all([(ledger_id, b"%d" % (number % 10) * 20_000)] * 4)
+                store.ledgers.delete(ledger_id)
+                sizes.append(log_bytes(tmp_path))
+            assert max(sizes) < 5 << 20
+            store.metadata.put("/huge", bytes(30 << 20), expected_version=ABSENT)
+            assert log_bytes(tmp_path) > 30 << 20
+            for number in range(3):
+                version = store.metadata.put("/small", b"%d" % number, expected_version=version)
+            assert log_bytes(tmp_path) <= 8 << 20
+
+    def test_a_caller_that_keeps_an_error_does_not_keep_the_log_from_being_emptied(self, tmp_path):
+        with closing(SqliteStore(tmp_path)) as store:
+            for owner in ("a", "b", "c"):
+                store.ledgers.create(owner)
+            store._database._connection.execute("UPDATE ledgers SET owner = CAST(owner AS BLOB)")
+            with pytest.raises(CorruptStateError) as kept:
+                store.ledgers.owners()
+            ledger_id = store.ledgers.create("c")
+            for _ in range(30):
+                store.ledgers.append(ledger_id, bytes(500_000))
+            assert log_bytes(tmp_path) < 8 << 20
+            assert "where text belongs" in str(kept.value)

@@ -273,7 +273,7 @@ def test_a_commit_that_fails_fails_every_call_and_ends_the_store(store, tmp_path
         assert reopened.ledgers.owned_by("held up") == [5]
 
 
-def test_a_full_disk_undoes_the_group_and_no_more(store):
+def test_on_a_full_disk_each_call_of_the_group_is_carried_out_or_refused_alone(store):
     ledger_ids = [store.ledgers.create("billing") for _ in range(3)]
     connection = store._database._connection
     ((page_count,),) = connection.execute("PRAGMA page_count")
@@ -281,11 +281,11 @@ def test_a_full_disk_undoes_the_group_and_no_more(store):
     entries = (b"small", bytes(100_000), b"small")
     calls = [append_to(store, ledger_id, entry) for ledger_id, entry in zip(ledger_ids, entries, strict=True)]
     outcomes, commit_count = outcomes_in_one_group(store, [*calls, append_to(store, 77)])
-    assert [type(outcome) for outcome in outcomes] == [StoreFullError] * 4
-    assert commit_count == 1
-    assert [store.ledgers.last(ledger_id) for ledger_id in ledger_ids] == [-1] * 3
+    assert [type(outcome) for outcome in outcomes] == [int, StoreFullError, int, LedgerNotFoundError]
+    assert commit_count == 3
+    assert [store.ledgers.last(ledger_id) for ledger_id in ledger_ids] == [0, -1, 0]
     connection.execute("PRAGMA max_page_count = 1000000")
-    assert [store.ledgers.append(ledger_id, b"again") for ledger_id in ledger_ids] == [0] * 3
+    assert [store.ledgers.append(ledger_id, b"again") for ledger_id in ledger_ids] == [1, 0, 1]
 
 
 def test_calls_that_wait_when_the_store_is_closed_are_done_or_refused(tmp_path):
@@ -368,38 +368,49 @@ def with_lines(code, known={}):  # noqa: B006 - remembers
     return known[path]
 
 
-def outcomes_with_an_interrupt(store, ledger_ids, number):
-    """Append to each ledger in one group, and interrupt its leader, which is the first; return the outcomes."""
+def outcomes_with_an_interrupt(store, ledger_ids, number, others):
+    """Append to each ledger in one group, and interrupt its leader, which is the first; return the outcomes.
+
+    The group ends with appends of other entries to the first ledger.
+    """
     with store._database._lock:
         leader = InterruptedCaller(append_to(store, ledger_ids[0]), number)
         wait_until(lambda: not leader.is_alive() or store._database._groups._open_group.lock.locked())
         callers = [leader]
-        for ledger_id in ledger_ids[1:]:
+        appends = [append_to(store, ledger_id) for ledger_id in ledger_ids[1:]]
+        for append in (*appends, *(append_to(store, ledger_ids[0], entry) for entry in others)):
             count = queued(store) + 1
-            callers.append(Caller(append_to(store, ledger_id)))
+            callers.append(Caller(append))
             wait_until(lambda count=count: queued(store) == count)
     return [caller.result() for caller in callers]
 
 
 @pytest.mark.slow
-def test_an_interrupt_at_any_line_of_the_leader_is_nobody_elses(tmp_path):
+@pytest.mark.parametrize("is_full", [False, True])
+def test_an_interrupt_at_any_line_of_the_leader_is_nobody_elses(tmp_path, is_full):
+    """On a full disk, the calls of the group are tried again alone, and each must still be carried out once at most."""
     directory = tmp_path / "store"
     counts = {"interrupted": 0, "done and interrupted": 0}
     with closing(SqliteStore(directory)) as store:
         ledger_ids = [store.ledgers.create("billing") for _ in range(3)]
         store.ledgers.fence(ledger_ids[2])
         for number in itertools.count():
+            if is_full:
+                connection = store._database._connection
+                ((page_count,),) = connection.execute("PRAGMA page_count")
+                connection.execute(f"PRAGMA max_page_count = {page_count + 10}")
             before = [store.ledgers.last(ledger_id) for ledger_id in ledger_ids]
-            outcomes = outcomes_with_an_interrupt(store, ledger_ids, number)
+            outcomes = outcomes_with_an_interrupt(store, ledger_ids, number, [bytes(100_000)] * is_full)
             after = [store.ledgers.last(ledger_id) for ledger_id in ledger_ids]
             assert outcomes[1] == after[1] == before[1] + 1
             assert type(outcomes[2]) is LedgerFencedError
+            assert [type(outcome) for outcome in outcomes[3:]] == [StoreFullError] * is_full
             if type(outcomes[0]) is not KeyboardInterrupt:
                 assert outcomes[0] == after[0] == before[0] + 1
                 break
             counts["interrupted"] += 1
             counts["done and interrupted"] += after[0] - before[0]
-    assert 0 < counts["done and interrupted"] < 10 < counts["interrupted"]
+    assert 0 < counts["done and interrupted"] < counts["interrupted"] - 10
     with closing(SqliteStore(directory)) as store:
         assert [store.ledgers.last(ledger_id) for ledger_id in ledger_ids] == after
 

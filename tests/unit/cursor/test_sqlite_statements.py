@@ -17,7 +17,7 @@ def store(tmp_path):
 
 @contextmanager
 def statements_of(store):
-    """Collect the first word of each statement that is executed."""
+    """Collect the first word of each statement that is executed; the pragma asks for the size of the database."""
     found = []
     connection = store._database._connection
     connection.set_trace_callback(lambda statement: found.append(statement.split()[0]))
@@ -31,14 +31,14 @@ def test_one_entry_is_a_transaction_of_two_statements_and_the_first_one_reads_th
     ledger_id = store.ledgers.create("billing")
     with statements_of(store) as found:
         store.ledgers.append(ledger_id, b"first")
-    assert found == ["BEGIN", "SELECT", "UPDATE", "INSERT", "COMMIT"]
+    assert found == ["BEGIN", "SELECT", "UPDATE", "INSERT", "PRAGMA", "COMMIT"]
     for append in (
         lambda: store.ledgers.append(ledger_id, b"entry"),
         lambda: store.ledgers.append_all([(ledger_id, b"entry")]),
     ):
         with statements_of(store) as found:
             append()
-        assert found == ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
+        assert found == ["BEGIN", "UPDATE", "INSERT", "PRAGMA", "COMMIT"]
 
 
 def test_a_hundred_entries_are_five_inserts_and_one_query(store):
@@ -47,7 +47,7 @@ def test_a_hundred_entries_are_five_inserts_and_one_query(store):
     store.ledgers.append_all([(ledger_id, entry) for entry in entries[:17]])
     with statements_of(store) as found:
         ids = store.ledgers.append_all([(ledger_id, entry) for entry in entries[17:]])
-    assert found == ["BEGIN", "UPDATE", *["INSERT"] * 5, "COMMIT"]
+    assert found == ["BEGIN", "UPDATE", *["INSERT"] * 5, "PRAGMA", "COMMIT"]
     assert ids == list(range(17, 117))
     with statements_of(store) as found:
         assert store.ledgers.read(ledger_id, 0, 117) == entries
