@@ -58,10 +58,14 @@ class CursorConfig:
         metadata_range_count_max: How many ranges the metadata store may be given, when a ledger cannot be written or,
             in Pulsar's format, when a cursor is closed. None, the default, is any number in the native format and 1,000
             in Pulsar's. Pulsar: ``managedLedgerMaxUnackedRangesToPersistInMetadataStore``.
-        metadata_bytes_max: How many bytes it may be given: fewer than a ZooKeeper server accepts.
+        metadata_bytes_max: How many bytes it may be given: fewer than a ZooKeeper server accepts. A state for which a
+            record of that size has no room goes to a cursor ledger, also when a cursor is opened. Cursor properties
+            that leave no room for the rest of a record are refused; those from before the limit was lowered stay. The
+            record of a new cursor is written under any limit.
         range_form: How a cursor ledger in Pulsar's format holds the acks.
             Pulsar: ``managedLedgerPersistIndividualAckAsLongArray``.
-        compression: How a record of the metadata store in Pulsar's format is compressed.
+        compression: How a record of the metadata store in Pulsar's format is compressed; one without properties only,
+            as Pulsar could not read another. Opening a cursor leaves its record in the compression that it has.
             Pulsar: ``managedCursorInfoCompressionType``.
         compression_bytes_min: Smaller records are not compressed.
             Pulsar: ``managedCursorInfoCompressionThresholdInBytes``.

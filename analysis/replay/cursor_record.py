@@ -145,7 +145,10 @@ def _journal_record(journal: Journal) -> dict[str, Any]:
 def _journal_of(fields: Fields, place: RecordPlace) -> tuple[Journal, CursorState]:
     """Return a journal, and the state that a recovery would read."""
     form = place.policy.cursor.journal_format
-    journal = Journal(place.reached, topic=TOPIC, subscription=SUBSCRIPTION, form=form)
+    journal = Journal(
+        place.reached, topic=TOPIC, subscription=SUBSCRIPTION, form=form,
+        metadata_bytes_max=place.policy.cursor.metadata_bytes_max,
+    )  # fmt: skip
     pointer = fields.data("pointer")
     count, entries = fields.integer("entry_count"), fields.all_data("last_entries")
     ledger_id = form.decode_record(pointer, place.ledgers).cursor_ledger_id

@@ -17,7 +17,10 @@ INTERNAL_PREFIX = "#pulsar.internal."
 """The prefix of the names that belong to the broker, not to the application."""
 
 
-DELETED_PROPERTY = f"{INTERNAL_PREFIX}ackstate.deleted"
+OWN_PREFIX = f"{INTERNAL_PREFIX}ackstate."
+"""The prefix of the names of our own properties."""
+
+DELETED_PROPERTY = f"{OWN_PREFIX}deleted"
 """Marks the record of a subscription that is being deleted; see `ackstate.cursor.journal.deletion`."""
 
 
@@ -27,6 +30,8 @@ class CursorProperties:
 
     Every method that changes something raises:
         CursorFencedError: Another owner has the cursor.
+        PayloadTooLargeError: It would leave no room in the record: of `CursorConfig.metadata_bytes_max`, all properties
+            must leave about 150 bytes. Nothing was changed.
         StoreError: The write failed; whether it happened is unknown.
         CursorClosedError: The cursor is closed.
 

@@ -113,6 +113,8 @@ class CursorRecord:
         content: The whole state, if there is no ledger.
         cursor_properties: The application's properties of the cursor, name -> text.
         unknown: Fields unknown to the format, which are written back.
+        properties: Those of the mark-delete, as a broker of Pulsar writes them beside the ledger's name; ours are in
+            `content` or in the ledger.
     """
 
     cursor_ledger_id: int | None
@@ -122,6 +124,7 @@ class CursorRecord:
     content: CursorState | None = None
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     unknown: bytes = b""
+    properties: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_deleted(self) -> bool:

@@ -17,15 +17,26 @@ from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
 from ackstate.cursor.journal.cursor_holes import CursorHoles
+from ackstate.cursor.journal.cursor_properties import OWN_PREFIX
 from ackstate.cursor.journal.format import CursorRecord, check_within_log
-from ackstate.cursor.journal.native import SharedCursorRecord, snapshot_of
+from ackstate.cursor.journal.native import NativeFormat, SharedCursorRecord, content_of, snapshot_of
+from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.journal.recovery import Recovery, decode_record
+from ackstate.cursor.journal.shared_holes import resolver
 from ackstate.cursor.journal.term_floor import term_floor
-from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.cursor.store import (
+    ABSENT,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    PayloadTooLargeError,
+    StoreError,
+    VersionMismatchError,
+)
 from ackstate.cursor.topic_name import check_name
 from ackstate.cursor.writes import AppendEntry, CreateLedger, DeleteLedger, FenceLedger, PutValue
 from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
-from ackstate.position import Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.wire.native import record_of
 from ackstate.wire.native_shared import encode_shared, share
 
 if TYPE_CHECKING:
@@ -41,6 +52,8 @@ if TYPE_CHECKING:
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10
+_OWN_BYTES = 64  # of a native state with no acks, or of the subscription's type among the properties
+_TERM_MAX = 2**62
 
 
 @final
@@ -52,13 +65,14 @@ class Journal:
     or goes to the metadata store.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the names of a cursor are not packed
         self,
         store: Store,
         *,
         topic: str,
         subscription: str,
         form: JournalFormat,
+        metadata_bytes_max: int,
         shared_holes: SharedHoles | None = None,
     ) -> None:
         self.store = store
@@ -68,13 +82,15 @@ class Journal:
         self.cursor_properties: Mapping[str, str] = {}
         self.snapshot_bytes = 0
         self.delta_bytes = 0
+        self._metadata_bytes_max = metadata_bytes_max
         self._owner = cursor_owner(self.path)
         self._version = ABSENT
         self._has_record = False  # whether a record of this owner was put
         self._epoch = 0
         self._term = 1
         self._unknown = b""
-        self._mark_delete: Position | None = None  # that of the record
+        self._mark_delete: Position | None = None  # that of the record, and its properties
+        self._properties: Mapping[str, int] = {}
         self._record_form = form  # that of the record, and of the ledger that it names: `form` from the next swing on
         self._pointed_at: int | None = None  # the ledger that a recovery would read; None without one
         self._open_ledger: int | None = None  # the same if it may be appended to, else None
@@ -92,13 +108,15 @@ class Journal:
         topic: str,
         subscription: str,
         form: JournalFormat,
+        metadata_bytes_max: int,
         ledgers: LedgerMap,
         repair: Repair,
         shared_holes: SharedHoles | None = None,
     ) -> Steps[tuple[Journal, StoredCursor | None]]:
         """Take the cursor over and read its durable state; None if there never was such a cursor.
 
-        After a repair, or in another format, it is to be written again.
+        After a repair, or in another format, it is to be written again. Until then the record keeps its format and its
+        compression, unless it has more than `metadata_bytes_max` bytes: then its state moves to a ledger.
 
         Raises:
             CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.
@@ -106,7 +124,10 @@ class Journal:
             UnsupportedVersionError: A newer release wrote it.
             StoreError: The storage failed.
         """
-        journal = cls(store, topic=topic, subscription=subscription, form=form, shared_holes=shared_holes)
+        journal = cls(
+            store, topic=topic, subscription=subscription, form=form, metadata_bytes_max=metadata_bytes_max,
+            shared_holes=shared_holes,
+        )  # fmt: skip
         recovery = Recovery(store, journal.path, ledgers, repair, shared_holes)
         for _ in range(_TAKEOVER_ATTEMPTS):
             # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
@@ -182,19 +203,8 @@ class Journal:
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         encoded = self._encode(content) if shared is None else encode_shared(shared)
-        try:
-            ledger_id = yield CreateLedger(self._owner)
-            self._made.add(ledger_id)
-            yield AppendEntry(ledger_id, encoded)
-        except (LedgerFencedError, LedgerNotFoundError) as error:
-            raise self.fenced() from error
-        except CorruptStateError as error:
-            raise self.unwritable(error) from error
-        try:
-            yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
-        except CursorFencedError:
-            yield from self._delete_unnamed(ledger_id)
-            raise
+        ledger_id = yield from self._new_ledger(encoded)
+        yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
         yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
@@ -215,11 +225,15 @@ class Journal:
 
         Raises:
             CursorFencedError: Another owner has the cursor.
+            PayloadTooLargeError: It has more than `metadata_bytes_max` bytes; nothing was written.
             StoreError: The write failed; a recovery reads the state before or the new one.
         """
         self._open_ledger = None
         shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
-        written = yield from self._swing(self._whole_record(content, shared), self.form)
+        record = self._whole_record(content, shared)
+        if self._has_record and self._is_too_large(size := len(self.form.encode_record(record))):
+            raise self._too_large(size, "the state")
+        written = yield from self._swing(record, self.form)
         yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
@@ -227,10 +241,14 @@ class Journal:
     def write_cursor_properties(self, properties: Mapping[str, str]) -> Steps[int]:
         """Replace the cursor properties, nothing else, and return the bytes written.
 
+        A state in the record that leaves them no room moves to a ledger.
+
         Raises:
             CursorFencedError: Another owner has the cursor.
+            PayloadTooLargeError: As `check_room_for`.
             StoreError: The write failed; whether it happened is unknown.
         """
+        self.check_room_for(properties)
         record, form = self._record(self._pointed_at, self._mark_delete), self._record_form
         if self._pointed_at is None:
             # Read back rather than kept: it is the whole state.
@@ -239,12 +257,29 @@ class Journal:
                 raise self.fenced()
             decoded = decode_record(found.data)
             record, form = decoded.record, decoded.form
-        before, self.cursor_properties = self.cursor_properties, dict(properties)
+        else:
+            record = replace(record, properties=self._properties)
+        record = replace(record, cursor_properties=dict(properties))
+        if self._pointed_at is None and self._is_too_large(len(form.encode_record(record))):
+            record, form = (yield from self._moved(record)), self.form
+        before, self.cursor_properties = self.cursor_properties, record.cursor_properties
         try:
-            return (yield from self._swing(replace(record, cursor_properties=self.cursor_properties), form))
+            return (yield from self._swing(record, form))
         except BaseException:
             self.cursor_properties = before
             raise
+
+    def check_room_for(self, properties: Mapping[str, str]) -> None:
+        """Refuse cursor properties that would make a record too large that names a ledger, or has no acks.
+
+        No more bytes of them than there are now are accepted under whatever limit.
+
+        Raises:
+            PayloadTooLargeError: They would, in one of the formats.
+        """
+        size, before = self._pointer_bytes_max(properties), self._pointer_bytes_max(self.cursor_properties)
+        if self._is_too_large(size) and size > before:
+            raise self._too_large(size, "cursor properties")
 
     def begin_epoch(self) -> None:
         """Begin a new epoch with the next whole state: no record from before counts after it."""
@@ -280,13 +315,24 @@ class Journal:
     def _take_over(self, found: StoredCursor) -> Steps[bool]:
         """Keep every earlier owner out; False if the record has changed since it was found."""
         record = found.record
-        self._epoch, self._term, self._mark_delete = record.epoch, record.term + 1, record.mark_delete
+        self._epoch, self._term = record.epoch, record.term + 1
+        self._mark_delete, self._properties = record.mark_delete, record.properties
         self._pointed_at, self.cursor_properties = record.cursor_ledger_id, record.cursor_properties
         self._unknown, self._record_form = record.unknown, found.form
-        taken = found.form.encode_record(replace(record, term=self._term))
+        taken = replace(record, term=self._term)
+        encoded = found.form.encode_record(taken)
+        if self._pointed_at is None and self._is_too_large(len(encoded)):
+            try:
+                taken, self._record_form = (yield from self._moved(taken)), self.form
+            except CursorFencedError:
+                return False
+            encoded = self.form.encode_record(taken)
+        ledger_id = taken.cursor_ledger_id
         try:
-            self._version = yield PutValue(self.path, taken, found.version)
+            self._version = yield PutValue(self.path, encoded, found.version)
         except VersionMismatchError:
+            if ledger_id is not None and ledger_id != self._pointed_at:
+                yield from self._delete_unnamed(ledger_id)
             return False
         if self._pointed_at is not None:
             try:
@@ -300,9 +346,56 @@ class Journal:
                 # takes those of one that lives and saw the ledger before the damage: a repair has given them up.
                 if not found.is_repaired:
                     raise
-        self._has_record = True
+        self._pointed_at, self._has_record = ledger_id, True
         yield from self._delete(self._leftovers - {self._pointed_at})
         return True
+
+    def _moved(self, record: CursorRecord) -> Steps[CursorRecord]:
+        """Write the state that a record holds to a new ledger, in our format, and return the record that names this.
+
+        The ledger is not continued: it may hold less than the memory takes for durable, after a reset that failed.
+        """
+        content = record.content
+        if isinstance(record, SharedCursorRecord):
+            content = content_of(record_of(resolver(self.store, self.path)(record.shared)))
+        assert content is not None
+        encoded = self.form.encode_entry(content, epoch=record.epoch, sequence=0, chain=0)
+        ledger_id = yield from self._new_ledger(encoded)
+        return CursorRecord(
+            ledger_id, record.epoch, record.term, record.mark_delete, None, record.cursor_properties, record.unknown
+        )
+
+    def _new_ledger(self, encoded: bytes) -> Steps[int]:
+        """Write the first entry of a new ledger, and return the ledger."""
+        try:
+            ledger_id = yield CreateLedger(self._owner)
+            self._made.add(ledger_id)
+            yield AppendEntry(ledger_id, encoded)
+        except (LedgerFencedError, LedgerNotFoundError) as error:
+            raise self.fenced() from error
+        except CorruptStateError as error:
+            raise self.unwritable(error) from error
+        return ledger_id
+
+    def _is_too_large(self, byte_count: int) -> bool:
+        return byte_count > self._metadata_bytes_max
+
+    def _too_large(self, byte_count: int, what: str) -> PayloadTooLargeError:
+        return PayloadTooLargeError(
+            f"{self.path}: a record with {what} has {byte_count} bytes, more than the metadata store may be given"
+            f" (metadata_bytes_max={self._metadata_bytes_max})"
+        )
+
+    def _pointer_bytes_max(self, properties: Mapping[str, str]) -> int:
+        """Return how large a record with cursor properties may become, in whichever format, that has no acks.
+
+        Our own properties are always small and not counted one by one.
+        """
+        properties = {name: text for name, text in properties.items() if not name.startswith(OWN_PREFIX)}
+        record = CursorRecord(
+            LEDGER_ID_MAX, 0, _TERM_MAX, Position(LEDGER_ID_MAX, ENTRY_ID_MAX), None, properties, self._unknown
+        )
+        return _OWN_BYTES + max(len(form.encode_record(record)) for form in (NativeFormat(), PulsarFormat()))
 
     def _appended_since(self, found: StoredCursor, recovery: Recovery) -> StoredCursor:
         """Return the state that was read, with the records that the owner before appended until it was fenced."""
@@ -313,14 +406,18 @@ class Journal:
 
     def _swing(self, record: CursorRecord, form: JournalFormat) -> Steps[int]:
         """Put a record, delete the ledgers that it does not name, and return its size."""
-        encoded = form.encode_record(record)
+        encoded, ledger_id = form.encode_record(record), record.cursor_ledger_id
         try:
             yield from self._put(encoded)
         except CorruptStateError as error:
             raise StoreError(f"{self.path}: the record cannot be written: {error}") from error
+        except CursorFencedError:
+            if ledger_id is not None and ledger_id != self._pointed_at:
+                yield from self._delete_unnamed(ledger_id)
+            raise
         if self._pointed_at is not None:
             self._made.add(self._pointed_at)
-        self._pointed_at, self._mark_delete = record.cursor_ledger_id, record.mark_delete
+        self._pointed_at, self._mark_delete, self._properties = ledger_id, record.mark_delete, record.properties
         self._record_form, self._has_record = form, True
         yield from self._delete((self._made | self._leftovers) - {self._pointed_at})
         return len(encoded)

@@ -104,6 +104,7 @@ class PulsarFormat:
         info = CursorInfo(
             NO_LEDGER if record.cursor_ledger_id is None else record.cursor_ledger_id,
             record.mark_delete,
+            properties=record.properties,
             cursor_properties=record.cursor_properties,
             unknown=record.unknown,
             term=record.term,
@@ -129,6 +130,7 @@ class PulsarFormat:
             content=None if in_ledger or info.mark_delete is None else _content(info.mark_delete, info),
             cursor_properties=info.cursor_properties,
             unknown=info.unknown,
+            properties=info.properties if in_ledger else {},
         )
 
 

@@ -24,6 +24,7 @@ from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
 from ackstate.wire import native_pointer
 from ackstate.wire.native import record_of
+from ackstate.wire.pulsar.compression import compression_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -112,8 +113,9 @@ def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecor
         CorruptStateError: It cannot be read.
         UnsupportedVersionError: A newer release wrote it.
     """
-    is_native = data.startswith(native_pointer.MAGIC)
-    form: JournalFormat = NativeFormat() if is_native else PulsarFormat()
+    form: JournalFormat = NativeFormat()
+    if not data.startswith(native_pointer.MAGIC):
+        form = PulsarFormat(compression=compression_of(data), compression_bytes_min=0)
     return DecodedRecord(form.decode_record(data, ledgers), form)
 
 

@@ -67,6 +67,7 @@ class CursorOpening:
         """Take the journal over, as `Journal.open`."""
         return Journal.open(
             store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
+            metadata_bytes_max=self.config.metadata_bytes_max,
             ledgers=self.ledgers, repair=self.repair, shared_holes=self.shared_holes,
         )  # fmt: skip
 
@@ -98,6 +99,7 @@ def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> Ste
     a crash before its record was written, would look like a journal whose record was lost.
     """
     state, start = persister.state, opening.start
+    persister.journal.check_room_for(opening.properties)
     persister.journal.cursor_properties = dict(opening.properties)
     if start is not None:
         first = state.ledgers.next_valid(Position(start[0], start[1] - 1))

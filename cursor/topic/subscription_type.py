@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.dispatch.consumers import SubscriptionType
-from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
+from ackstate.cursor.journal.cursor_properties import OWN_PREFIX
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.store import Store
 
 
-TYPE_PROPERTY = f"{INTERNAL_PREFIX}ackstate.type"
+TYPE_PROPERTY = f"{OWN_PREFIX}type"
 """The internal cursor property that holds the subscription's type, as the value of `SubscriptionType`."""
 
 

@@ -69,6 +69,11 @@ def is_compressed(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
+def compression_of(data: bytes) -> Compression:
+    """Return how a record is compressed; errors as for `decompress`, of the header."""
+    return Compression(_header(data)[0]) if is_compressed(data) else Compression.NONE
+
+
 def decompress(data: bytes) -> bytes:
     """Return the record behind a header.
 
@@ -78,6 +83,12 @@ def decompress(data: bytes) -> bytes:
             likely than damage.
         MissingCodecError: The package for this compression is not installed.
     """
+    number, record_size, end = _header(data)
+    return _decompressed(memoryview(data)[end:], number, record_size, offset=end)
+
+
+def _header(data: bytes) -> tuple[int, int, int]:
+    """Return the compression type, the size of the record, and where the payload begins."""
     begin = len(MAGIC) + _METADATA_SIZE.size
     if len(data) < begin:
         raise CorruptStateError(WHAT, offset=len(data), expected=f"a header of {begin} bytes", found="the end")
@@ -88,17 +99,17 @@ def decompress(data: bytes) -> bytes:
         raise CorruptStateError(WHAT, offset=len(MAGIC), expected="the metadata's size", found=found)
     metadata = Scanner(data, WHAT).message(COMPRESSION_METADATA, begin, end)
     number, record_size = metadata.number("compression_type"), metadata.number("uncompressed_size")
-    payload = memoryview(data)[end:]
     if number not in _DECOMPRESS:
         raise UnsupportedVersionError(f"{WHAT}: compression type {number}; this release supports 0 to 4")
-    if not 0 <= record_size <= RATIO_MAX * len(payload):
+    payload_size = len(data) - end
+    if not 0 <= record_size <= RATIO_MAX * payload_size:
         raise CorruptStateError(
             WHAT,
             offset=metadata.offset("uncompressed_size"),
-            expected=f"a size of at most {RATIO_MAX} times the payload's {len(payload)} bytes",
+            expected=f"a size of at most {RATIO_MAX} times the payload's {payload_size} bytes",
             found=record_size,
         )
-    return _decompressed(payload, number, record_size, offset=end)
+    return number, record_size, end
 
 
 def _decompressed(payload: memoryview, number: int, size: int, *, offset: int) -> bytes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
 
 NO_LIMIT = 2**62
+NEW_RECORD_BYTES = 124
 _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)
 
 
@@ -94,6 +95,9 @@ def check_all(side: SimulatedSubscription) -> None:
     check(side)
     side.subscription.check_invariants()
     side.receipts.check_survivors(side.cursor, side.model)
+    # That of a new cursor is written under any limit.
+    size, size_max = side.written.state_bytes, max(side.config.metadata_bytes_max, NEW_RECORD_BYTES)
+    hold(Promise.I4, size <= size_max, f"the record has {size} bytes of {size_max} at most")
     model, log, deliveries = side.model, side.simulation.log, side.subscription.deliveries
     acked = {number for number, position in enumerate(log.positions) if side.cursor.is_acked(position)}
     if acked != model.acked:

@@ -99,6 +99,11 @@ class Written:
         return decode_record(self._disk.values[self._path].data).record.cursor_ledger_id
 
     @property
+    def state_bytes(self) -> int:
+        """The size of the record if it has the state itself; 0 if it names a ledger."""
+        return len(self._disk.values[self._path].data) if self.cursor_ledger_id is None else 0
+
+    @property
     def entry_sizes(self) -> list[int]:
         """The sizes of the entries of the record's ledger, in bytes; empty if the record has the state."""
         ledger_id = self.cursor_ledger_id

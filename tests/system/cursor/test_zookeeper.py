@@ -18,7 +18,17 @@ from kazoo.protocol.serialization import Close, Connect
 
 from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
 from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, running_server
-from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, RecoverySource, Retention, trim_log
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    Message,
+    MessageLog,
+    PersistTarget,
+    RecoverySource,
+    Retention,
+    trim_log,
+)
 from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.store import (
     ABSENT,
@@ -33,6 +43,7 @@ from ackstate.cursor.stores import zookeeper_nodes as nodes
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.wire.pulsar import Compression
 from waiting import wait_until
 
 # A request that is small, so that small entries have several chunks.
@@ -1300,3 +1311,34 @@ def test_an_owner_on_the_far_side_of_a_split_is_fenced_and_its_last_write_undone
     with open_at(far.hosts, root) as store:
         found = open_cursor(store)
         assert [found.is_acked(Position(3, entry_id)) for entry_id in (4, 5, 6, 7)] == [True, False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [each for each in Compression if each is not Compression.NONE])
+@pytest.mark.parametrize("reopened", [Compression.LZ4, Compression.NONE])
+def test_a_compressed_record_that_was_closed_opens_whatever_compression_is_configured(open_store, codec, reopened):
+    """Uncompressed it would take more than the servers accept."""
+    log = LedgerMap.from_counts({10: 120_000})
+
+    def open_cursor(compression):
+        config = CursorConfig(
+            format=Format.PULSAR, range_count_max=200_000, metadata_range_count_max=200_000, compression=compression
+        )
+        return ManagedCursor.open(open_store(), topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+
+    cursor = open_cursor(codec)
+    cursor.ack_entries(10, range(1, 120_000, 2), now_ms=1)
+    assert cursor.close(now_ms=2).route is PersistTarget.METADATA
+    for _ in range(2):
+        again = open_cursor(reopened)
+        assert again.recovery_report.source is RecoverySource.METADATA
+        assert again.deleted.range_count == 60_000
+        assert again.deleted == cursor.deleted
+    again.set_cursor_properties({"owner": "billing"})  # Then it is not compressed, and so it moves to a ledger.
+    again = open_cursor(reopened)
+    assert again.recovery_report.source is RecoverySource.JOURNAL
+    assert again.cursor_properties == {"owner": "billing"}
+    assert again.deleted == cursor.deleted
+    again.ack(Position(10, 0), now_ms=3)
+    again.close(now_ms=4)
+    assert open_cursor(reopened).deleted == again.deleted
