@@ -99,6 +99,7 @@ class ManagedCursor(FormerNames):
 
         Raises:
             TypeError, ValueError: An argument is of another type, a name is empty, or a property too long.
+            PayloadTooLargeError: The properties of a new cursor leave no room in its record; nothing was written.
             UnreadableCursorError: The stored cursor cannot be read; nothing was changed. The error names the repairs
                 that help.
             UnsupportedVersionError: A newer release wrote it.
@@ -314,7 +315,9 @@ class ManagedCursor(FormerNames):
     def reset(self, position: Position, *, now_ms: int) -> PersistResult:
         """Seek: make a position the next to be read, with nothing acked from there on.
 
-        When this returns the reset is durable, in a new epoch: no ack from before it counts after it.
+        When this returns the reset is durable, in a new epoch: no ack from before it counts after it. The properties of
+        the mark-delete are gone, as in Pulsar; only Pulsar's ``__compaction`` keeps them, which name the compacted
+        ledger. Those of the cursor stay. After a reset that failed all are as they were.
 
         Args:
             position: If the log does not have it, the next entry that it has; beyond its end, its end.
@@ -325,6 +328,8 @@ class ManagedCursor(FormerNames):
                 unknown until the next persist. So until then no receipt is durable, and the gauges report the worse of
                 the two outcomes.
             CursorFencedError: Another owner has the cursor.
+
+        Source: ``ManagedCursorImpl.internalResetCursor`` of Apache Pulsar.
         """
         check_position(position)
         return reset(self._persister, self.reader, position, now_ms=now_ms)

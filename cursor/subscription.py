@@ -254,6 +254,8 @@ class Subscription(SubscriptionDispatch, CursorListener):
     def seek(self, position: Position | Start | StartTime, *, now_ms: int) -> PersistResult:
         """Restart at a position, an end of the log, or a time: from there on, nothing is acked or in flight any more.
 
+        The properties of the cursor stay, those of its mark-delete do not; see `ManagedCursor.reset`.
+
         Raises:
             As `start_position` and `ManagedCursor.reset`: acks and messages in flight are as before then.
         """

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.state.ack_state import CursorAckState
     from ackstate.cursor.state.reader import EntryReader
 
+_COMPACTION = "/__compaction"  # Pulsar's cursor whose properties name the ledger with the compacted topic
+
 
 def reset(persister: Persister, reader: EntryReader, position: Position, *, now_ms: int) -> PersistResult:
     """Make a position the next to be read, with nothing acked from there on; errors as `ManagedCursor.reset`."""
@@ -27,22 +29,26 @@ def reset(persister: Persister, reader: EntryReader, position: Position, *, now_
             persister.check_open()
             position = state.ledgers.next_valid(Position(position[0], position[1] - 1))
             mark_delete = state.ledgers.previous(position)
+            properties = state.properties if persister.journal.path.endswith(_COMPACTION) else {}
             state.begin_reset(mark_delete)
-        target, byte_count = _write(persister, mark_delete, now_ms=now_ms)
+        content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), properties)
+        target, byte_count = _write(persister, content, now_ms=now_ms)
         with persister.lock:
             reader.reset(position)
             runs = _changed_runs(state, mark_delete) if persister.listeners.of_changes else {}
-            _apply(persister, mark_delete)
+            state.apply_reset(mark_delete)
+            state.properties = properties
+            persister.young_age.clear()
+            persister.is_truncated = False
             persister.wrote(target, byte_count, now_ms=now_ms)
             for change, entries in runs.items():
                 persister.listeners.changed(change, entries, now_ms=now_ms)
             return PersistResult(target, byte_count, 0, mark_delete)
 
 
-def _write(persister: Persister, mark_delete: Position, *, now_ms: int) -> tuple[PersistTarget, int]:
-    """Write the empty state in a new epoch, and return where it went and its bytes."""
+def _write(persister: Persister, content: CursorState, *, now_ms: int) -> tuple[PersistTarget, int]:
+    """Write a state without acks in a new epoch, and return where it went and its bytes."""
     journal = persister.journal
-    content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), {})
     journal.begin_epoch()
     try:
         try:
@@ -58,13 +64,6 @@ def _write(persister: Persister, mark_delete: Position, *, now_ms: int) -> tuple
     except BaseException:
         journal.abandon_epoch()
         raise
-
-
-def _apply(persister: Persister, mark_delete: Position) -> None:
-    """Forget everything from before the reset."""
-    persister.state.apply_reset(mark_delete)
-    persister.young_age.clear()
-    persister.is_truncated = False
 
 
 def _changed_runs(state: CursorAckState, mark_delete: Position) -> dict[Change, list[tuple[int, int, int]]]:
