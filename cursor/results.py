@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,6 +101,10 @@ class RecoveryReport:
         range_count: How many individually deleted ranges were found.
         format: The format that it was written in.
         repair: The repair that was needed to read it.
+        acks_given_up_min: Acked entries in readable records that the repair forgot: there may have been more.
+        properties_given_up: Likewise the properties of the latest mark-delete.
+        has_unknown_properties: Whether the record with the latest of these could not be read.
+        cursor_properties_given_up: Whether the repair had no record to read the cursor properties from.
     """
 
     source: RecoverySource
@@ -112,6 +116,10 @@ class RecoveryReport:
     range_count: int
     format: Format = Format.NATIVE
     repair: Repair = Repair.NONE
+    acks_given_up_min: int = 0
+    properties_given_up: Mapping[str, int] = field(default_factory=dict)
+    has_unknown_properties: bool = False
+    cursor_properties_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,4 +247,7 @@ def _promise(outcome: RepairOutcome) -> str:
     left = f" and {counted(outcome.bytes_discarded, 'byte')}" if outcome.bytes_discarded else ""
     ranges = counted(outcome.range_count, "range")
     given_up = f"gives up at least {counted(outcome.acks_given_up_min, 'acked entry', 'acked entries')}{left}"
-    return f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}"
+    given_up += "".join(f", property {name} = {number}" for name, number in outcome.properties_given_up.items())
+    given_up += ", properties that cannot be read" if outcome.has_unknown_properties else ""
+    given_up += ", the cursor properties" if outcome.cursor_properties_given_up else ""
+    return printable(f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,6 +45,9 @@ class RepairOutcome:
             store.
         range_count: How many individually deleted ranges it would have.
         acks_given_up_min: Acked entries in readable records that this would forget: there may be more.
+        properties_given_up: Likewise the properties of the latest mark-delete.
+        has_unknown_properties: Whether the record with the latest of these cannot be read.
+        cursor_properties_given_up: Whether there is no record to read the cursor properties from.
     """
 
     repair: Repair
@@ -54,6 +57,9 @@ class RepairOutcome:
     mark_delete: Position | None
     range_count: int
     acks_given_up_min: int
+    properties_given_up: Mapping[str, int] = field(default_factory=dict)
+    has_unknown_properties: bool = False
+    cursor_properties_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from functools import cache
 from typing import TYPE_CHECKING, final
 from urllib.parse import unquote
 
-from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.inspect.findings import (
     CursorInspection,
     CursorName,
@@ -31,10 +30,8 @@ from ackstate.cursor.journal.native import parts_of
 from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError, decode_record
 from ackstate.cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.cursor.topic.log_ownership import check_log_record, log_path
-from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position
 from ackstate.wire import native, native_pointer
 from ackstate.wire.pulsar import decode_position_info
 
@@ -175,12 +172,10 @@ class _CursorReader:
 
     def _outcomes(self, repairs: Sequence[Repair]) -> tuple[RepairOutcome, ...]:
         offers = [found for repair in repairs if (found := replace(self._recovery, repair=repair).find(self._owned))]
-        known = self._known(offers)
         # An open with a repair whose state the log does not have is refused like one without.
-        possible = [found for found in offers if not self._beyond_the_log(found.recovered.content)]
-        return tuple(self._outcome(found, known) for found in possible)
+        return tuple(self._outcome(found) for found in offers if not self._beyond_the_log(found.recovered.content))
 
-    def _outcome(self, found: StoredCursor, known: CursorState) -> RepairOutcome:
+    def _outcome(self, found: StoredCursor) -> RepairOutcome:
         content = found.recovered.content
         is_unknown = found.repair is Repair.START_ANEW and self._log is None
         return RepairOutcome(
@@ -190,26 +185,8 @@ class _CursorReader:
             found.recovered.bytes_discarded,
             None if is_unknown else content.mark_delete,
             content.deleted.range_count,
-            _given_up(known, content, self._log),
+            *found.given_up,
         )
-
-    def _known(self, offers: Sequence[StoredCursor]) -> CursorState:
-        """Return the acks of all readable records: those of a repair, or those behind a damaged record."""
-        contents = [found.recovered.content for found in offers if found.repair is not Repair.START_ANEW]
-        record = self._record
-        if record is not None and record.format is Format.NATIVE:
-            for _, entry in self._entries():
-                try:
-                    read = self._recovery.decode_entry(entry)
-                except AckStateError:
-                    continue
-                if read.epoch == record.epoch:
-                    contents.append(CursorState(read.mark_delete, read.deleted, read.batch, read.properties))
-        mark_delete = max((content.mark_delete for content in contents), default=Position(0, -1))
-        deleted = DeletedRanges()
-        for content in contents:
-            deleted.update(content.deleted)
-        return CursorState(mark_delete, deleted, BatchIndexes(), {})
 
     def _beyond_the_log(self, content: CursorState) -> list[Problem]:
         highest = content.highest
@@ -333,26 +310,6 @@ def _marked(record: JournalRecord, path: str, problems: Sequence[Problem]) -> Jo
         if not record.damage and (problem.what, problem.offset) == (f"journal of {path}", record.offset):
             return replace(record, damage=str(problem))
     return record
-
-
-def _given_up(known: CursorState, kept: CursorState, log: LedgerMap | None) -> int:
-    """Count the acked entries that one state has and another lacks.
-
-    Entries that the log has lost do not count. Without the log, of those at or below the mark-delete position only the
-    ones in its own ledger count.
-    """
-    ledger_id, entry_id = known.mark_delete
-    passed = (log or LedgerMap.from_counts({ledger_id: entry_id + 1})).count_between(
-        kept.mark_delete, known.mark_delete
-    )
-    kept_of_those = kept.deleted.copy().take_at_most(known.mark_delete)
-    above = known.deleted.copy()
-    above.remove_at_most(max(kept.mark_delete, known.mark_delete))
-    above.difference_update(kept.deleted)
-    if log is not None:
-        kept_of_those.discard_missing(log)
-        above.discard_missing(log)
-    return max(0, passed - len(kept_of_those)) + len(above)
 
 
 def _notes(

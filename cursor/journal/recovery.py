@@ -8,8 +8,8 @@ requested.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJournal, Repair
@@ -20,19 +20,20 @@ from ackstate.cursor.journal.term_floor import term_after_loss
 from ackstate.cursor.results import RecoveryReport, RecoverySource
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from ackstate.wire import native_pointer
+from ackstate.wire import native, native_pointer
 from ackstate.wire.native import record_of
+from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.compression import compression_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from ackstate.cursor.journal.format import Format, JournalFormat
     from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.store import Store, Versioned
-    from ackstate.ledger_map import LedgerMap
     from ackstate.wire.native import Record, RecordFields
     from ackstate.wire.native_shared import SharedSnapshot
 
@@ -42,13 +43,33 @@ class UnreadableCursorError(CorruptStateError):
 
     Args:
         error: Why it cannot be read.
-        repairs: Values of `repair` with which `ManagedCursor.open` would open it, the one that gives up least first.
+        repairs: Values of `repair` with which `ManagedCursor.open` would open it, the one that gives up least first,
+            and what each gives up.
     """
 
-    def __init__(self, error: CorruptStateError, repairs: tuple[Repair, ...]) -> None:
-        ways = "; ".join(f"repair=Repair.{repair.name} would {repair.value}" for repair in repairs)
+    def __init__(self, error: CorruptStateError, repairs: Mapping[Repair, GivenUp]) -> None:
+        ways = "; ".join(
+            f"repair=Repair.{repair.name} would {repair.value}, which gives up {given_up}"
+            for repair, given_up in repairs.items()
+        )
         super().__init__(error.what, offset=error.offset, expected=error.expected, found=f"{error.found}; {ways}")
-        self.repairs = repairs
+        self.repairs = tuple(repairs)
+
+
+class GivenUp(NamedTuple):
+    """What a repair gives up of the records that can be read; see `RecoveryReport`."""
+
+    acks_min: int = 0
+    properties: Mapping[str, int] = {}
+    has_unknown_properties: bool = False
+    cursor_properties: bool = False
+
+    def __str__(self) -> str:
+        """Return it in words, for an error."""
+        acks = f"at least {self.acks_min:,} acked {'entry' if self.acks_min == 1 else 'entries'}"
+        properties = f", the properties {dict(self.properties)} of the mark-delete" if self.properties else ""
+        unknown = ", properties of the mark-delete that cannot be read" if self.has_unknown_properties else ""
+        return acks + properties + unknown + (", the cursor properties" if self.cursor_properties else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +92,8 @@ class StoredCursor:
         entry_count: How many entries the journal has.
         repair: The repair that was needed to read it.
         bucket_ids: The delay buckets that it was read by: they must stay until another record takes its place.
+        given_up: What the repair gives up.
+        unnamed_ledger_id: The newest ledger of the cursor if no record can be read that names one; else None.
     """
 
     record: CursorRecord
@@ -80,6 +103,8 @@ class StoredCursor:
     entry_count: int = 0
     repair: Repair = Repair.NONE
     bucket_ids: frozenset[int] = frozenset()
+    given_up: GivenUp = field(default_factory=GivenUp)
+    unnamed_ledger_id: int | None = None
 
     @property
     def is_repaired(self) -> bool:
@@ -103,6 +128,7 @@ def report_of(found: StoredCursor | None, form: Format, mark_delete: Position) -
         recovered.content.deleted.range_count,
         found.form.name,
         found.repair,
+        *found.given_up,
     )
 
 
@@ -259,8 +285,12 @@ class Recovery:
         else:
             what, expected = f"journal of {self.path}", f"cursor ledger {found.record.cursor_ledger_id}"
             error = CorruptStateError(what, offset=0, expected=expected, found=str(error))
-        if found.record.mark_delete is not None:
-            offered[Repair.USE_METADATA_SNAPSHOT] = _state_at(found.record.mark_delete, found, error)
+        record = found.record
+        if record.mark_delete is not None:
+            properties = record.properties
+            if isinstance(record, SharedCursorRecord):
+                properties = record.shared.parts.properties
+            offered[Repair.USE_METADATA_SNAPSHOT] = _state_at(record.mark_delete, found, error, properties)
         return self._chosen(offered, found, error)
 
     def _may_have_acks(self, ledger_id: int) -> bool:
@@ -293,7 +323,7 @@ class Recovery:
     def _repaired_record(self, version: int, error: CorruptStateError, orphans: Collection[int]) -> StoredCursor:
         """Repair a cursor whose record is missing or damaged."""
         record = CursorRecord(None, 0, term_after_loss(self.store.metadata, version), None)
-        nothing = StoredCursor(record, version, NativeFormat(), _NOTHING)
+        nothing = StoredCursor(record, version, NativeFormat(), _NOTHING, unnamed_ledger_id=max(orphans, default=None))
         offered: dict[Repair, StoredCursor] = {}
         for ledger_id in sorted(orphans, reverse=True):
             with suppress(CorruptStateError, LedgerNotFoundError):
@@ -316,18 +346,99 @@ class Recovery:
     def _chosen(
         self, offered: dict[Repair, StoredCursor], found: StoredCursor, error: CorruptStateError
     ) -> StoredCursor:
+        """Return the offer of the requested repair."""
+        record = found.record
+        has_record = record.cursor_ledger_id is not None or record.mark_delete is not None
+        # A record without a ledger has the state itself, as a difference from delay buckets.
+        readable: list[CursorState] = []
+        ends_readable = has_record
+        if (ledger_id := record.cursor_ledger_id if has_record else found.unnamed_ledger_id) is not None:
+            readable, ends_readable = self._readable(ledger_id, record.epoch if has_record else None)
+        known = self._known(offered, found, readable)
         offered[Repair.START_ANEW] = _state_at(self._start, found, error)
+        given_up = {
+            repair: GivenUp(*self._given_up(known, offer.recovered.content), not ends_readable, not has_record)
+            for repair, offer in offered.items()
+        }
         if self.repair not in offered:
-            raise UnreadableCursorError(error, tuple(offered)) from error
-        return replace(offered[self.repair], repair=self.repair)
+            raise UnreadableCursorError(error, given_up) from error
+        return replace(offered[self.repair], repair=self.repair, given_up=given_up[self.repair])
+
+    def _known(
+        self, offered: dict[Repair, StoredCursor], found: StoredCursor, readable: list[CursorState]
+    ) -> CursorState:
+        """Join all that can be read: the record, the states offered, and what a ledger has behind a damaged record."""
+        contents = [CursorState(self._start, DeletedRanges(), BatchIndexes(), found.record.properties)]
+        contents += [offer.recovered.content for offer in reversed(offered.values())]
+        contents += readable
+        deleted = DeletedRanges()
+        for content in contents:
+            deleted.update(content.deleted)
+        return CursorState(
+            max(content.mark_delete for content in contents), deleted, BatchIndexes(), contents[-1].properties
+        )
+
+    def _readable(self, ledger_id: int, epoch: int | None) -> tuple[list[CursorState], bool]:
+        """Return the records of a ledger that can be read, and count, in order: of Pulsar's whole states the last.
+
+        And whether the ledger's last one is among them.
+
+        Args:
+            ledger_id: Which.
+            epoch: That of the record that names the ledger; None for the last one in it.
+        """
+        contents: list[CursorState] = []
+        ends_readable = False
+        try:
+            count = self.store.ledgers.last(ledger_id) + 1
+        except (CorruptStateError, LedgerNotFoundError):
+            return contents, False
+        for number in reversed(range(count)):
+            with suppress(CorruptStateError, UnsupportedVersionError, LedgerNotFoundError):
+                entry = self.store.ledgers.read(ledger_id, number, number + 1)[0]
+                if not entry.startswith(native.MAGIC):
+                    info = decode_position_info(entry, self.ledgers)
+                    whole = CursorState(info.position, info.deleted, info.batch, info.properties)
+                    return [whole], number == count - 1
+                record = self.decode_entry(entry)
+                epoch = record.epoch if epoch is None else epoch
+                if record.epoch == epoch:
+                    contents.append(content_of(record))
+                    ends_readable |= number == count - 1
+        return contents[::-1], ends_readable
+
+    def _given_up(self, known: CursorState, kept: CursorState) -> tuple[int, Mapping[str, int]]:
+        """Return how many acked entries and which properties one state has and another lacks.
+
+        Entries that the message log has lost do not count. Without the log, of those at or below the mark-delete
+        position the ones in its own ledger count.
+        """
+        log, (ledger_id, entry_id) = self.ledgers, known.mark_delete
+        if known.mark_delete > log.last_confirmed:
+            log = LedgerMap.from_counts({ledger_id: entry_id + 1})
+        passed = log.count_between(kept.mark_delete, known.mark_delete)
+        kept_of_those = kept.deleted.copy().take_at_most(known.mark_delete)
+        above = known.deleted.copy()
+        above.remove_at_most(max(kept.mark_delete, known.mark_delete))
+        above.difference_update(kept.deleted)
+        if not self.ledgers.is_beyond_end(known.highest):
+            kept_of_those.discard_missing(log)
+            above.discard_missing(log)
+        missing = {name: number for name, number in known.properties.items() if kept.properties.get(name) != number}
+        return max(0, passed - len(kept_of_those)) + len(above), missing
 
 
 _NOTHING = DecodedJournal(CursorState(Position(0, -1), DeletedRanges(), BatchIndexes(), {}), 0)
 
 
-def _state_at(mark_delete: Position, found: StoredCursor, error: CorruptStateError) -> StoredCursor:
+def _state_at(
+    mark_delete: Position,
+    found: StoredCursor,
+    error: CorruptStateError,
+    properties: Mapping[str, int] | None = None,
+) -> StoredCursor:
     """Return a state with nothing acked above a position."""
-    content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), {})
+    content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), properties or {})
     record = found.record
     if record.cursor_ledger_id is None:
         record = CursorRecord(

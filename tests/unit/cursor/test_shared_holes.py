@@ -323,6 +323,25 @@ def test_a_lost_bucket_makes_the_cursor_unreadable_and_no_ack_is_invented(damage
             assert state(topic.restarted().open()) == ("[]", mark_delete)
 
 
+def test_a_repair_keeps_the_properties_of_a_record_whose_bucket_is_gone():
+    topic = BucketedTopic()
+    bucket = topic.seal({1: HOLES})
+    topic.store.break_ledgers()
+    cursor = topic.open()
+    cursor.mark_delete(Position(1, 0), properties={"horizon": 7}, now_ms=0)
+    cursor.ack_entries(1, OTHERS, now_ms=0)
+    assert cursor.persist(now_ms=0).route is PersistTarget.METADATA
+    topic.store.mend_ledgers()
+    topic.store.ledgers.delete(bucket)
+    (found,) = inspect_store(topic.store)
+    kept, anew = found.problems[0].repairs
+    assert (kept.properties_given_up, kept.has_unknown_properties) == ({}, False)
+    assert (anew.properties_given_up, anew.has_unknown_properties) == ({"horizon": 7}, False)
+    for _ in range(2):
+        repaired = topic.restarted().open(repair=Repair.USE_METADATA_SNAPSHOT)
+        assert dict(repaired.view.properties) == {"horizon": 7}
+
+
 def test_a_repair_goes_on_from_where_the_record_says_the_cursor_stood():
     topic = BucketedTopic()
     bucket = topic.seal({1: HOLES})

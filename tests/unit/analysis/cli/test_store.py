@@ -79,7 +79,7 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):
     assert {key for key in keys if f"`{key}`" not in document} == set()
     assert set(problem["repairs"][0]) == {
         "repair", "records_replayed", "record_count", "bytes_discarded", "mark_delete", "range_count",
-        "acks_given_up_min",
+        "acks_given_up_min", "properties_given_up", "has_unknown_properties", "cursor_properties_given_up",
     }  # fmt: skip
 
 
@@ -117,6 +117,8 @@ def test_the_repairs_announced_are_offered_and_do_what_they_say(path, tmp_path, 
         assert outcome["range_count"] == report.range_count
         assert outcome["records_replayed"] == report.records_replayed
         assert outcome["bytes_discarded"] == report.bytes_discarded
+        assert outcome["acks_given_up_min"] == report.acks_given_up_min
+        assert outcome["properties_given_up"] == report.properties_given_up
 
 
 def test_a_torn_tail_is_a_note_and_no_reason_for_alarm(path, capsys):
