@@ -160,6 +160,20 @@ def test_a_reset_forgets_what_came_before(disk, log):
     assert not cursor.durable(waiting)
 
 
+def test_what_was_sent_before_a_reset_is_young_again_after_it(disk, log):
+    """Its messages are sent again, and their holes close soon."""
+    cursor = open_cursor(disk, log, become_old_ack_record_seconds=10)
+    cursor.delivered(P(3, 200), now_ms=0)
+    cursor.reset(P(3, 0), now_ms=60 * SECOND_MS)
+    receipt = cursor.ack_entries(3, [5, 7, 9], now_ms=60 * SECOND_MS)
+    assert cursor.persist(now_ms=60 * SECOND_MS).messages_held_back == 3
+    assert not cursor.durable(receipt)
+    cursor.delivered(P(3, 200), now_ms=61 * SECOND_MS)
+    assert cursor.persist(now_ms=70 * SECOND_MS).messages_held_back == 3
+    assert cursor.persist(now_ms=71 * SECOND_MS).messages_held_back == 0
+    assert cursor.durable(receipt)
+
+
 @pytest.mark.parametrize(
     ("position", "read_position"), [(P(1, 5), P(3, 0)), (P(3, -1), P(3, 0)), (P(9, 0), P(3, 1_000))]
 )

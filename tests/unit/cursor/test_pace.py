@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, Position
-from ackstate.cursor import AUTO, AutoAge, CursorConfig, ManagedCursor, MemoryStore, PersistTarget, ReceiptStatus
+from ackstate.cursor import (
+    AUTO,
+    AutoAge,
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    PersistTarget,
+    ReceiptStatus,
+    StoreError,
+)
 
 
 def open_cursor(**config):
@@ -60,6 +69,23 @@ def test_an_explicit_persist_asks_no_rate():
 def test_a_rate_is_a_finite_number(rate):
     with pytest.raises(TypeError, match="mark_delete_rate_limit"):
         CursorConfig(mark_delete_rate_limit=rate)
+
+
+@pytest.mark.parametrize("flush_interval_ms", [0, 5])
+def test_a_persist_that_failed_is_not_tried_again_at_once(flush_interval_ms):
+    """A broker that sleeps until the next tick would not sleep at all."""
+    store, log = MemoryStore(), LedgerMap.from_counts({3: 10})
+    config = CursorConfig(flush_interval_ms=flush_interval_ms, metadata_bytes_max=1, ledger_retry_ms=0)
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+    store.break_ledgers()
+    cursor.ack(Position(3, 5), now_ms=5)
+    for now_ms in (5, 15, 25):
+        with pytest.raises(StoreError):
+            cursor.tick(now_ms=now_ms)
+        assert cursor.view.next_tick_ms == now_ms + 10
+    store.mend_ledgers()
+    assert cursor.tick(now_ms=35).messages_covered == 1
+    assert cursor.view.next_tick_ms is None
 
 
 def test_the_chosen_age_follows_the_consumers_and_says_why():

@@ -466,6 +466,24 @@ def test_receipts_of_batches_beyond_the_limit_are_not_durable(store, log):
     assert dict(open_cursor(crashed(store), log).view.batch) == {P(3, 2): (0b01,)}
 
 
+def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store, log, caplog):
+    cursor = open_cursor(store, log, batch_count_max=1)
+    for entry_id in (2, 4):
+        cursor.ack_batch(P(3, entry_id), [0b01], now_ms=0)
+    for now_ms, entry_id in enumerate((6, 8)):
+        caplog.clear()
+        cursor.ack(P(3, entry_id), now_ms=now_ms)
+        result = cursor.persist(now_ms=now_ms)
+        assert (result.messages_cut, result.batches_cut, cursor.stats().truncation_count) == (0, 1, 1)
+        # As long as the limit goes on cutting, that is no new event.
+        assert ("leave 0 acked messages and 1 partly acked batches" in caplog.text) == (now_ms == 0)
+    cursor.ack(P(3, 4), now_ms=2)
+    assert cursor.persist(now_ms=2).batches_cut == 0
+    cursor.ack_batch(P(3, 5), [0b01], now_ms=3)
+    assert cursor.persist(now_ms=3).batches_cut == 1
+    assert cursor.stats().truncation_count == 2
+
+
 @pytest.mark.parametrize(
     ("mark_delete", "counts", "expected"),
     [

@@ -86,6 +86,25 @@ def test_what_one_millisecond_tells_of_a_restart_is_one_also_in_two_chunks(sizes
     assert (curve[13_000], replay.curves[0].sum.peak) == (92, 100)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"flush_interval_ms": 60_000}, {"flush_interval_ms": 60_000, "range_count_max": 9}]
+)
+def test_a_restart_acks_nothing_of_the_first_ledger_that_is_kept(settings):
+    """Only ledgers that were forgotten because all of them was acked are complete: what comes later may be acked."""
+    policies, logs = [Policy.from_mapping(settings)], iter([{3: 10, 4: 5}, {4: 20}])
+    events = [
+        Event(1, ACK, 3, 0, 9), Event(1, ACK, 4, 0, 0), Event(1, ACK, 4, 3, 3),
+        Event(70_000, EventKind.DELIVER, 4, 4, 4), Event(70_500, CRASH), Event(70_600, RECOVER),
+        Event(80_000, ACK, 4, 10, 12), Event(80_010, EventKind.DELIVER, 4, 19, 19),
+    ]  # fmt: skip
+
+    def next_day(replay, now_ms):
+        return by_days(policies, next(logs))(replay, now_ms)
+
+    (curve,), _ = replayed(events, policies, {3: 10, 4: 5}, sizes=[4, 2], end_ms=80_010, between=next_day)
+    assert [curve[ts_ms] for ts_ms in (1, 70_000, 70_600, 79_999, 80_000, 80_010)] == [12, 0, 0, 0, 3, 3]
+
+
 def over_limit(kind):
     events = [Event(1_000, kind, 3, entry, entry) for entry in (1, 3, 5, 7, 9)]
     return [*events, Event(2_000, EventKind.DELIVER, 3, 10, 10)]
