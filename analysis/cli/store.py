@@ -250,4 +250,4 @@ def _promise(outcome: RepairOutcome) -> str:
     given_up += "".join(f", property {name} = {number}" for name, number in outcome.properties_given_up.items())
     given_up += ", properties that cannot be read" if outcome.has_unknown_properties else ""
     given_up += ", the cursor properties" if outcome.cursor_properties_given_up else ""
-    return printable(f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}")
+    return f"repair=Repair.{outcome.repair.name}: {read}{where}, {ranges}, {given_up}"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from ackstate import LedgerMap, Position
+from ackstate.analysis.cli import console
 from ackstate.analysis.cli.store import remarks
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Repair, StoreError, UnreadableCursorError
 from ackstate.cursor.inspect.store import inspect_store
@@ -211,11 +212,14 @@ def test_a_damaged_record_that_held_the_state_itself_takes_all_of_it_along():
     assert outcomes[ANEW].cursor_properties_given_up
 
 
-def test_the_names_of_properties_do_not_control_the_terminal():
+def test_the_names_of_properties_do_not_control_the_terminal(capsys):
     store = MemoryStore()
     info = CursorInfo(77, P(10, 49), properties={"\x1b[31mred": 1})
     store.metadata.put(PATH, encode_cursor_info(info), expected_version=-1)
-    assert not any("\x1b" in line for line in remarks(inspect_store(store)))
+    console.show(*remarks(inspect_store(store)))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "property \\x1b[31mred = 1" in shown
 
 
 # --- a seek
