@@ -19,6 +19,7 @@ final class EventWriter implements Runnable {
     /** Most time between two looks at the queue; waking up costs the thread more than most events. */
     private static final long PAUSE_MILLIS_MAX = 100;
     private static final long CLOSES_WITHIN_MILLIS = 5_000;
+    private static final long NOT_LOOKED_AT = -2; // in this file
     /** A cursor without acks for so long has long been flushed. */
     private static final long LOOKS_FOR_MILLIS = 600_000;
 
@@ -37,15 +38,18 @@ final class EventWriter implements Runnable {
 
     /** The last look at a cursor's ledger. */
     private static final class Look {
-        private final Consumer consumer;
+        private final String topic;
+        private final String subscription;
+        private int number; // in the file
         private long ackedMillis;
-        private long ledger = -2; // not looked at
+        private long ledger = NOT_LOOKED_AT;
         private long begun;
         private long written;
         private String markDelete;
 
-        Look(Consumer consumer) {
-            this.consumer = consumer;
+        Look(PersistentSubscription subscription) {
+            this.topic = subscription.getTopicName();
+            this.subscription = subscription.getName();
         }
     }
 
@@ -74,6 +78,11 @@ final class EventWriter implements Runnable {
         }
     }
 
+    /** Waits until the thread has ended. */
+    void join() throws InterruptedException {
+        thread.join();
+    }
+
     @Override
     public void run() {
         try {
@@ -84,11 +93,7 @@ final class EventWriter implements Runnable {
         while (true) {
             boolean isLast = isClosing;
             try {
-                int count = queue.drain(this::take, EVENTS_AT_ONCE);
-                long now = System.currentTimeMillis();
-                if (now - flushedMillis >= settings.flushMillis() || lines.size() > TEXT_MAX) {
-                    flush(now);
-                }
+                int count = turn(System.currentTimeMillis());
                 if (count == 0 && isLast) {
                     end();
                     return;
@@ -103,6 +108,20 @@ final class EventWriter implements Runnable {
                 giveUpLines();
             }
         }
+    }
+
+    /** Takes waiting events, and writes lines if it is time to; returns how many events there were. */
+    int turn(long now) {
+        int count = queue.drain(this::take, EVENTS_AT_ONCE);
+        if (now - flushedMillis >= settings.flushMillis() || lines.size() > TEXT_MAX) {
+            flush(now);
+        }
+        return count;
+    }
+
+    /** Returns how many consumers, topics and cursors are remembered. */
+    int remembered() {
+        return lines.remembered() + looks.size();
     }
 
     private void end() {
@@ -144,13 +163,13 @@ final class EventWriter implements Runnable {
             return false;
         }
         lines.begin(head, now);
-        looks.values().forEach(look -> look.ledger = -2);
+        looks.values().forEach(look -> look.ledger = NOT_LOOKED_AT);
         return true;
     }
 
     private void lookAt(Consumer consumer, long now) {
-        ManagedCursor cursor = ((PersistentSubscription) consumer.getSubscription()).getCursor();
-        looks.computeIfAbsent(cursor, absent -> new Look(consumer)).ackedMillis = now;
+        PersistentSubscription subscription = (PersistentSubscription) consumer.getSubscription();
+        looks.computeIfAbsent(subscription.getCursor(), absent -> new Look(subscription)).ackedMillis = now;
     }
 
     private void flush(long now) {
@@ -158,7 +177,7 @@ final class EventWriter implements Runnable {
         if (!isOpen(now)) {
             return;
         }
-        lines.addPending();
+        lines.addPending(now);
         look(now);
         long loss = queue.dropped() + lost;
         if (loss > reportedLoss) {
@@ -191,21 +210,22 @@ final class EventWriter implements Runnable {
             Look look = entry.getValue();
             ManagedCursor cursor = entry.getKey();
             LedgerHandle handle = CursorLedger.of(cursor);
-            if (handle == null) {
-                continue;
-            }
             long written = CursorLedger.confirmed(handle);
             long begun = CursorLedger.pushed(handle);
             Position position = cursor.getPersistentMarkDeletedPosition();
             String markDelete = position == null ? "" : position.toString();
-            boolean isSame = look.ledger == handle.getId() && look.begun == begun && look.written == written;
-            if (!isSame || !markDelete.equals(look.markDelete)) {
+            boolean isSame = handle == null || look.ledger == handle.getId() && look.begun == begun
+                    && look.written == written && markDelete.equals(look.markDelete);
+            if (!isSame) {
+                if (look.ledger == NOT_LOOKED_AT) {
+                    look.number = lines.introduce(look.topic, "subscription", look.subscription);
+                }
                 look.ledger = handle.getId();
                 look.begun = begun;
                 look.written = written;
                 look.markDelete = markDelete;
-                lines.looked(look.consumer, now, new long[] {look.ledger, begun, written}, markDelete);
-            } else if (now - look.ackedMillis > LOOKS_FOR_MILLIS) {
+                lines.looked(look.number, now, new long[] {look.ledger, begun, written}, markDelete);
+            } else if (cursor.isClosed() || now - look.ackedMillis > LOOKS_FOR_MILLIS) {
                 each.remove();
             }
         }

@@ -3,28 +3,34 @@ package ackstate.interceptor;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.IdentityHashMap;
+import java.util.List;
 import java.util.Map;
 import org.apache.pulsar.broker.service.Consumer;
 
 /**
  * The lines of a file; docs/pulsar-record.md describes them. Only the writer's thread uses it.
  *
- * <p>Consumers and topics have numbers within a file. Published and delivered entries are gathered: those between two
- * flushes become one line for each consumer or topic, and consecutive entries one run.
+ * <p>Consumers, cursors and topics have numbers within a file. Published and delivered entries are gathered: those
+ * between two flushes become one line for each consumer or topic, and consecutive entries one run. A consumer that was
+ * closed is forgotten. Not every close is seen, so what no event concerns for a while is forgotten, too; the next event
+ * introduces it again.
  */
 final class Lines {
     static final int VERSION = 1;
     private static final int PENDING_MAX = 1 << 16;
+    private static final long REMEMBERED_MILLIS = 60_000;
 
     private final StringBuilder text = new StringBuilder(1 << 16);
     private final Map<Object, Subject> subjects = new IdentityHashMap<>();
     private final Map<String, Subject> topics = new HashMap<>();
+    private int introduced;
 
     /** A consumer or a topic, with its entries that wait for a line. */
     private static final class Subject {
         private final int number;
         private final String kind;
         private final StringBuilder entries = new StringBuilder();
+        private long usedMillis;
         private long sinceMillis;
         private long untilMillis;
         private int messages;
@@ -43,6 +49,7 @@ final class Lines {
         clear();
         subjects.clear();
         topics.clear();
+        introduced = 0;
         text.append("{\"kind\":\"start\",\"format\":\"ackstate broker recording\",\"version\":").append(VERSION)
                 .append(",\"ts_ms\":").append(now).append(",\"broker\":");
         quote(head.broker());
@@ -63,6 +70,11 @@ final class Lines {
 
     int size() {
         return text.length();
+    }
+
+    /** Returns how many consumers and topics are remembered. */
+    int remembered() {
+        return subjects.size() + topics.size();
     }
 
     /** Forgets the lines that were not taken. */
@@ -89,8 +101,8 @@ final class Lines {
     }
 
     /** Adds a look at a cursor: its ledger, the last record begun, the last one written, and the position in it. */
-    void looked(Consumer consumer, long now, long[] numbers, String markDelete) {
-        begin("look", subject(consumer), now);
+    void looked(int cursor, long now, long[] numbers, String markDelete) {
+        begin("look", cursor, now);
         text.append(",\"ledger_id\":").append(numbers[0]).append(",\"begun\":").append(numbers[1])
                 .append(",\"written\":").append(numbers[2]).append(",\"mark_delete\":");
         text.append(markDelete.isEmpty() ? "null" : "\"" + markDelete + "\"").append("}\n");
@@ -99,19 +111,22 @@ final class Lines {
     /** Adds an event. */
     void add(Event event) {
         switch (event.kind()) {
-            case PUBLISH -> gather(topic((String) event.subject()), event.millis(), (EntryRun) event.detail());
-            case DELIVER -> gather(subject((Consumer) event.subject()), event.millis(), (EntryRun) event.detail());
-            case DELIVER_PARTLY -> gather(subject((Consumer) event.subject()), event.millis(), event.numbers());
+            case PUBLISH -> gather(subject(event), event.millis(), (EntryRun) event.detail());
+            case DELIVER -> gather(subject(event), event.millis(), (EntryRun) event.detail());
+            case DELIVER_PARTLY -> gather(subject(event), event.millis(), event.numbers());
             case ADMIN -> {
                 text.append("{\"kind\":\"admin\",\"ts_ms\":").append(event.millis()).append(",\"request\":");
                 quote((String) event.detail());
                 text.append("}\n");
             }
             default -> {
-                Subject subject = subject((Consumer) event.subject());
+                Subject subject = subject(event);
                 addPending(subject);
-                begin(name(event.kind()), subject, event.millis());
+                begin(name(event.kind()), subject.number, event.millis());
                 finish(event);
+                if (event.kind() == Event.Kind.CLOSED) {
+                    subjects.remove(event.subject());
+                }
             }
         }
     }
@@ -178,10 +193,12 @@ final class Lines {
         into.append(count > 0 ? "]" : "");
     }
 
-    /** Adds the lines of all entries that wait. */
-    void addPending() {
-        subjects.values().forEach(this::addPending);
-        topics.values().forEach(this::addPending);
+    /** Adds the lines of all entries that wait, and forgets whom no event has concerned for a while. */
+    void addPending(long now) {
+        for (Map<?, Subject> each : List.of(subjects, topics)) {
+            each.values().forEach(this::addPending);
+            each.values().removeIf(subject -> now - subject.usedMillis > REMEMBERED_MILLIS);
+        }
     }
 
     private void gather(Subject subject, long millis, EntryRun run) {
@@ -231,7 +248,7 @@ final class Lines {
         endRun(subject);
         int length = subject.entries.length();
         if (length > 0) {
-            begin(subject.kind, subject, subject.sinceMillis);
+            begin(subject.kind, subject.number, subject.sinceMillis);
             text.append(",\"until_ms\":").append(subject.untilMillis).append(",\"messages\":")
                     .append(subject.messages).append(",\"entries\":[").append(subject.entries, 0, length - 1)
                     .append("]}\n");
@@ -239,8 +256,8 @@ final class Lines {
         }
     }
 
-    private void begin(String kind, Subject subject, long millis) {
-        text.append("{\"kind\":\"").append(kind).append("\",\"subject\":").append(subject.number)
+    private void begin(String kind, int subject, long millis) {
+        text.append("{\"kind\":\"").append(kind).append("\",\"subject\":").append(subject)
                 .append(",\"ts_ms\":").append(millis);
     }
 
@@ -256,37 +273,29 @@ final class Lines {
         };
     }
 
-    private Subject topic(String topic) {
-        Subject found = topics.get(topic);
-        if (found == null) {
-            found = new Subject(subjects.size() + topics.size(), "publish");
-            topics.put(topic, found);
-            introduce(found, topic);
-            text.append("}\n");
-        }
+    private Subject subject(Event event) {
+        Subject found = event.subject() instanceof Consumer consumer
+                ? subjects.computeIfAbsent(consumer, absent -> new Subject(introduce(consumer), "deliver"))
+                : topics.computeIfAbsent((String) event.subject(), name -> new Subject(introduce(name), "publish"));
+        found.usedMillis = Math.max(found.usedMillis, event.millis());
         return found;
     }
 
-    private Subject subject(Consumer consumer) {
-        Subject found = subjects.get(consumer);
-        if (found == null) {
-            found = new Subject(subjects.size() + topics.size(), "deliver");
-            subjects.put(consumer, found);
-            introduce(found, consumer.getSubscription().getTopicName());
-            text.append(",\"subscription\":");
-            quote(consumer.getSubscription().getName());
-            text.append(",\"consumer\":");
-            quote(consumer.consumerName());
-            text.append(",\"type\":");
-            quote(String.valueOf(consumer.subType()));
-            text.append("}\n");
-        }
-        return found;
+    private int introduce(Consumer consumer) {
+        return introduce(consumer.getSubscription().getTopicName(), "subscription", consumer.getSubscription().getName(),
+                "consumer", consumer.consumerName(), "type", String.valueOf(consumer.subType()));
     }
 
-    private void introduce(Subject subject, String topic) {
-        text.append("{\"kind\":\"subject\",\"subject\":").append(subject.number).append(",\"topic\":");
+    /** Adds the names of a subject, and returns its number. */
+    int introduce(String topic, String... more) {
+        text.append("{\"kind\":\"subject\",\"subject\":").append(introduced).append(",\"topic\":");
         quote(topic);
+        for (int index = 0; index < more.length; index += 2) {
+            text.append(",\"").append(more[index]).append("\":");
+            quote(more[index + 1]);
+        }
+        text.append("}\n");
+        return introduced++;
     }
 
     private void quote(String value) {

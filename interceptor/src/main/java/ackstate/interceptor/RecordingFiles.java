@@ -2,14 +2,19 @@ package ackstate.interceptor;
 
 import java.io.IOException;
 import java.io.OutputStream;
+import java.nio.channels.Channels;
+import java.nio.channels.FileChannel;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.nio.file.attribute.PosixFilePermission;
+import java.nio.file.attribute.PosixFilePermissions;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.Set;
 import java.util.zip.Deflater;
 import java.util.zip.GZIPOutputStream;
 import org.slf4j.Logger;
@@ -24,6 +29,8 @@ import org.slf4j.LoggerFactory;
 final class RecordingFiles {
     private static final Logger LOG = LoggerFactory.getLogger(RecordingFiles.class);
     private static final String NAME = "ackstate-*.jsonl.gz";
+    private static final Set<PosixFilePermission> FILE_RIGHTS = PosixFilePermissions.fromString("rw-------");
+    private static final Set<PosixFilePermission> DIRECTORY_RIGHTS = PosixFilePermissions.fromString("rwx------");
     private static final long RETRY_MILLIS = 10_000;
     private static final long LOOK_MILLIS = 1_000;
 
@@ -47,9 +54,16 @@ final class RecordingFiles {
 
     /** Finds the files of earlier processes, which count for the total. */
     void findOlder() throws IOException {
-        Files.createDirectories(settings.directory());
+        Path directory = settings.directory();
+        // The rights of an existing directory are the administrator's choice: perhaps a group copies the files.
+        Files.createDirectories(directory, PosixFilePermissions.asFileAttribute(DIRECTORY_RIGHTS));
+        Set<PosixFilePermission> rights = Files.getPosixFilePermissions(directory);
+        if (!DIRECTORY_RIGHTS.containsAll(rights)) {
+            LOG.warn("{} is open to other users ({}); the files in it are not", directory,
+                    PosixFilePermissions.toString(rights));
+        }
         List<Path> found = new ArrayList<>();
-        try (DirectoryStream<Path> files = Files.newDirectoryStream(settings.directory(), NAME)) {
+        try (DirectoryStream<Path> files = Files.newDirectoryStream(directory, NAME)) {
             files.forEach(found::add);
         }
         found.sort(null); // names begin with the time of the process
@@ -69,8 +83,9 @@ final class RecordingFiles {
         if (out == null && nowMillis >= blockedUntilMillis && hasRoom(nowMillis)) {
             try {
                 path = settings.directory().resolve(String.format("%s-%05d.jsonl.gz", prefix, number++));
-                counted = new Counted(Files.newOutputStream(path, StandardOpenOption.CREATE_NEW,
-                        StandardOpenOption.WRITE));
+                counted = new Counted(Channels.newOutputStream(FileChannel.open(path,
+                        Set.of(StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE),
+                        PosixFilePermissions.asFileAttribute(FILE_RIGHTS))));
                 out = new FastGzip(counted);
                 begunMillis = nowMillis;
             } catch (IOException error) {

@@ -10,6 +10,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import javax.servlet.ServletRequest;
 import javax.servlet.ServletResponse;
 import javax.servlet.http.HttpServletRequest;
+import javax.servlet.http.HttpServletResponse;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.mledger.Entry;
 import org.apache.bookkeeper.mledger.ManagedCursor;
@@ -251,14 +252,21 @@ public final class RecordingInterceptor implements BrokerInterceptor {
 
     @Override
     public void onWebserviceRequest(ServletRequest request) {
+        // Anybody can cause this call: the broker has not authenticated the request yet.
+    }
+
+    @Override
+    public void onWebserviceResponse(ServletRequest request, ServletResponse response) {
         EventQueue waiting = queue;
-        if (waiting == null || !(request instanceof HttpServletRequest web) || "GET".equals(web.getMethod())) {
+        if (waiting == null || !(request instanceof HttpServletRequest web) || "GET".equals(web.getMethod())
+                || !(response instanceof HttpServletResponse answer) || answer.getStatus() >= 300) {
             return;
         }
         try {
             // Without the query, which may hold more than names.
             String path = web.getRequestURI();
-            if (path != null && (path.contains("/subscription/") || path.endsWith("/unload"))) {
+            if (path != null && path.startsWith("/admin/")
+                    && (path.contains("/subscription/") || path.endsWith("/unload"))) {
                 opened.clear();
                 waiting.offer(new Event(Event.Kind.ADMIN, System.currentTimeMillis(), null, NO_NUMBERS,
                         web.getMethod() + " " + path));
@@ -268,12 +276,19 @@ public final class RecordingInterceptor implements BrokerInterceptor {
         }
     }
 
+    /** The broker tells of a closed consumer only if the client closed it, not if the connection broke. */
     @Override
     public void onConnectionClosed(ServerCnx connection) {
-    }
-
-    @Override
-    public void onWebserviceResponse(ServletRequest request, ServletResponse response) {
+        EventQueue waiting = queue;
+        if (waiting == null) {
+            return;
+        }
+        try {
+            connection.getConsumers().keys().forEach(
+                    id -> offer(waiting, Event.Kind.CLOSED, consumer(connection, id), NO_NUMBERS, null));
+        } catch (Throwable error) {
+            waiting.drop();
+        }
     }
 
     private void offer(EventQueue waiting, Event.Kind kind, Consumer consumer, long[] numbers, Object detail) {

@@ -11,6 +11,7 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.attribute.PosixFilePermissions;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -51,6 +52,12 @@ public class RecorderTest {
     private static Event published(long entry) {
         return new Event(Event.Kind.PUBLISH, 1_700_000_000_000L + entry, "persistent://a/b/c", new long[0],
                 new EntryRun("persistent://a/b/c", 3, entry, 1));
+    }
+
+    /** Ends a recording; unlike a broker that is stopped, it waits however long the machine takes. */
+    private static void ended(EventWriter writer) throws InterruptedException {
+        writer.close();
+        writer.join();
     }
 
     private List<String> lines() throws IOException {
@@ -148,7 +155,7 @@ public class RecorderTest {
                 Thread.sleep(1);
             }
         }
-        writer.close();
+        ended(writer);
         long next = 0;
         for (String line : lines()) {
             var runs = java.util.regex.Pattern.compile("\\[3,(\\d+),(\\d+)\\]").matcher(line);
@@ -185,14 +192,14 @@ public class RecorderTest {
     @Test
     public void whatIsWrittenCanBeRead() throws Exception {
         EventQueue queue = new EventQueue(1_024);
-        EventWriter writer = EventWriter.start(settings(), queue, HEAD);
         for (int entry = 0; entry < 10; entry++) {
             queue.offer(published(entry));
         }
         for (int entry = 0; entry < 1_100; entry++) {
             queue.drop();
         }
-        writer.close();
+        // Begun last, so that one flush has everything.
+        ended(EventWriter.start(settings(), queue, HEAD));
         List<String> lines = lines();
         assertTrue(lines.get(0).startsWith("{\"kind\":\"start\""), lines.get(0));
         assertTrue(lines.stream().anyMatch(line -> line.contains("\"entries\":[[3,0,9]]")), lines.toString());
@@ -207,6 +214,36 @@ public class RecorderTest {
         assertTrue(files.open(1));
         assertTrue(files.write("{\"kind\":\"alive\"}\n".getBytes(StandardCharsets.UTF_8), 1));
         assertEquals(lines(), List.of("{\"kind\":\"alive\"}"));
+    }
+
+    private static String rights(Path path) throws IOException {
+        return PosixFilePermissions.toString(Files.getPosixFilePermissions(path));
+    }
+
+    @Test
+    public void onlyTheBrokersUserMayReadTheFiles() throws Exception {
+        RecordingFiles files = new RecordingFiles(settings(), HEAD);
+        files.findOlder();
+        assertTrue(files.open(1));
+        files.close(1);
+        assertEquals(rights(directory.resolve("files")), "rwx------");
+        try (var found = Files.list(directory.resolve("files"))) {
+            assertEquals(rights(found.findFirst().orElseThrow()), "rw-------");
+        }
+    }
+
+    @Test
+    public void theRightsOfAnExistingDirectoryStay() throws Exception {
+        Path open = Files.createDirectory(directory.resolve("files"));
+        Files.setPosixFilePermissions(open, PosixFilePermissions.fromString("rwxr-xr-x"));
+        RecordingFiles files = new RecordingFiles(settings(), HEAD);
+        files.findOlder();
+        assertTrue(files.open(1));
+        files.close(1);
+        assertEquals(rights(open), "rwxr-xr-x");
+        try (var found = Files.list(open)) {
+            assertEquals(rights(found.findFirst().orElseThrow()), "rw-------");
+        }
     }
 
     @Test
@@ -231,11 +268,10 @@ public class RecorderTest {
     public void aDirectoryThatCannotBeWrittenCostsOnlyTheRecording() throws Exception {
         Files.write(directory.resolve("files"), new byte[0]); // a file, where the directory should be
         EventQueue queue = new EventQueue(1_024);
-        EventWriter writer = EventWriter.start(settings(), queue, HEAD);
         for (int entry = 0; entry < 500; entry++) {
             queue.offer(published(entry));
         }
-        writer.close();
+        ended(EventWriter.start(settings(), queue, HEAD));
         assertEquals(queue.dropped(), 0);
         assertEquals(queue.drain(event -> { }, 10), 0);
     }
