@@ -23,6 +23,7 @@ from ackstate.analysis.trace.broker_fields import (
     RecordId,
     record_of,
 )
+from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.jsonl import TEXT_BYTES_MAX
 from ackstate.analysis.trace.times import WALL_CLOCK_MS
@@ -40,6 +41,7 @@ _SUBJECT_KINDS = frozenset((
     "publish", "deliver", "ack", "look", "consumer", "closed", "redeliver", "seek", "unsubscribe",
 ))  # fmt: skip
 _MARKS = frozenset(("admin", "dropped", "alive", "end", "next"))
+_OF_PUBLISH = (b'"publish"', b'"topic"')  # those lines, and those that introduce their topics
 _TYPES = frozenset(("Individual", "Cumulative", "Transaction"))
 
 
@@ -131,6 +133,18 @@ def read_recording(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES_MA
         yield event
 
 
+def published_entries(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES_MAX) -> dict[str, EntrySet]:
+    """Return the entries of each topic that the files say were published; arguments and errors as `read_recording`."""
+    found: dict[str, EntrySet] = defaultdict(EntrySet)
+    for file in files:
+        for event in _File(file, text_bytes_max).events(_OF_PUBLISH):
+            if event.kind == "publish":
+                assert event.subject is not None
+                for run in event.entries:
+                    found[event.subject.topic].add_run(run.ledger_id, run.first, run.last + 1)
+    return found
+
+
 def _of_life(files: Sequence[Path], text_bytes_max: int) -> Iterator[BrokerEvent]:
     for file in files:
         yield from _File(file, text_bytes_max).events()
@@ -154,10 +168,12 @@ class _File:
     life: BrokerLife | None = None
     subjects: dict[int, Subject] = field(default_factory=dict)
 
-    def events(self) -> Iterator[BrokerEvent]:
-        """Yield its events, the ``start`` line included."""
+    def events(self, having: Sequence[bytes] = (b"",)) -> Iterator[BrokerEvent]:
+        """Yield its events, the ``start`` line included, of the lines that have one of some texts."""
         for line in _lines(self.path, self.text_bytes_max):
             self.line += 1
+            if self.life is not None and not any(text in line for text in having):
+                continue
             try:
                 event = self._event(LineFields(line))
             except TraceError as error:

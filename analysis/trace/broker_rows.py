@@ -3,6 +3,9 @@
 A batch counts as acked when all of its messages are. A persist begins where the recording shows that the broker began a
 record of the cursor's ledger, and ends where the record is seen to be written. A broker that was killed becomes a
 crash; the state with which its cursor was opened again shows the redelivery.
+
+A kill takes the lines of the last flush with it, and files may be missing: an entry that is delivered or acked was
+published, so what no file says is published where the recording first names it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 from ackstate.wire.pulsar.limits import limit_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ackstate.analysis.trace.broker_recording import BrokerEvent
@@ -44,12 +47,15 @@ class BrokerRows:
     """Converts events, and counts the events that a recording lacks.
 
     Attributes:
+        published: The entries of each topic that were published, by the whole recording.
         dropped: Events that the recorders dropped.
         transactions: ACK commands of transactions, which are left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, published: Mapping[str, EntrySet]) -> None:
+        self.published = defaultdict(EntrySet, published)
         self.dropped = self.transactions = 0
+        self._published_ms: dict[str, int] = {}
         self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
         self._followed: dict[tuple[str, str], _FollowedCursor] = {}
         self._consumers: dict[str, int] = {}
@@ -76,10 +82,8 @@ class BrokerRows:
                 self._end(event.life)
             return
         self._learn(event)
-        topic = {"topic": subject.topic, "ts_ms": event.ts_ms}
         if event.kind == "publish":
-            for run in event.entries:
-                yield {**topic, "kind": "publish", "subscription": "", **_named(run)}
+            yield from (self._publish(subject.topic, event.ts_ms, _named(run)) for run in event.entries)
             return
         key = subject.topic, subject.subscription
         followed = self._followed.get(key)
@@ -88,7 +92,22 @@ class BrokerRows:
         self.transactions += event.ack_type == "Transaction"
         consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
         for row in followed.follow(event, consumer):
-            yield {**topic, "subscription": subject.subscription, **row}
+            if "ledger_id" in row:
+                yield from self._published_before(subject.topic, row)
+            yield {"topic": subject.topic, "subscription": subject.subscription, **row}
+
+    def _published_before(self, topic: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the publishing of a row's entries of which the recording says nothing."""
+        named = EntrySet()
+        named.add_run(row["ledger_id"], row["first_entry"], row["last_entry"] + 1)
+        for run in (named - self.published[topic]).runs():
+            self.published[topic].add_run(*run)
+            yield self._publish(topic, row["ts_ms"], _entries(run))
+
+    def _publish(self, topic: str, ts_ms: int, entries: dict[str, int]) -> dict[str, Any]:
+        # Lines of a process that has lost the topic may come late.
+        ts_ms = self._published_ms[topic] = max(ts_ms, self._published_ms.get(topic, 0))
+        return {"topic": topic, "subscription": "", "ts_ms": ts_ms, "kind": "publish", **entries}
 
     def _learn(self, event: BrokerEvent) -> None:
         assert event.subject is not None
@@ -123,7 +142,7 @@ class _FollowedCursor:
         self._heard_ms = heard_ms
         self._acked = EntrySet()
         self._partly: dict[Position, int] = {}
-        self._mark_delete = Position(-1, -1)
+        self._mark_delete = Position(0, -1)
         self._deleted = DeletedRanges()  # acked above the mark-delete position
         # The contents of the latest record, and those of the latest one that is written.
         self._latest = self._durable = _Contents(self._mark_delete, DeletedRanges())

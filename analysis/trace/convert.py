@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.trace import ack_log, jsonl, row_parquet
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax
+from ackstate.analysis.trace.broker_recording import published_entries, recording_files
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
-from ackstate.analysis.trace.broker_recording import recording_files
 from ackstate.analysis.trace.broker_rows import BrokerRows
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import TraceError
@@ -102,7 +102,8 @@ def convert(
             raise TraceError(f"{recordings[0]}: a recording is converted alone")
         return Converted(write_trace(read_recording(sources[0]), out))
     files = list(chain.from_iterable(of_brokers)) or list(chain.from_iterable(map(_files, sources)))
-    bad_rows, of_broker = BadRows(), BrokerRows()
+    bad_rows = BadRows()
+    of_broker = BrokerRows(published_entries(files, text_bytes_max=text_bytes_max) if is_of_brokers else {})
     with new_trace(out) as files_out:
         with ChunkWriter(files_out.file()) as writer:
             conversion = _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from pathlib import Path
 
 import pytest
 
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.broker_recording import read_recording, recording_files
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.errors import AckStateError, UnsupportedVersionError
+from ackstate.position import Position
 from broker_lines import CONSUMER, LOG, T0, TOPIC, ack, look, mark, opened, sent, start, written
 from command_line import run
 from trace_files import read_back
 
+VECTORS = Path(__file__).parents[3] / "vectors" / "interceptor"
 KILLED = (
     start(), CONSUMER, LOG, opened(0), sent(1, [3, 0, 9], kind="publish"), sent(2, [3, 0, 9]),
     ack(10, [3, 0, 1], [3, 4, 5]), look(50, 7, 1, 1, "3:1"), ack(60, [3, 7, 7], before=[7, 1], after=[7, 1]),
@@ -171,6 +177,119 @@ def test_two_brokers_at_once_are_merged_by_time(tmp_path):
     convert([recording], tmp_path / "trace")
     times = [each.ts_ms - T0 for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind is EventKind.ACK]
     assert times == [10, 110, 310]
+
+
+def published_and_named(trace):
+    """Return the time at which each entry was published, and that at which a subscription named it first."""
+    published, named = {}, {}
+    for (_, subscription), events in read_back(trace).items():
+        for each in events:
+            found = named if subscription else published
+            for entry_id in range(each.first_entry, each.last_entry + 1) if each.ledger_id >= 0 else ():
+                found.setdefault((each.ledger_id, entry_id), each.ts_ms)
+    return published, named
+
+
+@pytest.mark.parametrize(
+    ("recording", "at_crash"), [("killed-before-a-write", 10), ("killed-under-load", 0)], ids=str
+)  # fmt: skip
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+def test_publish_lines_that_a_kill_took_with_it_are_missed_by_nobody(tmp_path, capsys, recording, at_crash, engine):
+    convert([VECTORS / recording], tmp_path / "trace")
+    found = check_events(tmp_path / "trace")
+    assert (found.kinds["crash"], found.kinds["recover"]) == (1, 1)
+    published, named = published_and_named(tmp_path / "trace")
+    assert named.keys() <= published.keys()
+    status, output, _ = run(capsys, "redelivery", tmp_path / "trace", "--engine", engine, "--json")
+    (crash,) = json.loads(output)["subscriptions"][0]["crashes"]
+    assert (status, crash["at_crash"]) == (0, at_crash)
+    status, output, _ = run(capsys, "sweep", tmp_path / "trace", "--engine", engine, "--json")
+    assert (status, bool(json.loads(output))) == (0, True)
+
+
+def test_entries_without_a_publish_line_are_published_when_they_are_first_named(tmp_path):
+    """Known are 3:0-1 and 3:6-7, and that ledger 5 exists; the rest is delivered, or acked in one way or another."""
+    recording = written(
+        tmp_path / "r", start(), CONSUMER, LOG, opened(0), sent(1, [3, 0, 1], kind="publish"),
+        sent(2, [3, 0, 3]), ack(3, [3, 4, 4]), sent(4, [3, 6, 7], kind="publish"), sent(5, [5, 0, 0, [1]], messages=4),
+        ack(6, [5, 1, 1, [0b100]]), ack(7, [5, 3, 3], kind="Cumulative"),
+    )  # fmt: skip
+    written(recording, start("two", T0 + 1_000), CONSUMER, opened(1_001, "5:1", "[(5:4..5:6]]"), number=1)
+    convert([recording], tmp_path / "trace")
+    assert [(each.ts_ms - T0, *each[2:5]) for each in read_back(tmp_path / "trace")[TOPIC, ""]] == [
+        (1, 3, 0, 1), (2, 3, 2, 3), (3, 3, 4, 4), (4, 3, 6, 7), (5, 5, 0, 0),
+        (7, 3, 5, 5), (7, 5, 1, 3), (1_001, 5, 5, 6),
+    ]  # fmt: skip
+    check_events(tmp_path / "trace")
+
+
+def test_a_publish_line_counts_wherever_it_comes(tmp_path):
+    """The clock of the broker that had the topic first is ahead, so its lines come after those of the second."""
+    recording = written(tmp_path / "r", start(), CONSUMER, LOG, opened(500), sent(600, [3, 0, 9], kind="publish"))
+    other = {**start("other", T0 + 5), "broker": "elsewhere"}
+    written(recording, other, CONSUMER, LOG, opened(100), sent(110, [3, 0, 10]), ack(120, [3, 0, 9]), number=1)
+    convert([recording], tmp_path / "trace")
+    assert [(each.ts_ms - T0, *each[3:5]) for each in read_back(tmp_path / "trace")[TOPIC, ""]] == [
+        (110, 10, 10), (600, 0, 9),
+    ]  # fmt: skip
+
+
+def recorded_lives(rng):
+    """Return files of two brokers that have a topic in turn and are killed, whose clocks differ, as lists of lines."""
+    files, clocks = [], {"host": 0, "elsewhere": rng.choice([0, 0, -700, 700])}
+    at, ledger_id, entry_id = 0, 3, 0
+    mark_delete, acked = Position(3, -1), set()
+    for number in range(4):
+        broker = rng.choice(sorted(clocks))
+        at += 1_000
+        skew = clocks[broker]
+        lines = [{**start(f"life {number}", T0 + at + skew), "broker": broker}, CONSUMER, LOG]
+        durable = sorted(each for each in acked if rng.random() < 0.8)
+        acked = set(durable)
+        runs = ",".join(f"({ledger}:{entry - 1}..{ledger}:{entry}]" for ledger, entry in durable)
+        lines.append(opened(at + skew, str(mark_delete), f"[{runs}]"))
+        record = 0
+        for _ in range(rng.randint(3, 12)):
+            at += rng.randint(0, 40)
+            count = rng.randint(1, 5)
+            entries = [ledger_id, entry_id, entry_id + count - 1]
+            words = rng.choice([[], [], [[rng.getrandbits(4)]]])
+            more = [
+                sent(at + skew + 1, entries), sent(at + skew, entries, kind="publish"),
+                ack(at + skew + 2, [ledger_id, entry_id, entry_id, *words], before=(7 + number, record - 1),
+                    after=(7 + number, record), kind=rng.choice(["Individual", "Individual", "Cumulative"])),
+                look(at + skew + 3, 7 + number, record, record - rng.randint(0, 1), str(mark_delete)),
+            ]  # fmt: skip
+            rng.shuffle(more)
+            lines += more
+            acked.add((ledger_id, entry_id))
+            record += rng.randint(0, 1)
+            entry_id += count
+            if rng.random() < 0.2:
+                ledger_id, entry_id = ledger_id + 1, 0
+        files.append(lines)
+    return files
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_lines_are_lost_the_recording_converts(tmp_path, seed):
+    """A kill takes lines of any kind with it, a file may be cut anywhere, and the opening of a cursor may be dropped."""
+    rng = random.Random(seed)
+    share = rng.choice([0.1, 0.4, 0.9])
+    recording = tmp_path / "r"
+    for number, lines in enumerate(recorded_lives(rng)):
+        lost = rng.choice([{"publish"}, {"publish", "deliver"}, {"deliver", "ack", "look"}, {"publish", "consumer"}])
+        kept = [each for each in lines if each["kind"] not in lost or rng.random() > share]
+        written(recording, *kept, number=number)
+        file = recording / f"ackstate-{number}.jsonl.gz"
+        if rng.random() < 0.5:
+            file.write_bytes(file.read_bytes()[: rng.randint(150, 2_000)])
+    convert([recording], tmp_path / "trace")
+    check_events(tmp_path / "trace")
+    published, named = published_and_named(tmp_path / "trace")
+    assert named.keys() <= published.keys()
+    results = estimates(LocalSource.of(tmp_path / "trace"), [None, Policy.from_mapping({"flush_interval_ms": 50})])
+    assert results.collect()
 
 
 def test_dropped_events_are_reported_for_good(tmp_path):
