@@ -273,7 +273,7 @@ def recorded_lives(rng):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_lines_are_lost_the_recording_converts(tmp_path, seed):
-    """A kill takes lines of any kind with it, a file may be cut anywhere, and the opening of a cursor may be dropped."""
+    """A kill takes lines of any kind with it, a file may be cut anywhere, and a cursor's opening be dropped."""
     rng = random.Random(seed)
     share = rng.choice([0.1, 0.4, 0.9])
     recording = tmp_path / "r"
