@@ -72,7 +72,6 @@ class AdminServer:
         token: Sent as a bearer token; empty for none. Never shown.
         timeout_s: Limit of a whole exchange, from the look-up of the name to the last byte of the answer.
         trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
-        allow_insecure: Accept any certificate.
         answer_bytes_max: A longer answer is refused; None for a limit that suits the resource.
 
     Raises:
@@ -83,7 +82,6 @@ class AdminServer:
     token: str = field(default="", repr=False)
     timeout_s: float = 60.0
     trust_cert_path: str = ""
-    allow_insecure: bool = False
     answer_bytes_max: int | None = None
 
     def __post_init__(self) -> None:
@@ -173,16 +171,22 @@ class AdminServer:
         except ExchangeError as error:
             raise AdminError(f"Error connecting to: {self.url}: {error}") from None
 
-    def _trust(self) -> ssl.SSLContext | bool:
-        """Return the certificates to trust; for http none, because reading the system's takes 30 ms."""
-        if self.allow_insecure:
-            return False
-        import ssl  # noqa: PLC0415
+    def _trust(self) -> ssl.SSLContext:
+        return trusted_certificates(self.trust_cert_path)
 
-        try:
-            return ssl.create_default_context(cafile=self.trust_cert_path or None)
-        except OSError as error:
-            raise AdminError(f"the certificates {self.trust_cert_path} cannot be read: {error}") from error
+
+def trusted_certificates(path: str) -> ssl.SSLContext:
+    """Return the certificates of a file, or the system's if it is empty.
+
+    Raises:
+        AdminError: They cannot be read.
+    """
+    import ssl  # noqa: PLC0415
+
+    try:
+        return ssl.create_default_context(cafile=path or None)
+    except OSError as error:
+        raise AdminError(f"the certificates {path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +197,7 @@ class ServerOptions:
     auth_plugin: str | None = None
     auth_params: str | None = field(default=None, repr=False)
     request_timeout_s: float = 60
-    tls_allow_insecure: bool = False
-    tls_trust_cert_path: str | None = None
+    tls_trust_cert_path: str = ""
 
     def server(self, client_conf: str = "") -> AdminServer:
         """Return the server named by the options, or else by a `client.conf`.
@@ -206,6 +209,11 @@ class ServerOptions:
             AdminError: An option or a key of the file is malformed, or a file cannot be read.
         """
         conf = _client_conf(client_conf)
+        if conf.get("tlsAllowInsecureConnection", "").lower() == "true":
+            raise AdminError(
+                "PULSAR_CLIENT_CONF: tlsAllowInsecureConnection=true is not supported: certificates are always checked;"
+                " name those to trust with --tls-trust-cert-path or tlsTrustCertsFilePath"
+            )
         plugin = self.auth_plugin or conf.get("authPlugin", "")
         if plugin not in {"", TOKEN_PLUGIN}:
             raise AdminError(f"--auth-plugin {plugin} is not supported: only {TOKEN_PLUGIN} is")
@@ -218,7 +226,6 @@ class ServerOptions:
             token=_token(parameters) if parameters else "",
             timeout_s=self.request_timeout_s,
             trust_cert_path=self.tls_trust_cert_path or conf.get("tlsTrustCertsFilePath", ""),
-            allow_insecure=self.tls_allow_insecure or conf.get("tlsAllowInsecureConnection", "").lower() == "true",
         )
 
 

@@ -15,6 +15,7 @@ import typer
 
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
+from ackstate.analysis.cli.pulsar_access import TrustOption
 from ackstate.analysis.cli.store import (
     CopyBytesOption,
     chosen_cursors,
@@ -61,6 +62,7 @@ def explain(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With a URL: a file that holds the server's token.")
     ] = None,
+    tls_trust_cert_path: TrustOption = "",
 ) -> None:
     """Print the ack holes of each cursor, their causes and costs. Change nothing.
 
@@ -73,13 +75,17 @@ def explain(
     Exit status: 0, 1 if a cursor cannot be opened or a topic cannot be read,
     2 if the store or no topic can be read.
     """
-    if store.startswith(("http://", "https://")):
+    if store.lower().startswith(("http://", "https://")):
         from ackstate.analysis.cli.explain_live import explain_live
 
         explain_live(
-            store, topic=topic, subscription=subscription, top=top, now_ms=now_ms, json=json, token_file=token_file
-        )
+            store, topic=topic, subscription=subscription, top=top, now_ms=now_ms, json=json, token_file=token_file,
+            trust_cert_path=tls_trust_cert_path,
+        )  # fmt: skip
         return
+    if token_file is not None or tls_trust_cert_path:
+        option = "--tls-trust-cert-path" if token_file is None else "--token-file"
+        raise typer.BadParameter(f"{option} is for the http:// or https:// URL of a broker alone")
     from ackstate.cursor.inspect.message_logs import find_message_log
     from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
     from ackstate.cursor.inspect.stored_holes import explain_holes

@@ -43,6 +43,7 @@ def explain_live(
     now_ms: int | None,
     json: bool,
     token_file: Path | None,
+    trust_cert_path: str,
 ) -> None:
     """Print the holes of the open subscriptions of a broker.
 
@@ -54,6 +55,7 @@ def explain_live(
         now_ms: Ages are counted from this time; None for the present of the broker.
         json: Print JSON instead of tables.
         token_file: A file with the token of the server.
+        trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
 
     Raises:
         AckStateError: No topic can be read, or none has such a subscription.
@@ -62,7 +64,7 @@ def explain_live(
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
     from ackstate.analysis.pulsar.snapshot.sources import LiveBroker, Unread
 
-    server = AdminServer(url, read_token(token_file), _TIMEOUT_S, answer_bytes_max=_ANSWER_BYTES_MAX)
+    server = AdminServer(url, read_token(token_file), _TIMEOUT_S, trust_cert_path, answer_bytes_max=_ANSWER_BYTES_MAX)
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
     found: list[_TopicExplanation] = []
     missing: list[Unread] = []

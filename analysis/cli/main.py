@@ -33,6 +33,7 @@ from ackstate.analysis.cli.inspect import inspect
 from ackstate.analysis.cli.migrate import migrate
 from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, OldCommand, usage_error_text
 from ackstate.analysis.cli.options import duration_option
+from ackstate.analysis.cli.pulsar_access import TrustOption
 from ackstate.analysis.cli.pulsar_exporter import exporter
 from ackstate.analysis.cli.pulsar_record import record
 from ackstate.analysis.cli.pulsar_replay import replay
@@ -128,10 +129,9 @@ def _common_options(
     request_timeout: Annotated[
         Duration, duration_option(plain_unit="s", least="1s", most="1h", help="How long a request may take.")
     ] = Duration(60_000),
-    tls_allow_insecure: Annotated[bool, typer.Option("--tls-allow-insecure", help="Accept any certificate.")] = False,
-    tls_trust_cert_path: Annotated[str | None, typer.Option(metavar="FILE", help="Certificates to trust.")] = None,
+    tls_trust_cert_path: TrustOption = "",
     tls_enable_hostname_verification: Annotated[  # noqa: ARG001
-        bool, typer.Option("--tls-enable-hostname-verification", help="Always on unless --tls-allow-insecure.")
+        bool, typer.Option("--tls-enable-hostname-verification", help="Always on.")
     ] = False,
     version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -143,7 +143,6 @@ def _common_options(
         auth_plugin=auth_plugin,
         auth_params=auth_params,
         request_timeout_s=request_timeout.seconds,
-        tls_allow_insecure=tls_allow_insecure,
         tls_trust_cert_path=tls_trust_cert_path,
     )
 

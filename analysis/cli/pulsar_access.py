@@ -28,7 +28,9 @@ TokenHostOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
 ]
-TrustOption: TypeAlias = Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust.")]
+TrustOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="FILE", help="Trust these certificates instead of the system's.")
+]
 RequestTimeoutOption: TypeAlias = Annotated[
     Duration, duration_option(plain_unit="s", least="1s", most="1h", help="How long each answer may take.")
 ]

@@ -13,6 +13,7 @@ from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.admin_access import check_extra, read_token
 from ackstate.analysis.cli.options import JsonOption, path_argument
+from ackstate.analysis.cli.pulsar_access import TrustOption
 from ackstate.analysis.cli.store import opened_cluster
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
@@ -68,8 +69,8 @@ def import_(
         str,
         typer.Argument(
             metavar="URL",
-            help="pulsar://HOST:PORT, a live broker; or pulsar+zk://HOST:PORT[,HOST:PORT], a cluster in which no broker"
-            " owns the topic.",
+            help="pulsar[+ssl]://HOST:PORT, a live broker; or pulsar+zk://HOST:PORT[,HOST:PORT], a cluster in which no"
+            " broker owns the topic.",
         ),
     ],
     topic: Annotated[str | None, typer.Option(metavar="T", help="Only this topic of the file.")] = None,
@@ -88,6 +89,7 @@ def import_(
     check: Annotated[
         str | None, typer.Option(metavar="URL", help="With pulsar://: the broker's admin URL, to check its cursors.")
     ] = None,
+    tls_trust_cert_path: TrustOption = "",
     json: JsonOption = False,
 ) -> None:
     """Apply the acks of a file of pulsar export. Acks that a subscription already has are kept.
@@ -116,13 +118,16 @@ def import_(
         raise typer.BadParameter("--as must not be empty")
     if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
         raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
-    if url.startswith(_SERVICES):
+    if url.lower().startswith(_SERVICES):
         if bookies is not None:
             raise typer.BadParameter("--bookies is for pulsar+zk:// alone: a broker has its own setting")
-        imported = _through_broker(url, chosen, as_subscription, token=read_token(token_file), check=check)
+        imported = _through_broker(
+            url, chosen, as_subscription, token=read_token(token_file), trust_cert_path=tls_trust_cert_path, check=check
+        )
     else:
-        if token_file is not None or check is not None:
-            raise typer.BadParameter(f"{'--check' if token_file is None else '--token-file'} is for pulsar:// alone")
+        given = {"--token-file": token_file, "--check": check, "--tls-trust-cert-path": tls_trust_cert_path or None}
+        for option in (name for name, value in given.items() if value is not None):
+            raise typer.BadParameter(f"{option} is for pulsar:// alone")
         imported = _in_place(url, chosen, as_subscription, bookies=bookies)
     if json:
         console.write_json({"cursors": [_imported_json(each) for each in imported]})
@@ -135,26 +140,33 @@ def import_(
 
 
 def _through_broker(
-    url: str, cursors: Sequence[ExportedCursor], name: str | None, *, token: str, check: str | None
+    url: str,
+    cursors: Sequence[ExportedCursor],
+    name: str | None,
+    *,
+    token: str,
+    trust_cert_path: str,
+    check: str | None,
 ) -> list[ImportedCursor]:
     from ackstate.analysis.pulsar.transfer.through_broker import connected, import_through_broker
 
-    with connected(url, token=token) as client:
+    admin = None if check is None else AdminServer(check, token, _TIMEOUT_S, trust_cert_path)
+    with connected(url, token=token, trust_cert_path=trust_cert_path) as client:
         imported = [
             import_through_broker(client, each, topic=each.topic, subscription=name or each.subscription)
             for each in cursors
         ]
-    return imported if check is None else _checked(check, cursors, imported, token=token)
+    return imported if admin is None else _checked(admin, cursors, imported)
 
 
 def _checked(
-    url: str, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor], *, token: str
+    server: AdminServer, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor]
 ) -> list[ImportedCursor]:
     check_extra()
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
     from ackstate.analysis.pulsar.transfer.broker_check import checked
 
-    with PulsarAdmin(AdminServer(url, token, _TIMEOUT_S)) as admin:
+    with PulsarAdmin(server) as admin:
         return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
 
 

@@ -15,6 +15,7 @@ import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.admin_client import trusted_certificates
 from ackstate.analysis.pulsar.transfer.fit import OtherTopicError
 from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
 from ackstate.errors import AckStateError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
 
+_SCHEMES = frozenset(("pulsar", "pulsar+ssl"))
 _WAIT_MS = 20_000
 _FINGERPRINTS_MAX = 10
 _QUEUED_MESSAGES_MAX = 1_000
@@ -34,21 +36,29 @@ _ACKS_SENT_WITHIN_S = 0.3
 
 
 @contextmanager
-def connected(service_url: str, *, token: str | None = None) -> Iterator[Any]:
-    """Yield a client of a broker.
+def connected(service_url: str, *, token: str | None = None, trust_cert_path: str = "") -> Iterator[Any]:
+    """Yield a client of a broker. With TLS, it checks the certificate and the host name of the broker.
 
     Args:
         service_url: ``pulsar://HOST:PORT`` or ``pulsar+ssl://HOST:PORT``.
         token: The token to authenticate with; empty or None for none.
+        trust_cert_path: A file of certificates to trust; empty for those of the package certifi.
 
     Raises:
-        AckStateError: The client's package is missing.
+        AckStateError: The client's package is missing, the URL is another one, or the certificates cannot be read.
     """
     pulsar = _package()
+    scheme, _, rest = service_url.partition("://")
+    if scheme.lower() not in _SCHEMES or not rest:
+        raise AckStateError(f"{service_url}: not a URL of the form pulsar://HOST:PORT or pulsar+ssl://HOST:PORT")
+    if trust_cert_path:
+        trusted_certificates(trust_cert_path)  # the client would only say that it cannot connect
     options = {} if not token else {"authentication": pulsar.AuthenticationToken(token)}
     with _errors_of(service_url):
         client = pulsar.Client(
-            service_url,
+            f"{scheme.lower()}://{rest}",  # a scheme in capitals would not be encrypted
+            tls_trust_certs_file_path=trust_cert_path or None,
+            tls_validate_hostname=True,
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
             operation_timeout_seconds=_WAIT_MS // 1000,
             **options,
