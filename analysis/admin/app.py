@@ -16,17 +16,19 @@ from ackstate.analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusa
 from ackstate.analysis.admin.guard import OPEN_PATHS, Guard
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
 from ackstate.analysis.admin.live_routes import LiveRoutes
+from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
 from ackstate.analysis.admin.page import CONTENT_SECURITY_POLICY, render
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.analysis.admin.tokens import OneToken
+from ackstate.cursor.store import Store, StoreError
 from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.live_topics import LiveTopics
     from ackstate.analysis.admin.tokens import Tokens
-    from ackstate.cursor.store import Store
 
 _TITLE = "ackstate admin"
 _DESCRIPTION = (
@@ -55,11 +57,17 @@ def create_app(  # noqa: PLR0913 - its settings, most of them with defaults
     Args:
         store: Stores the policies, and the topics whose internal stats can be requested. Must be thread-safe.
         broker: Defaults if no policy is set; Pulsar's defaults if not given.
-        token: The bearer token of requests; None to serve only this machine, without a token. `Tokens` for several.
+        token: The bearer token of requests, of at least 16 characters; `Tokens` for several. None to serve requests
+            without a token, but only those whose connection comes from a loopback address of this machine.
         wrong_token_seconds: Delay of the answer to a wrong token.
         registry: Metrics to export besides those of the server, such as a `CursorCollector`'s.
         topics: The open topics of the broker; None for a server beside the store.
+
+    Raises:
+        TypeError: The token is neither bytes nor `Tokens`.
+        ValueError: The token is not one word of 16 to 8,192 visible ASCII characters.
     """
+    tokens = token if token is None or hasattr(token, "label_of") else OneToken(token)
     own = CollectorRegistry()
     policies = PolicyStore(store.metadata)
     own.register(PolicyCollector(policies))
@@ -71,7 +79,6 @@ def create_app(  # noqa: PLR0913 - its settings, most of them with defaults
     _StoreRoutes(store, policies, own, registry, is_live=topics is not None).add_to(app)
     PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
     _add_documents(app, has_token=token is not None)
-    tokens = OneToken(token) if isinstance(token, bytes) else token
     app.add_middleware(Guard, tokens=tokens, wrong_token_seconds=wrong_token_seconds)
     app.add_middleware(RequestCounter, registry=own)
     return app
@@ -116,7 +123,13 @@ class _StoreRoutes:
 
     def healthz(self) -> dict[str, str]:
         """Check that the store answers."""
-        self._policies.read(PolicyOwner("healthz", "healthz"))
+        try:
+            self._policies.read(PolicyOwner("healthz", "healthz"))
+        except AckStateError as error:
+            # Requests need no token, and the error may name the store's files.
+            LOG.error("%s: %s", type(error).__name__, error)
+            status = 503 if isinstance(error, StoreError) else 500
+            raise HTTPException(status, "the store does not answer; see the server's log") from None
         return {"status": "ok"}
 
     async def metrics(self) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import nullcontext
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, final
 from urllib.parse import unquote
 
@@ -44,9 +45,10 @@ class Guard:
 
     Args:
         app: Receives the accepted requests.
-        tokens: The tokens of requests, except those for `OPEN_PATHS`. None if any client may use the server: then the
-            Host must be this machine's. Otherwise a name controlled by an attacker could resolve to this machine, and a
-            browser could reach it.
+        tokens: The tokens of requests, except those for `OPEN_PATHS`. None if each process of this machine may use the
+            server: then the peer must be known to be on it, which it is not behind a Unix socket, because a proxy may
+            be there. And the Host must be this machine's. Otherwise a name controlled by an attacker could resolve to
+            this machine, and a browser could reach it.
         wrong_token_seconds: Delay of the answer to a wrong token.
     """
 
@@ -113,6 +115,9 @@ class Guard:
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy may have used the other header: then the next bytes would be a smuggled request.
             return refusal(400, "both Content-Length and Transfer-Encoding are given", headers={"Connection": "close"})
+        if self._tokens is None and not _is_loopback(scope.get("client")):
+            reason = "without a token, the server answers only connections from 127.0.0.1 or ::1"
+            return refusal(403, reason, headers={"Connection": "close"})
         if self._tokens is None and not _is_local(headers.get(b"host", b"")):
             return refusal(400, "Host must be 127.0.0.1 or localhost, because the server has no token")
         return None
@@ -126,6 +131,15 @@ def _unsuitable(scope: Scope) -> Response | None:
         # A page of another origin can make a browser send other types without a preflight, but not this one.
         return refusal(415, "Content-Type must be application/json")
     return None
+
+
+def _is_loopback(client: tuple[str, int] | None) -> bool:
+    try:
+        address = ip_address(str(client[0]).partition("%")[0]) if client else None
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address is not None and (mapped or address).is_loopback
 
 
 def _is_local(host: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the application in this process until a signal stops it: the port, the signals, the log."""
+"""Runs applications under uvicorn within limits, and the admin server until a signal stops it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ackstate.analysis.admin.connections import ACCEPT_BATCH, BoundedConnection,
 from ackstate.analysis.admin.guard import WRONG_TOKEN_SECONDS_MAX
 from ackstate.analysis.admin.log_lines import LOG, log_to_stderr
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.analysis.admin.tokens import OneToken
 from ackstate.cursor import PolicyStore, SqliteStore
 from ackstate.errors import AckStateError
 
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from starlette.types import ASGIApp
+
     from ackstate.analysis.admin.tokens import Tokens
 
 LOCAL_HOST = "127.0.0.1"
 _GRACE_SECONDS = 5
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024
+_HEAD_BYTES_MAX = 16 * 1024
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -51,6 +55,7 @@ class ServerSettings:
     Raises:
         AckStateError: There is no token although other machines could connect; the host is empty; or the delay is
             out of its bounds.
+        ValueError: The token is not one word of 16 to 8,192 visible ASCII characters.
     """
 
     store: Path
@@ -62,6 +67,8 @@ class ServerSettings:
     wrong_token_seconds: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.token, bytes):
+            OneToken(self.token)
         if not self.host.strip():
             raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
         if self.token is None and self.host != LOCAL_HOST:
@@ -84,19 +91,38 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
         OSError: The port cannot be opened.
     """
     log_to_stderr()
-    with _listening(settings) as listener, closing(SqliteStore(settings.store)) as store:
+    with listening(settings.host, settings.port) as listener, closing(SqliteStore(settings.store)) as store:
         LevelledPolicies(PolicyStore(store.metadata), settings.broker).log_not_kept()
         app = create_app(
             store, broker=settings.broker, token=settings.token, wrong_token_seconds=settings.wrong_token_seconds
         )
-        connections = Connections(settings.connections)
-        protocol = cast("type[asyncio.Protocol]", partial(BoundedConnection, connections=connections))
-        config = uvicorn.Config(
-            app, http=protocol, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-            proxy_headers=False, server_header=False, backlog=ACCEPT_BATCH, timeout_graceful_shutdown=_GRACE_SECONDS,
-        )  # fmt: skip
         line = _line(settings, listener.getsockname()[1])
-        _Server(config, connections, on_ready=lambda: announce(line)).run(sockets=[listener])
+        bounded_server(app, settings.connections, on_ready=lambda: announce(line)).run(sockets=[listener])
+
+
+def bounded_server(
+    app: ASGIApp,
+    limits: ConnectionLimits,
+    *,
+    concurrency_max: int | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> uvicorn.Server:
+    """Return a server of an application within limits. It ends on a signal, or by `should_exit` in another thread.
+
+    Args:
+        app: The application.
+        limits: Limits on the connections of each client.
+        concurrency_max: Most connections, or requests in progress, of all clients; one more gets 503. None for any.
+        on_ready: Called when requests are served.
+    """
+    connections = Connections(limits)
+    protocol = cast("type[asyncio.Protocol]", partial(BoundedConnection, connections=connections))
+    config = uvicorn.Config(
+        app, http=protocol, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+        proxy_headers=False, server_header=False, backlog=ACCEPT_BATCH, timeout_graceful_shutdown=_GRACE_SECONDS,
+        limit_concurrency=concurrency_max, h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+    )  # fmt: skip
+    return _Server(config, connections, on_ready=on_ready)
 
 
 @final
@@ -139,16 +165,21 @@ class _Server(uvicorn.Server):
                 signal.signal(each, handler)
 
 
-def _listening(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 is any free one.
+
+    Raises:
+        AckStateError: The address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family)
+        listener = socket.create_server((host, port), family=family)
         # Connections inherit this option. Without it, a body waits 40 ms for the client to acknowledge the headers.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
         reason = error.strerror or error
-        raise AckStateError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from error
+        raise AckStateError(f"cannot listen on {host} port {port}: {reason}") from error
 
 
 def _line(settings: ServerSettings, port: int) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TOKEN = re.compile(rb"[\x21-\x7e]+")
-_TOKEN_BYTES_MAX = 8 * 1024
+_TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 8 * 1024
+_FORM = f"one word of {_TOKEN_BYTES_MIN} to {_TOKEN_BYTES_MAX} visible ASCII characters"
 _LABEL_BYTES_MAX = 64
 _FILE_BYTES_MAX = 64 * 1024
 
@@ -31,9 +32,18 @@ class Tokens(Protocol):
 
 @final
 class OneToken:
-    """A single token, fixed while the server runs."""
+    """A single token, fixed while the server runs.
+
+    Raises:
+        TypeError: It is not bytes.
+        ValueError: It is not one word of 16 to 8,192 visible ASCII characters; the message never shows it.
+    """
 
     def __init__(self, token: bytes, *, label: str = "token") -> None:
+        if not isinstance(token, bytes):
+            raise TypeError(f"the token must be bytes, got {type(token).__name__}")
+        if not _is_token(token):
+            raise ValueError(f"the token must be {_FORM}")
         self._labels = {token: label}
 
     def label_of(self, given: bytes) -> str | None:
@@ -92,8 +102,8 @@ class TokenFile:
 def parse_tokens(content: bytes, *, where: str) -> dict[bytes, str]:
     """Return the labels of the tokens of a file's content; ``line N`` for a token without one.
 
-    >>> parse_tokens(b"ops s3cret", where="tokens")
-    {b's3cret': 'ops'}
+    >>> parse_tokens(b"ops s3cret-of-the-operators", where="tokens")
+    {b's3cret-of-the-operators': 'ops'}
 
     Raises:
         AckStateError: There is no token, or a line is invalid; the message never shows a token.
@@ -124,12 +134,16 @@ def checked_token(text: bytes, *, where: str) -> bytes:
     """Return a token without the blanks and line ends around it; the error never shows it.
 
     Raises:
-        AckStateError: It is empty, too long, or has characters that no header carries.
+        AckStateError: It has fewer than 16 or too many characters, or some that no header carries.
     """
     token = text.strip()
-    if len(token) > _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
-        raise AckStateError(f"{where} holds no token: one word of visible ASCII characters, up to {_TOKEN_BYTES_MAX}")
+    if not _is_token(token):
+        raise AckStateError(f"{where} holds no token: {_FORM}")
     return token
+
+
+def _is_token(token: bytes) -> bool:
+    return _TOKEN_BYTES_MIN <= len(token) <= _TOKEN_BYTES_MAX and _TOKEN.fullmatch(token) is not None
 
 
 def _label_of(given: bytes, labels: Mapping[bytes, str]) -> str | None:

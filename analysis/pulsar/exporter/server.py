@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
 
+from ackstate.analysis.admin.connections import ConnectionLimits
+from ackstate.analysis.admin.log_lines import log_to_stderr
+from ackstate.analysis.admin.server import bounded_server, listening
 from ackstate.analysis.stop_signals import until_stopped
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
+
+    from starlette.requests import Request
 
     from ackstate.analysis.pulsar.exporter.collection import Collector
     from ackstate.analysis.pulsar.exporter.metrics import ExporterCollector
 
-_CONNECTION_TIMEOUT_S = 10.0
+_CONCURRENCY_MAX = 100
 
 
 class ExporterSettings(NamedTuple):
@@ -35,15 +45,6 @@ class ExporterSettings(NamedTuple):
     host: str
     port: int
     every_s: float
-
-
-class _QuietHandler(WSGIRequestHandler):
-    """Logs nothing, and drops a client that does not send its request in time."""
-
-    timeout = _CONNECTION_TIMEOUT_S
-
-    def log_message(self, format: str, *_arguments: object) -> None:  # noqa: A002 -- as in the base class
-        """Write no line for a scrape."""
 
 
 def run_exporter(
@@ -64,11 +65,13 @@ def run_exporter(
         complain: Called with each reason why a collection failed, or is without some topics, once until it is gone.
 
     Raises:
-        OSError: The address cannot be used.
+        AckStateError: The address cannot be used.
     """
     registry = CollectorRegistry()
     registry.register(metrics)
-    with until_stopped(), _server(registry, settings) as port:
+    log_to_stderr()
+    with until_stopped(), listening(settings.host, settings.port) as listener, _serving(registry, listener):
+        port = listener.getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         shown: set[str] = set()
         line = f"ackstate exporter on http://{host}:{port}/metrics"
@@ -86,29 +89,19 @@ def run_exporter(
 
 
 @contextmanager
-def _server(registry: CollectorRegistry, settings: ExporterSettings) -> Iterator[int]:
-    """Serve in a thread while the block runs; yield the port."""
-    application = make_wsgi_app(registry)
-    with make_server(
-        settings.host,
-        settings.port,
-        application,
-        server_class=_server_class(settings.host),
-        handler_class=_QuietHandler,
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+def _serving(registry: CollectorRegistry, listener: socket.socket) -> Iterator[None]:
+    """Serve in a thread while the block runs."""
 
+    async def metrics(_request: Request) -> Response:
+        text = await run_in_threadpool(generate_latest, registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-def _server_class(host: str) -> type[ThreadingWSGIServer]:
-    class Server(ThreadingWSGIServer):
-        """A server of the address family of the host."""
-
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-    return Server
+    app = Starlette(routes=[Route("/metrics", metrics)], middleware=[Middleware(GZipMiddleware)])
+    server = bounded_server(app, ConnectionLimits(), concurrency_max=_CONCURRENCY_MAX)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -311,7 +311,7 @@ class TestForms:
     def test_it_speaks_ipv6(self, start, tmp_path):
         if not has_ipv6():
             pytest.skip("no IPv6 on this machine")
-        (tmp_path / "token").write_text("t")
+        (tmp_path / "token").write_text("token-of-the-test")
         options = ("--host", "::1", "--token-file", tmp_path / "token", "--connections-per-client", 2)
         with start(tmp_path / "store", *options) as server:
             assert server.url == f"http://[::1]:{server.port}"

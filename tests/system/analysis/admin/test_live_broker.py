@@ -168,11 +168,11 @@ def test_explain_reads_a_live_broker(broker, capsys):
 
 @pytest.mark.slow
 def test_a_token_is_needed(tmp_path, capsys):
-    with running(tmp_path / "store", token=b"right") as broker:
+    with running(tmp_path / "store", token=b"the-right-token-1") as broker:
         broker.call(broker.work, ORDERS, "billing", 1)
         for command in (["explain", broker.url], ["pulsar", "snapshot", broker.url]):
             assert_one_line(run(capsys, *command), "HTTP 401")
-            token = write_token(tmp_path / "token", "right")
+            token = write_token(tmp_path / "token", "the-right-token-1")
             assert run(capsys, *command, "--token-file", token).status == 0
 
 

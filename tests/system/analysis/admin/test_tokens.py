@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 DELAYS = f"{NAMESPACE}/delayedDelivery"
+SECRET = b"s3cret-of-the-operators"
 
 
 def bearer(token):
@@ -41,9 +42,9 @@ def replace(path, content):
 
 class TestTokenFile:
     def test_it_may_hold_several_with_labels(self, tmp_path):
-        (tmp_path / "tokens").write_bytes(b"ops  s3cret\r\n\n  alone \nci \t other\n")
+        (tmp_path / "tokens").write_bytes(b"ops  %s\r\n\n  %s \nci \t %s\n" % (SECRET, b"alone" * 4, b"other" * 4))
         tokens = TokenFile(tmp_path / "tokens")
-        found = [tokens.label_of(each) for each in (b"s3cret", b"alone", b"other", b"ops", b"ops  s3cret", b"")]
+        found = [tokens.label_of(each) for each in (SECRET, b"alone" * 4, b"other" * 4, b"ops", b"ops  " + SECRET, b"")]
         assert found == ["ops", "line 3", "ci", None, None, None]
 
     @pytest.mark.parametrize(
@@ -52,13 +53,14 @@ class TestTokenFile:
             b"",
             b" \n\n",
             b"three short words",
-            b"ops a\nops b",
-            b"a\na",
-            b"ops a\nci a",
-            b"\xff a",
-            b"a \xff",
-            b"x" * 65 + b" a",
-            b"a\n" * 40_000,
+            b"ops fifteen-letters",
+            b"ops %s\nops %s" % (SECRET, SECRET[::-1]),
+            b"%s\n%s" % (SECRET, SECRET),
+            b"ops %s\nci %s" % (SECRET, SECRET),
+            b"\xff " + SECRET,
+            b"a " + b"\xff" * 16,
+            b"x" * 65 + b" " + SECRET,
+            SECRET + b"\n" * 70_000,
         ],
     )
     def test_one_that_is_not_so_is_refused_and_not_shown(self, content):
@@ -70,20 +72,20 @@ class TestTokenFile:
     def test_a_change_is_in_force_at_once(self, tmp_path, caplog):
         caplog.set_level("INFO", "ackstate.admin")
         path = tmp_path / "tokens"
-        path.write_bytes(b"ops old")
+        path.write_bytes(b"ops old-0123456789-old")
         tokens = TokenFile(path)
-        for size_kept in (b"ops new", b"ops now"):
+        for size_kept in (b"ops new-0123456789-new", b"ops now-0123456789-now"):
             stat = path.stat()
             replace(path, size_kept)
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-            assert tokens.label_of(b"old") is None
+            assert tokens.label_of(b"old-0123456789-old") is None
             assert tokens.label_of(size_kept.split()[1]) == "ops"
         assert [each.getMessage() for each in caplog.records] == [f"tokens were read again from {path}: ops"] * 2
 
     @pytest.mark.parametrize("break_it", ["remove", "empty", "two of a line", "directory", "pipe"])
     def test_one_that_cannot_be_read_changes_nothing_and_is_logged_once(self, tmp_path, caplog, break_it):
         path = tmp_path / "tokens"
-        path.write_bytes(b"ops s3cret")
+        path.write_bytes(b"ops " + SECRET)
         tokens = TokenFile(path)
         path.unlink()
         if break_it == "directory":
@@ -93,23 +95,23 @@ class TestTokenFile:
         elif break_it != "remove":
             path.write_bytes(b"" if break_it == "empty" else b"a b c")
         for _ in range(3):
-            assert tokens.label_of(b"s3cret") == "ops"
+            assert tokens.label_of(SECRET) == "ops"
             assert tokens.label_of(b"b") is None
         assert len(caplog.records) == 1
         assert "the previous tokens stay valid: " in caplog.text
         assert str(path) in caplog.text
         if break_it == "directory":
             path.rmdir()
-        replace(path, b"ops other")
-        assert (tokens.label_of(b"s3cret"), tokens.label_of(b"other")) == (None, "ops")
+        replace(path, b"ops " + b"other" * 4)
+        assert (tokens.label_of(SECRET), tokens.label_of(b"other" * 4)) == (None, "ops")
 
     def test_a_pipe_is_read_once(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
-        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"ops s3cret",))
+        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"ops " + SECRET,))
         writer.start()
         tokens = TokenFile(tmp_path / "pipe")
         writer.join()
-        assert tokens.label_of(b"s3cret") == tokens.label_of(b"s3cret") == "ops"
+        assert tokens.label_of(SECRET) == tokens.label_of(SECRET) == "ops"
 
     def test_a_delay_that_would_outlast_the_server_is_refused(self, tmp_path):
         with pytest.raises(AckStateError, match="wrong_token_seconds must be from 0 to 4, got 5"):
@@ -119,17 +121,17 @@ class TestTokenFile:
 class TestRunningServer:
     def test_tokens_change_while_it_runs(self, start, tmp_path):
         path = tmp_path / "tokens"
-        path.write_bytes(b"ops first\n")
+        path.write_bytes(b"ops first-0123456789\n")
         with start(tmp_path / "store", "--token-file", path, "--wrong-token-delay", 0) as server:
             with server.client() as client:
 
                 def status(token):
-                    return client.get(DELAYS, headers=bearer(token)).status_code
+                    return client.get(DELAYS, headers=bearer(f"{token}-0123456789")).status_code
 
                 assert (status("first"), status("second")) == (200, 401)
-                replace(path, b"ops first\nci second\n")
+                replace(path, b"ops first-0123456789\nci second-0123456789\n")
                 assert (status("first"), status("second")) == (200, 200)
-                replace(path, b"ci second\n")
+                replace(path, b"ci second-0123456789\n")
                 assert (status("first"), status("second")) == (401, 200)
                 path.unlink()
                 assert (status("first"), status("second")) == (401, 200)
@@ -142,18 +144,18 @@ class TestRunningServer:
 
     def test_a_wrong_token_is_answered_late_and_holds_up_nobody(self, start, tmp_path):
         """One client guesses on as many connections as it may have; those with a token are answered meanwhile."""
-        (tmp_path / "tokens").write_bytes(b"ops right\n")
+        (tmp_path / "tokens").write_bytes(b"ops the-right-token-1\n")
         options = ("--token-file", tmp_path / "tokens", "--wrong-token-delay", 2, "--connections-per-client", 4)
         guess = f"GET {DELAYS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n\r\n".encode()
         with start(tmp_path / "store", *options, "--header-timeout", 1) as server, contextlib.ExitStack() as held:
             client = held.enter_context(server.client())
-            assert client.get(DELAYS, headers=bearer("right")).status_code == 200
+            assert client.get(DELAYS, headers=bearer("the-right-token-1")).status_code == 200
             begin_s = time.monotonic()
             guesses = [held.enter_context(server.connect()) for _ in range(3)]
             for each in guesses:
                 each.sendall(guess)
             for _ in range(20):
-                assert client.get(DELAYS, headers=bearer("right")).status_code == 200
+                assert client.get(DELAYS, headers=bearer("the-right-token-1")).status_code == 200
             # Nor does another client wait, nor one that has no token at all.
             with server.connect(source=("127.0.0.2", 0)) as other:
                 other.sendall(guess.replace(b"Authorization", b"X-Other"))
@@ -174,7 +176,7 @@ class TestRunningServer:
         assert "wrong\n" not in errors.replace("a wrong token", "")
 
     def test_a_wrong_token_does_not_hold_up_the_end(self, start, tmp_path):
-        (tmp_path / "tokens").write_bytes(b"right")
+        (tmp_path / "tokens").write_bytes(b"the-right-token-1")
         options = ("--token-file", tmp_path / "tokens", "--wrong-token-delay", 2)
         with start(tmp_path / "store", *options) as server, server.connect() as connection, server.client() as client:
             connection.sendall(f"GET {DELAYS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\n\r\n".encode())
@@ -186,17 +188,17 @@ class TestRunningServer:
 
 class TestAuditLog:
     def test_each_change_is_a_line_that_says_who_and_what(self, start, tmp_path):
-        (tmp_path / "tokens").write_bytes(b"ops s3cret\nanother\n")
+        (tmp_path / "tokens").write_bytes(b"ops %s\n%s\n" % (SECRET, b"another" * 3))
         topic = "/admin/v2/persistent/public/default/orders"
         with start(tmp_path / "store", "--token-file", tmp_path / "tokens") as server:
-            with server.client(headers=bearer("s3cret")) as client:
+            with server.client(headers=bearer(SECRET.decode())) as client:
                 assert client.post(DELAYS, json={"tickTime": 5}).status_code == 204
                 assert client.post(DELAYS, json={"active": True}).status_code == 204
                 assert client.post(DELAYS, json={"tickTime": 0}).status_code == 412
                 assert client.get(DELAYS).status_code == 200
                 assert client.delete(DELAYS).status_code == 204
                 path = f"{topic}/becomeOldAckRecordSeconds"
-                assert client.post(path, json=30, headers=bearer("another")).status_code == 204
+                assert client.post(path, json=30, headers=bearer("another" * 3)).status_code == 204
                 assert client.delete(path).status_code == 204
                 assert client.post(path, json=1, headers=bearer("absent")).status_code == 401
             status, errors = server.stop()

@@ -71,7 +71,7 @@ class TestOpenApi:
 
     def test_a_token_is_declared_where_one_is_needed(self, ask, in_process):
         assert "securitySchemes" not in ask("GET", "/openapi.json").json()["components"]
-        document = in_process(create_app(MemoryStore(), token=b"t"))("GET", "/openapi.json").json()
+        document = in_process(create_app(MemoryStore(), token=b"token-of-the-test"))("GET", "/openapi.json").json()
         assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
         assert document["paths"]["/metrics"]["get"]["security"] == [{"bearer": []}]
         assert "security" not in document["paths"]["/healthz"]["get"]

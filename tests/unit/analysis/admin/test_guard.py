@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from ackstate import AckStateError
@@ -13,15 +14,22 @@ from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.guard import BODY_BYTES_MAX, Guard
 from ackstate.analysis.admin.server import ServerSettings
 from ackstate.analysis.admin.tokens import TokenFile, checked_token
-from ackstate.cursor import MemoryStore
+from ackstate.cursor import MemoryStore, PolicyStore
+from ackstate.cursor.topic.policy_store import PolicyOwner
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
+SCOPE = {"type": "http", "path": PATH, "raw_path": PATH.encode(), "client": ("127.0.0.1", 4444)}
 TOKEN = b"eyJhbGciOiJIUzI1NiJ9.e30.x"
 
 
 @pytest.fixture(scope="module")
 def guarded(in_process):
     return in_process(create_app(MemoryStore(), token=TOKEN))
+
+
+@pytest.fixture(scope="module")
+def open_app():
+    return create_app(MemoryStore())
 
 
 class TestGuardTokens:
@@ -75,7 +83,10 @@ class TestTokenFiles:
         (tmp_path / "token").write_bytes(b" " + TOKEN + b"\r\n")
         assert TokenFile(tmp_path / "token").label_of(TOKEN) == "line 1"
 
-    @pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff", b"a\0b", b"x" * 8_193])
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"\n", b"x" * 15, b"two words that are long", b"\xff" * 20, b"a\0b" * 10, b"x" * 8_193],
+    )
     def test_what_is_no_token_is_refused_and_not_shown(self, content):
         with pytest.raises(AckStateError, match="the file holds no token") as refused:
             checked_token(content, where="the file")
@@ -116,6 +127,76 @@ class TestHosts:
         answer = ask("GET", PATH, headers={"Host": host.encode()})
         assert answer.status_code == 400
         assert "Host" in answer.json()["reason"]
+
+
+class TestPeers:
+    """Without a token only processes of this machine are served, whatever server the application runs in."""
+
+    @staticmethod
+    def status(app, client, path=PATH, **headers):
+        async def ask():
+            transport = httpx.ASGITransport(app, client=client)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as asking:
+                return (await asking.get(path)).status_code
+
+        return asyncio.run(ask())
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+    def test_this_machine_is_served(self, open_app, host):
+        assert self.status(open_app, (host, 4444)) == 200
+
+    @pytest.mark.parametrize(
+        "client",
+        [
+            ("203.0.113.9", 4444),
+            ("10.0.0.1", 4444),
+            ("::ffff:203.0.113.9", 4444),
+            ("2001:db8::1", 4444),
+            ("fe80::1%lo", 4444),
+            ("0.0.0.0", 4444),
+            ("testclient", 50_000),
+            ("", 0),
+            None,  # a Unix socket, behind which there may be a proxy
+        ],
+    )
+    @pytest.mark.parametrize("path", [PATH, "/metrics", "/healthz", "/docs", "/nothing"])
+    def test_nobody_else_is(self, open_app, client, path):
+        assert self.status(open_app, client, path) == 403
+
+    def test_a_refused_change_changes_nothing(self, store):
+        before = PolicyStore(store.metadata).read(PolicyOwner("public", "default"))
+
+        async def post():
+            transport = httpx.ASGITransport(create_app(store), client=("203.0.113.9", 4444))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asking:
+                return (await asking.post(PATH, json={"tickTime": 1})).status_code
+
+        assert asyncio.run(post()) == 403
+        assert PolicyStore(store.metadata).read(PolicyOwner("public", "default")) == before
+
+    @pytest.mark.parametrize("client", [("203.0.113.9", 4444), None])
+    def test_with_a_token_any_peer_is(self, client):
+        app = create_app(MemoryStore(), token=TOKEN)
+        assert self.status(app, client, Authorization=f"Bearer {TOKEN.decode()}") == 200
+        assert self.status(app, client, Authorization="Bearer") == 401
+
+
+class TestTokens:
+    @pytest.mark.parametrize(
+        "token", [b"", b"abc\n", b"x" * 15, TOKEN + b"\n", b"two words of a token", b"\xff" * 20, b"x" * 8_193]
+    )
+    def test_a_weak_one_is_refused_when_the_application_is_made(self, tmp_path, token):
+        for make in (lambda: create_app(MemoryStore(), token=token), lambda: ServerSettings(tmp_path, token=token)):
+            with pytest.raises(ValueError, match="the token must be one word of 16 to 8192") as refused:
+                make()
+            assert "words" not in str(refused.value)
+
+    def test_text_is_no_token(self):
+        with pytest.raises(TypeError, match="the token must be bytes, got str"):
+            create_app(MemoryStore(), token=TOKEN.decode())
+
+    def test_sixteen_characters_will_do(self):
+        create_app(MemoryStore(), token=b"x" * 16)
 
 
 class TestBodies:
@@ -182,7 +263,7 @@ class TestBodies:
 async def cancelled(app):
     """Send a GET, cancel it while it waits, and return the sent messages."""
     sent = []
-    scope = {"type": "http", "method": "GET", "path": PATH, "raw_path": PATH.encode(), "headers": []}
+    scope = SCOPE | {"method": "GET", "headers": []}
 
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -204,7 +285,7 @@ def exchange(pieces, *, headers=(), is_endless=False, cancelled_after_s=None):
     """
     left, sent, let_through = list(pieces), [], []
     headers = [(b"content-type", b"application/json"), *headers]
-    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "headers": headers}
+    scope = SCOPE | {"method": "POST", "headers": headers}
 
     async def receive():
         if not left:

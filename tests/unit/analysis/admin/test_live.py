@@ -314,10 +314,10 @@ def test_every_route_is_described(broker):
 
 def test_a_token_is_needed(in_process):
     store = MemoryStore()
-    ask = in_process(create_app(store, topics=Topics(store), token=b"right"))
+    ask = in_process(create_app(store, topics=Topics(store), token=b"the-right-token-1"))
     for path in ("/admin/v2/tenants", f"{PATH}/stats", f"{PATH}/explain", "/admin/v2/brokers/configuration/runtime"):
         assert ask("GET", path).status_code == 401
-        assert ask("GET", path, headers={"Authorization": "Bearer right"}).status_code in {200, 404}
+        assert ask("GET", path, headers={"Authorization": "Bearer the-right-token-1"}).status_code in {200, 404}
 
 
 def test_live_objects_are_read_in_the_thread_of_the_loop(broker, live):

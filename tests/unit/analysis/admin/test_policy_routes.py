@@ -10,6 +10,7 @@ from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.cursor import PolicyStore, StoreError
 from ackstate.cursor.store import ABSENT
 from ackstate.cursor.topic.policy_store import PolicyOwner
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.limits import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
@@ -541,6 +542,18 @@ class TestTrouble:
         monkeypatch.setattr(type(store.metadata), "get", fail)
         assert ask("GET", "/healthz").status_code == 503
         assert "StoreError: the disk is gone" in caplog.text
+
+    @pytest.mark.parametrize("error", [StoreError, CorruptStateError, UnsupportedVersionError, OSError])
+    def test_the_health_names_no_path(self, ask, store, monkeypatch, error):
+        """Whoever reaches the port may ask for it."""
+
+        def fail(*_):
+            raise error("/srv/secret-place/store.db cannot be read")
+
+        monkeypatch.setattr(type(store.metadata), "get", fail)
+        answer = ask("GET", "/healthz")
+        assert answer.status_code == (503 if error is StoreError else 500)
+        assert "secret" not in answer.text + str(answer.headers)
 
     def test_other_methods_and_paths_have_a_reason_too(self, ask):
         answer = ask("PUT", f"{TOPIC}/delayedDelivery")

@@ -548,7 +548,7 @@ def test_a_certificate_is_held_to_what_is_trusted(server, secured, admin):
 def served(tmp_path_factory):
     """Run `ackstate serve` with a token; return the options that reach it."""
     place = tmp_path_factory.mktemp("served")
-    token = write_token(place / "token", "s3cr3t")
+    token = write_token(place / "token", "s3cr3t-of-the-test")
     command = [*ENTRY, "serve", "--port", "0", "--store", place / "store", "--token-file", token]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
