@@ -46,6 +46,7 @@ _CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusa
 _MEANINGS = {
     400: "The request is malformed; the reason names the field, if known",
     401: "The bearer token is missing or wrong",
+    403: "The server has no token, and the connection does not come from this machine",
     404: "The resource does not exist",
     408: "The body did not arrive in time",
     409: "Another client wrote at the same time; nothing was changed, read again and retry",
@@ -59,7 +60,7 @@ _MEANINGS = {
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe refusals for the OpenAPI document, including those that any request may get."""
-    described = (400, 401, *statuses, 500, 503)
+    described = (400, 401, 403, *statuses, 500, 503)
     return {status: {"description": _MEANINGS[status], "content": _CONTENT} for status in described}
 
 

@@ -170,6 +170,8 @@ def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
         for operation in methods.values():
             # FastAPI declares its own answer to malformed requests, which `add_refusals` replaces.
             operation["responses"].pop("422", None)
+            if has_token:
+                operation["responses"].pop("403", None)
             if has_token and path not in OPEN_PATHS:
                 operation["security"] = [{"bearer": []}]
             else:

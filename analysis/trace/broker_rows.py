@@ -65,10 +65,11 @@ class BrokerRows:
         """Yield tables with columns as `ROW_SCHEMA`, the file of their rows, and the line of each row."""
         waiting: list[tuple[tuple[Path, int], dict[str, Any]]] = []
         for event in events:
-            waiting += ((event.place, row) for row in self._rows(event))
-            if len(waiting) >= _ROWS_AT_ONCE:
-                yield from _tables(waiting)
-                waiting = []
+            for row in self._rows(event):
+                waiting.append((event.place, row))
+                if len(waiting) >= _ROWS_AT_ONCE:
+                    yield from _tables(waiting)
+                    waiting = []
         yield from _tables(waiting)
 
     def _rows(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
