@@ -53,8 +53,8 @@ class ServerSettings:
         wrong_token_seconds: Delay of the answer to a wrong token, 0 to 4 s.
 
     Raises:
-        AckStateError: There is no token although other machines could connect; the host is empty; or the delay is
-            out of its bounds.
+        AckStateError: There is no token although other machines could connect, or the delay is out of its
+            bounds.
         ValueError: The token is not one word of 16 to 8,192 visible ASCII characters.
     """
 
@@ -69,8 +69,6 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if isinstance(self.token, bytes):
             OneToken(self.token)
-        if not self.host.strip():
-            raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
         if self.token is None and self.host != LOCAL_HOST:
             raise AckStateError(f"without a token the host must be {LOCAL_HOST}, got {self.host}: see --token-file")
         if not 0 <= self.wrong_token_seconds <= WRONG_TOKEN_SECONDS_MAX:
@@ -169,8 +167,10 @@ def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; port 0 is any free one.
 
     Raises:
-        AckStateError: The address cannot be used.
+        AckStateError: The address cannot be used; an empty host would be every one.
     """
+    if not host.strip():
+        raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
