@@ -205,6 +205,7 @@ class Subscription(SubscriptionDispatch, CursorListener):
             until_ms = now_ms + delay_ms if delay_ms else 0
             returned_count = self._messages.give_back(positions, HoleReason.NACKED, until_ms=until_ms)
             self._admission.usage_decreased(now_ms=now_ms)
+            self._times_changed()
             return returned_count
 
     def redeliver_all(self, consumer: str, *, now_ms: int) -> int:
@@ -226,6 +227,7 @@ class Subscription(SubscriptionDispatch, CursorListener):
             self._messages.waiting.follow_clock(now_ms=now_ms)
             returned_count = self._messages.give_back(self._admission.deliveries.of(consumer), HoleReason.NACKED)
             self._admission.usage_decreased(now_ms=now_ms)
+            self._times_changed()
             return returned_count
 
     def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:

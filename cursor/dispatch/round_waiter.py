@@ -26,10 +26,12 @@ class RoundWaiter:
     Attributes:
         wants_room: Whether a decrease of the usage of a limit is such an event.
         wants_messages: Whether a message that became ready is one.
+        wake_ms: When whoever waits will dispatch anyway, because a message's time will have come; None if never.
     """
 
     def __init__(self) -> None:
         self.wants_room = self.wants_messages = False
+        self.wake_ms: int | None = None
         self._lock = Lock()
         self._waiter: Waiter | None = None
         self._is_in_round = self._was_missed = False
@@ -67,6 +69,11 @@ class RoundWaiter:
     def room_made(self) -> None:
         """Note that the usage of a limit decreased, or that the limit changed."""
         if self.wants_room:
+            self.wake()
+
+    def time_comes(self, next_ms: int | None) -> None:
+        """Note when the time of a message comes next; None if none waits for a time."""
+        if self.wants_messages and next_ms is not None and (self.wake_ms is None or next_ms < self.wake_ms):
             self.wake()
 
     def wake(self) -> None:

@@ -63,10 +63,11 @@ class SubscriptionDispatch(SubscriptionReports):
             now_ms: The present.
             waiter: Called once, as soon as another round may send something: after a publish, an ack, a nack, a
                 persist, new permits, the opening or closing of a consumer, a limit that opens, a seek. At once if there
-                is more to send now, and by `close`. It replaces the one of an earlier round; None keeps that one. It
-                runs inside the call that causes it, with locks held, so it must only signal another thread or task to
-                call this method. Its exceptions are logged. It need not be called for the passing of time: see
-                `DispatchRound.next_wake_ms`.
+                is more to send now, and by `close`. It need not be called for the passing of time until
+                `DispatchRound.next_wake_ms`, but is when a message's time will come before that, as after a nack with a
+                delay. It replaces the one of an earlier round; None keeps that one. It runs inside the call that causes
+                it, with locks held, so it must only signal another thread or task to call this method. Its exceptions
+                are logged.
 
         Raises:
             TypeError: The time is not an integer, or the waiter cannot be called.
@@ -92,8 +93,13 @@ class SubscriptionDispatch(SubscriptionReports):
             except BaseException:
                 self._rounds.withdraw()
                 self._waiter.arm(before, messages=True, room=True)
+                self._times_changed()
                 raise
             next_wake_ms = self._rounds.arm(before if waiter is None else waiter, now_ms=now_ms)
+            if waiter is None:
+                self._times_changed()
+            else:
+                self._waiter.wake_ms = next_wake_ms
             return DispatchRound([(batch.consumer, batch.deliveries) for batch in sent], next_wake_ms)
 
     def add_permits(self, consumer: str, count: int) -> None:
@@ -164,6 +170,8 @@ class SubscriptionDispatch(SubscriptionReports):
             except BaseException:
                 self._messages.withdraw(batch)
                 raise
+            finally:
+                self._times_changed()
             if batch.deliveries:
                 self._waiter.room_made()  # The reader can read further ahead for the others.
             return batch.deliveries
@@ -218,6 +226,11 @@ class SubscriptionDispatch(SubscriptionReports):
         """When to dispatch again because a message's time will have come; None if none waits for a time."""
         with self._lock:
             return self._dispatcher.next_wake_ms(now_ms=self._latest_ms)
+
+    def _times_changed(self) -> None:
+        """Call the waiter if the time of a message comes before it will dispatch anyway."""
+        if self._waiter.wants_messages:
+            self._waiter.time_comes(self._dispatcher.next_wake_ms(now_ms=self._latest_ms))
 
     def when_open(self, waiter: Callable[[], object], consumer: str = "") -> None:
         """Call a waiter once, as soon as no rule keeps new messages from a consumer: at once if none does now.

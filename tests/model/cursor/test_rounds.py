@@ -54,7 +54,7 @@ class RoundsMachine(RuleBasedStateMachine):
         ),
         old_s=st.sampled_from([0, 0, 1]),
         names=st.sampled_from(["", "ab", "abc"]),
-        is_eager=st.sampled_from([False, True, True]),
+        is_eager=st.booleans(),
     )
     def open(
         self, *, kind=SubscriptionType.SHARED, turn=20, round_max=1_000, look_ahead=20_000, limits=None, old_s=0,
@@ -315,6 +315,17 @@ def test_the_model_sees_a_publish_that_wakes_no_one(monkeypatch):
     monkeypatch.setattr(RoundWaiter, "messages_came", lambda self, *_: None)
     machine = machine_of()
     machine.publish("k")
+    with pytest.raises(AssertionError, match="a wake-up was lost"):
+        machine.sent_in_round()
+
+
+def test_the_model_sees_a_nack_with_a_delay_that_wakes_no_one(monkeypatch):
+    monkeypatch.setattr(RoundWaiter, "time_comes", lambda self, next_ms: None)
+    machine = machine_of()
+    machine.publish("k")
+    machine.settle()
+    machine.nack(delay_ms=5)
+    machine.wait(5)
     with pytest.raises(AssertionError, match="a wake-up was lost"):
         machine.sent_in_round()
 

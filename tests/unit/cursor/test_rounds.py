@@ -8,7 +8,7 @@ from weakref import ref
 
 import pytest
 
-from ackstate import CursorClosedError, Position
+from ackstate import CorruptStateError, CursorClosedError, Position
 from ackstate.cursor import (
     ConsumerClosedError,
     DeadLetterPolicy,
@@ -447,6 +447,76 @@ def test_no_time_is_reported_while_no_one_has_permits():
     broker.subscription.add_permits("a", 1)
     broker.round()
     assert broker.wake_ms == 50
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+def test_a_nack_with_a_delay_wakes_if_its_time_comes_before_what_the_round_said(kind):
+    broker = TopicWithPermits(kind, permits={"a": 9})
+    broker.publish(3)
+    broker.settle()
+    broker.nack(2, delay_ms=100)
+    assert (broker.calls, broker.round(), broker.wake_ms) == (1, {}, 100)
+    broker.nack(0, delay_ms=40)
+    assert (broker.calls, broker.round(), broker.wake_ms) == (2, {}, 40)
+    assert broker.settle(now_ms=40) == {"a": [0, 1] if kind.is_single_active else [0]}
+    assert broker.wake_ms == 100
+
+
+def test_a_nack_with_a_longer_delay_than_another_wakes_no_one():
+    broker = TopicWithPermits(permits={"a": 9})
+    broker.publish(2)
+    broker.settle()
+    broker.nack(0, delay_ms=40)
+    broker.round()
+    broker.nack(1, delay_ms=50)
+    assert broker.calls == 1
+    assert broker.settle(now_ms=40) == {"a": [0]}
+    assert broker.wake_ms == 50
+
+
+def test_a_nack_with_a_delay_wakes_no_one_while_nobody_could_receive_it():
+    broker = TopicWithPermits(permits={"a": 1})
+    broker.publish(1)
+    broker.settle()
+    broker.nack(0, delay_ms=100)
+    assert broker.calls == 0
+    broker.subscription.add_permits("a", 1)
+    assert (broker.calls, broker.round(), broker.wake_ms) == (1, {}, 100)
+
+
+def test_a_round_without_a_waiter_wakes_the_one_who_knows_only_a_later_time():
+    broker = TopicWithPermits(permits={"a": 9}, tick_time_ms=1)
+    broker.publish(1)
+    broker.publish(deliver_at_ms=500)
+    broker.settle()
+    assert broker.wake_ms == 500
+    broker.nack(0, delay_ms=100)
+    assert broker.subscription.dispatch_all(now_ms=0).next_wake_ms == 100
+    assert broker.calls == 1
+
+
+def test_a_clock_that_was_set_back_brings_the_times_of_waiting_messages_nearer():
+    broker = TopicWithPermits(permits={"a": 9})
+    broker.publish(2)
+    broker.settle(now_ms=3_600_000)
+    broker.nack(0, delay_ms=500, now_ms=3_600_000)
+    broker.settle(now_ms=3_600_000)
+    assert broker.wake_ms == 3_600_500
+    broker.subscription.redeliver_all("b", now_ms=0)
+    assert (broker.calls, broker.round(), broker.wake_ms) == (1, {}, 500)
+
+
+def test_a_dispatch_that_cannot_read_a_message_wakes_when_it_is_to_be_read_again(monkeypatch):
+    broker = TopicWithPermits(permits={"a": 3}, max_unacked_messages_per_consumer=2)
+    broker.publish(4)
+    assert broker.settle() == {"a": [0, 1]}
+    monkeypatch.setattr(broker.log, "read", unreadable)
+    assert broker.dispatch("b") == [2]  # It was read before.
+    assert (broker.calls, broker.round(), broker.wake_ms) == (1, {}, 60_000)
+
+
+def unreadable(_):
+    raise CorruptStateError("message", offset=0, expected="its entry", found="nothing")
 
 
 def test_more_due_messages_than_a_round_queues_wake_at_once():
