@@ -21,7 +21,7 @@ from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position, check_position, checked_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult, Receipt
@@ -64,12 +64,14 @@ class Subscription(SubscriptionDispatch, CursorListener):
             a view of a shared index, the log feeds that index from now on.
         kind: How messages are distributed.
         options: The other settings.
+        publish_dead_letter: Publishes a dead letter at a time to the topic that the options name, and returns True;
+            `Topics` gives it.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: The cursor is of another topic than the log, or was not opened with `log.ledgers`; the cursor or the
-            gate is that of another subscription; or an Exclusive or Failover subscription is given a gate or delays.
-            Nothing was changed.
+            gate is that of another subscription; an Exclusive or Failover subscription is given a gate or delays; or
+            dead letters are to be published and nothing publishes them. Nothing was changed.
 
     Source: ``PersistentSubscription`` and its dispatchers of Apache Pulsar.
     """
@@ -83,12 +85,15 @@ class Subscription(SubscriptionDispatch, CursorListener):
         delays: DelayedDeliveryTracker | None = None,
         kind: SubscriptionType = SubscriptionType.SHARED,
         options: SubscriptionOptions | None = None,
+        publish_dead_letter: Callable[[Delivery, int], bool] | None = None,
     ) -> None:
         check_same_log(log, cursor)
         options = SubscriptionOptions() if options is None else options
-        check_parts(kind, gate, delays, options)
+        check_parts(kind, gate, delays, options, publishes=publish_dead_letter is not None)
         gate = gate if gate is not None or kind.is_single_active else DispatchGate(GateLimits())
         super().__init__(log, cursor, gate=gate, delays=delays, kind=kind, options=options)
+        if publish_dead_letter is not None:
+            self._dispatcher.sender.hand_over = publish_dead_letter
         cursor.add_listener(self)
         try:
             if self._gate is not None:
@@ -265,6 +270,7 @@ class Subscription(SubscriptionDispatch, CursorListener):
             now_ms = self._at(now_ms)
             result = self.cursor.reset(start_position(self.log, position), now_ms=now_ms)
             self._messages.clear()
+            self._dispatcher.sender.begun.clear()
             self._admission.persisted(None, now_ms=now_ms)
             self._waiter.wake()
             return result

@@ -11,6 +11,7 @@ from ackstate.cursor.state.view import AckView
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.results import Receipt
     from ackstate.position import Position
 
 _COUNTERS = tuple(field.name for field in fields(PersistCounters))  # `asdict` would copy each number
@@ -45,6 +46,11 @@ class CursorView(AckView):
                 young_age_reason=persister.young_age.reason,
                 **{name: getattr(persister.counters, name) for name in _COUNTERS},
             )
+
+    def is_void(self, receipt: Receipt) -> bool:
+        """Return whether a reset came after the ack of a receipt of this cursor: it can never be durable."""
+        with self._lock:
+            return receipt.number <= self._state.void_number
 
     @property
     def is_closed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, Unpack, final
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, Unpack, final
 
 from ackstate.cursor.aio.subscription import AsyncSubscription
 from ackstate.cursor.aio.workers import finished
@@ -14,7 +14,7 @@ from ackstate.cursor.topic.message import CheckedMessages, checked_messages
 from ackstate.errors import AckStateError, TopicClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from ackstate.cursor.aio.workers import Workers
     from ackstate.cursor.subscription import Subscription
@@ -45,13 +45,25 @@ class AsyncTopic:
     Attributes:
         topic: The topic. Its parts may be read; a call that changes one goes through `alone`.
         alone: Held while a call is made: no other one of this topic overlaps with it.
+        open_topic: Opens another topic; see `AsyncTopics.open`.
+        waiting: Set after the next `call`: each is of a caller that waits for what that may have changed.
+        failure: Why the last `AsyncTopics.close` failed; None if it did not.
     """
 
-    def __init__(self, topic: Topic, workers: Workers, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        workers: Workers,
+        clock: Callable[[], int],
+        open_topic: Callable[[str], Coroutine[Any, Any, AsyncTopic]],
+    ) -> None:
         self.topic = topic
         self.alone = asyncio.Lock()
         self.clock = clock
         self.workers = workers
+        self.open_topic = open_topic
+        self.waiting: set[asyncio.Event] = set()
+        self.failure: Exception | None = None
         self._requests: list[_Request] = []
         self._publishing: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -89,17 +101,19 @@ class AsyncTopic:
         """Return the subscription of this topic that has a name, for asyncio; the same object for the same one."""
         known = self._subscriptions.get(name)
         if known is None or known.subscription is not subscription:
-            known = self._subscriptions[name] = AsyncSubscription(subscription, self)
+            known = self._subscriptions[name] = AsyncSubscription(subscription, name, self)
         return known
 
     async def unsubscribe(self, name: str) -> bool:
         """Delete a subscription, and return whether there was one; see `Topic.unsubscribe`."""
         async with self.workers.persisting:  # A persist meanwhile would report that the cursor is fenced.
-            is_found = await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
-        known = self._subscriptions.pop(name, None)
-        if known is not None:
-            known.closed()
-        return is_found
+            try:
+                return await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
+            finally:
+                known = self._subscriptions.get(name)
+                if known is not None and known.subscription.cursor.view.is_closed:
+                    del self._subscriptions[name]
+                    known.closed()
 
     async def trim(self) -> int:
         """Delete ledgers that no one needs, and return how many; see `Topic.trim`. It also happens by itself."""
@@ -113,17 +127,27 @@ class AsyncTopic:
             CancelledError: The caller was cancelled. The call is over when this is raised; its outcome is lost.
         """
         async with self.alone:
-            return await self.workers.run(function, *args, **named)
+            try:
+                return await self.workers.run(function, *args, **named)
+            finally:
+                while self.waiting:
+                    self.waiting.pop().set()
+
+    async def end_hand_overs(self) -> None:
+        """See `AsyncSubscription.end_hand_overs`."""
+        for subscription in list(self._subscriptions.values()):
+            await subscription.end_hand_overs()
 
     async def stop_publishing(self) -> None:
         """Refuse every later publish, and wait for those under way."""
         self._is_stopped = True
         if self._publishing is not None:
-            await finished(self._publishing)
+            await asyncio.wait({self._publishing})
 
-    def closed(self) -> None:
-        """Wake all that wait for something: the topic was closed or deleted."""
+    def closed(self, failure: Exception | None = None) -> None:
+        """Wake all that wait for something: the topic was closed or deleted, or its close failed."""
         self._is_stopped = True
+        self.failure = failure
         for subscription in self._subscriptions.values():
             subscription.closed()
 
@@ -134,6 +158,9 @@ class AsyncTopic:
                 await self._publish(taken)
         finally:
             self._publishing = None
+            for each in self._requests:  # The loop ends, and cancels all its tasks.
+                each.positions.cancel()
+            self._requests.clear()
 
     async def _publish(self, requests: Sequence[_Request]) -> None:
         """Publish requests together; one by one if one of them is refused."""

@@ -69,9 +69,9 @@ class AsyncTopics:
 
     async def open(self, name: str) -> AsyncTopic:
         """Open a topic, or create it; return the same object if it is open. See `Topics.open`."""
+        self._check_open(name)
         async with self._alone:
-            if self._is_closed:
-                raise TopicClosedError(f"topic {name!r} cannot be opened: the topics are closed")
+            self._check_open(name)
             return self._of(await self._workers.run(self.topics.open, name, now_ms=self._clock()))
 
     async def open_all(self, names: Iterable[str]) -> dict[str, AsyncTopic | AckStateError]:
@@ -98,10 +98,14 @@ class AsyncTopics:
             for names, each in found.items()
         }
 
+    def _check_open(self, name: str) -> None:
+        if self._is_closed:
+            raise TopicClosedError(f"topic {name!r} cannot be opened: the topics are closed")
+
     def _of(self, topic: Topic) -> AsyncTopic:
         known = self._opened.get(topic.name)
         if known is None or known.topic is not topic:
-            known = self._opened[topic.name] = AsyncTopic(topic, self._workers, self._clock)
+            known = self._opened[topic.name] = AsyncTopic(topic, self._workers, self._clock, self.open)
         return known
 
     async def delete(self, name: str) -> bool:
@@ -110,10 +114,12 @@ class AsyncTopics:
             topic = self._opened.get(name)
             if topic is None:
                 return await self._workers.run(self.topics.delete, name, now_ms=self._clock())
-            is_found = await topic.call(self.topics.delete, name, now_ms=self._clock())
-            del self._opened[name]
-            topic.closed()
-            return is_found
+            try:
+                return await topic.call(self.topics.delete, name, now_ms=self._clock())
+            finally:
+                if topic.topic.is_closed:
+                    del self._opened[name]
+                    topic.closed()
 
     async def tick(self) -> None:
         """Persist the subscriptions that are due, and trim the logs, as the background task does.
@@ -137,31 +143,50 @@ class AsyncTopics:
         """Finish all publishes, persist everything, and close all topics; closing twice does nothing.
 
         Raises:
-            As `Topics.close`.
-            CancelledError: The caller was cancelled; everything is closed nevertheless.
+            As `Topics.close`. Nothing is accepted or sent any more, all who wait get the error, and what failed stays
+                open: another `close` tries again.
+            CancelledError: The caller was cancelled; everything is closed nevertheless. If that failed, the error is
+                its cause.
         """
-        await finished(self._close())
+        cancelled: asyncio.CancelledError | None = None
+        while not self._workers.is_closed:
+            closing = asyncio.ensure_future(self._close())
+            try:
+                await finished(closing)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                if not closing.cancelled():
+                    break
+                # A loop that ends cancels all its tasks, also this one.
+        if cancelled is not None:
+            raise cancelled
 
     async def _close(self) -> None:
+        self._is_closed = True
+        for topic in list(self._opened.values()):
+            await topic.end_hand_overs()
         async with self._alone:
-            if self._is_closed:
+            if self._workers.is_closed:
                 return
-            self._is_closed = True
             if self._ticking is not None:
                 self._ticking.cancel()
                 await asyncio.wait({self._ticking})
             topics = list(self._opened.values())
             for topic in topics:
                 await topic.stop_publishing()
+            failure: Exception | None = None
             try:
                 async with AsyncExitStack() as held:
                     for topic in topics:
                         await held.enter_async_context(topic.alone)
                     await self._workers.run(self.topics.close, now_ms=self._clock())
+            except Exception as error:
+                failure = error
+                raise
             finally:
                 for topic in topics:
-                    topic.closed()
-                await self._workers.close()
+                    topic.closed(failure)
+            await self._workers.close()
 
     async def _tick_for_ever(self) -> None:
         while True:

@@ -29,6 +29,7 @@ class Workers:
 
     Attributes:
         persisting: Held while cursors are persisted or deleted, or a log is trimmed: one at a time.
+        is_closed: Whether these were closed.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="ackstate")
         self._waiting: list[tuple[Publication, asyncio.Future[list[int] | AckStateError]]] = []
         self._appending: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     async def run(self, call: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
         """Call a function in a thread, and return its result. A cancelled caller still waits for its end.
@@ -45,7 +46,7 @@ class Workers:
             TopicClosedError: These were closed; nothing was called.
             CancelledError: The caller was cancelled; the call is over nevertheless, and its outcome is lost.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise TopicClosedError("the topics of this store are closed")
         loop = asyncio.get_running_loop()
         return await finished(loop.run_in_executor(self._pool, partial(call, *args, **named)))
@@ -66,26 +67,30 @@ class Workers:
     async def close(self) -> None:
         """Wait for all calls, and end the threads."""
         if self._appending is not None:
-            await self._appending
-        self._is_closed = True
+            await asyncio.wait({self._appending})
+        self.is_closed = True
         await asyncio.to_thread(self._pool.shutdown)
 
     async def _append_waiting(self) -> None:
-        while self._waiting:
-            taken, self._waiting = self._waiting, []
-            try:
-                outcomes = await self.run(append_publications, [publication for publication, _ in taken])
-            except Exception as error:
-                for _, appended in taken:
-                    appended.set_exception(error)
-            except BaseException:
-                for _, appended in taken:
-                    appended.cancel()
-                raise
-            else:
-                for (_, appended), outcome in zip(taken, outcomes, strict=True):
-                    appended.set_result(outcome)
-        self._appending = None
+        try:
+            while self._waiting:
+                taken, self._waiting = self._waiting, []
+                try:
+                    outcomes = await self.run(append_publications, [publication for publication, _ in taken])
+                except Exception as error:
+                    for _, appended in taken:
+                        appended.set_exception(error)
+                except BaseException:
+                    self._waiting += taken
+                    raise
+                else:
+                    for (_, appended), outcome in zip(taken, outcomes, strict=True):
+                        appended.set_result(outcome)
+        finally:
+            self._appending = None
+            for _, appended in self._waiting:  # The loop ends, and cancels all its tasks.
+                appended.cancel()
+            self._waiting.clear()
 
 
 async def finished(awaited: Awaitable[_T]) -> _T:
@@ -98,7 +103,5 @@ async def finished(awaited: Awaitable[_T]) -> _T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # It is known: asyncio need not warn of it.
-        raise cancelled
+        raise cancelled from None if task.cancelled() else task.exception()
     return task.result()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.cursor.topic.message import Message
+from ackstate.cursor.topic_name import check_name
 from ackstate.integers import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.cursor.topic.message_log import Message
     from ackstate.position import Position
 
 _UNLIMITED = 2**63
@@ -34,26 +35,53 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPolicy:
-    """The policy for a message that is given back again and again.
+    """The policy for a message that is given back again and again: who gets it, or the topic it is published to.
+
+    A dead letter that could not be handed over or published, or whose ack would exceed a limit by then, stays unacked
+    and waits for a second before the next attempt. No attempt is remembered by a crash or a seek, so a dead letter may
+    be handed over more than once.
 
     Attributes:
         max_redelivery_count: How often it is sent again, 0 or more; the next time it is handed over instead.
-        hand_over: Receives it; the message is acked when this returns. Its errors pass through `dispatch`, and the
-            message waits for a second before the next attempt. The same happens if its ack would exceed a limit by
-            then: it will be handed over once more.
+        hand_over: Receives it; the message is acked when this returns. It is called inside `dispatch`, with locks held,
+            and its errors pass through that. With asyncio it is called in a thread, for one message of a subscription
+            at a time, and its errors are logged; if it is a coroutine function, or returns an awaitable, that is
+            awaited in the event loop before the ack, for any number of messages at once.
+        topic: The topic that it is published to, opened or created by the same `Topics` or `AsyncTopics`; it is durable
+            there before it is acked. It keeps payload, key, message count and properties, and gets the properties
+            ``REAL_TOPIC``, ``REAL_SUBSCRIPTION`` and ``ORIGIN_MESSAGE_ID``, unless it has them already, as in Pulsar.
+            The policy does not apply to subscriptions of that topic itself.
 
     Raises:
-        TypeError: The count is not an integer, or `hand_over` cannot be called.
-        ValueError: The count is negative.
+        TypeError: The count is not an integer, `hand_over` cannot be called, or the topic is no text.
+        ValueError: The count is negative, the topic empty, or not exactly one of `hand_over` and `topic` is given.
     """
 
     max_redelivery_count: int
-    hand_over: Callable[[Delivery], object]
+    hand_over: Callable[[Delivery], object] | None = None
+    topic: str | None = None
 
     def __post_init__(self) -> None:
         check_count("max_redelivery_count", self.max_redelivery_count, least=0)
-        if not callable(self.hand_over):
+        if self.hand_over is not None and not callable(self.hand_over):
             raise TypeError(f"hand_over must take a delivery, got {self.hand_over!r}")
+        if self.topic is not None:
+            check_name("topic", self.topic)
+        if (self.hand_over is None) == (self.topic is None):
+            raise ValueError(f"give either hand_over or topic, got {self.hand_over!r} and {self.topic!r}")
+
+
+def dead_letter(delivery: Delivery, *, topic: str, subscription: str) -> Message:
+    """Return the message that is published for a dead letter of a subscription.
+
+    Source: ``ConsumerImpl.getPropertiesMap`` of Apache Pulsar.
+    """
+    message = delivery.message
+    origin = {"REAL_TOPIC": topic, "REAL_SUBSCRIPTION": subscription, "ORIGIN_MESSAGE_ID": str(delivery.position)}
+    return Message(
+        message.payload, key=message.key, message_count=message.message_count,
+        properties={**origin, **message.properties},
+    )  # fmt: skip
 
 
 class DispatchRound(NamedTuple):

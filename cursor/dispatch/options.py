@@ -70,6 +70,8 @@ def check_parts(
     gate: DispatchGate | None,
     delays: DelayedDeliveryTracker | None,
     options: SubscriptionOptions,
+    *,
+    publishes: bool,
 ) -> None:
     """Refuse parts that no subscription can be made of, and those that its type would not use."""
     if not isinstance(kind, SubscriptionType):
@@ -84,6 +86,12 @@ def check_parts(
         raise TypeError(f"delays must be a DelayedDeliveryTracker, got {delays!r}")
     if not isinstance(options, SubscriptionOptions):
         raise TypeError(f"options must be a SubscriptionOptions, got {options!r}")
+    dead_letters = options.dead_letters
+    if dead_letters is not None and dead_letters.topic is not None and not publishes:
+        raise ValueError(
+            f"dead letters for topic {dead_letters.topic!r} are published by Topics or AsyncTopics: subscribe with one "
+            "of them, or give hand_over"
+        )
     if kind.is_single_active:
         for name, given in (("gate", gate), ("delays", delays)):
             if given is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isawaitable, iscoroutine
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.dispatch.admission import AckRefusedError
@@ -10,7 +11,7 @@ from ackstate.cursor.dispatch.delivery import Delivery
 from ackstate.cursor.inspect.hole_report import HoleReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.cursor.dispatch.admission import Admission
     from ackstate.cursor.dispatch.consumers import Consumers
@@ -35,6 +36,9 @@ class Sender:
         dead_letters: The policy for messages that are given back again and again; None sends them for ever.
 
     Attributes:
+        dead_letters: That policy.
+        hand_over: Hands a dead letter over, given the present, and returns whether that is done; else it is `begun`.
+        begun: The dead letters that are being handed over; whoever does so removes them.
         handed_over_count: How many dead letters were handed over.
     """
 
@@ -47,13 +51,15 @@ class Sender:
         consumers: Consumers,
         dead_letters: DeadLetterPolicy | None,
     ) -> None:
+        self.dead_letters = dead_letters
+        self.hand_over: Callable[[Delivery, int], bool] = self._call_hand_over
+        self.begun: dict[Position, Delivery] = {}
         self.handed_over_count = 0
         self._cursor = cursor
         self._messages = messages
         self._waiting, self._delayed, self._reader = messages.waiting, messages.delayed, messages.reader
         self._admission = admission
         self._consumers = consumers
-        self._dead_letters = dead_letters
 
     def send_new(self, read: Sequence[tuple[Position, Message]], batch: Batch) -> int:
         """Send messages for the first time until one is refused or the batch is full; return how many were sent."""
@@ -96,10 +102,9 @@ class Sender:
             self._waiting.take(position)
             self._reader.keep([(position, message)])
             return True
-        dead_letters = self._dead_letters
+        dead_letters = self.dead_letters
         if dead_letters is not None and waiting.delivery_count > dead_letters.max_redelivery_count:
-            delivery = self._delivery(position, message, waiting.delivery_count)
-            return self._hand_over(delivery, dead_letters, now_ms=batch.now_ms)
+            return self._hand_over(self._delivery(position, message, waiting.delivery_count), now_ms=batch.now_ms)
         key = self._consumers.sticky_key(position, message.key)
         sent = Sent(batch.consumer, key, waiting.delivery_count + 1, self._messages.unacked_in(position, message))
         is_new = waiting.reason is HoleReason.NEVER_DELIVERED and not fills_hole
@@ -119,27 +124,53 @@ class Sender:
         words = self._cursor.view.batch.get(position)
         return Delivery(position, message, redelivery_count, tuple(words or ()))
 
-    def _hand_over(self, delivery: Delivery, dead_letters: DeadLetterPolicy, *, now_ms: int) -> bool:
+    def _hand_over(self, delivery: Delivery, *, now_ms: int) -> bool:
         """Hand a dead letter over and ack it; if a limit has no room for the ack, or either fails, it stays queued."""
         position = delivery.position
+        if position not in self.begun:
+            try:
+                self._admission.make_room(position, now_ms=now_ms)
+            except AckRefusedError:
+                self._admission.has_refused_again = True
+                return False
+            try:
+                if self.hand_over(delivery, now_ms):
+                    self.handed_over(delivery, now_ms=now_ms)
+                    return True
+                self.begun[position] = delivery
+            except BaseException as error:
+                self._wait_with(position, now_ms=now_ms)
+                if isinstance(error, AckRefusedError):
+                    return True
+                raise
+        self._wait_with(position, now_ms=now_ms)
+        return True
+
+    def handed_over(self, delivery: Delivery, *, now_ms: int) -> None:
+        """Ack a dead letter that was handed over.
+
+        Raises:
+            AckRefusedError: The ack would exceed a limit; the message stays queued.
+        """
+        position = delivery.position
         message_count = self._messages.unacked_in(position, delivery.message)
-        try:
-            self._admission.make_room(position, now_ms=now_ms)
-        except AckRefusedError:
-            self._admission.has_refused_again = True
-            return False
-        try:
-            dead_letters.hand_over(delivery)
-            receipt = self._admission.ack(position, now_ms=now_ms)
-        except BaseException as error:
-            # For a while: the receiver of dead letters may be out of order, and no other message is to wait for it.
-            if position in self._waiting:
-                waiting = self._waiting.take(position)
-                self._messages.put(position, waiting._replace(until_ms=now_ms + _HAND_OVER_RETRY_MS))
-            if isinstance(error, AckRefusedError):
-                return True
-            raise
+        receipt = self._admission.ack(position, now_ms=now_ms)
         self.handed_over_count += 1
         self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
         self._messages.dead_lettered_messages += message_count
+
+    def _wait_with(self, position: Position, *, now_ms: int) -> None:
+        """Try again later: the receiver of dead letters may be out of order, and no other message is to wait for it."""
+        if position in self._waiting:
+            waiting = self._waiting.take(position)
+            self._messages.put(position, waiting._replace(until_ms=now_ms + _HAND_OVER_RETRY_MS))
+
+    def _call_hand_over(self, delivery: Delivery, now_ms: int) -> bool:  # noqa: ARG002 - as `hand_over`
+        assert self.dead_letters is not None
+        assert self.dead_letters.hand_over is not None
+        outcome = self.dead_letters.hand_over(delivery)
+        if isawaitable(outcome):
+            if iscoroutine(outcome):
+                outcome.close()
+            raise TypeError("hand_over returned an awaitable, which only AsyncTopics awaits")
         return True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate.cursor.dispatch.consumers import SubscriptionType
-    from ackstate.cursor.dispatch.delivery import Delivery
+    from ackstate.cursor.dispatch.delivery import DeadLetterPolicy, Delivery
     from ackstate.cursor.dispatch.options import SubscriptionOptions
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message_log import MessageLog
@@ -226,6 +226,46 @@ class SubscriptionDispatch(SubscriptionReports):
         """When to dispatch again because a message's time will have come; None if none waits for a time."""
         with self._lock:
             return self._dispatcher.next_wake_ms(now_ms=self._latest_ms)
+
+    def _take_back_round(self) -> None:
+        """Undo the last `dispatch_all`, whose messages no consumer received; no other call may have come since."""
+        with self._lock:
+            self._rounds.withdraw()
+            self._waiter.wake()
+
+    def _hand_over_by(self, begin: Callable[[Delivery], object]) -> DeadLetterPolicy | None:
+        """From now on only begin to hand a dead letter over, with locks held; return the policy, None without one.
+
+        Whoever is called calls `_hand_over_ended` or `_hand_over_failed` later.
+        """
+
+        def hand_over(delivery: Delivery, _: int) -> bool:
+            begin(delivery)
+            return False
+
+        with self._lock:
+            self._dispatcher.sender.hand_over = hand_over
+            return self._dispatcher.sender.dead_letters
+
+    def _hand_over_ended(self, delivery: Delivery, *, now_ms: int) -> None:
+        """Ack a dead letter that was handed over, unless a seek came since.
+
+        Raises:
+            AckRefusedError: The ack would exceed a limit: the dead letter will be handed over once more.
+            CursorClosedError: The cursor is closed.
+        """
+        with self._lock:
+            sender = self._dispatcher.sender
+            if sender.begun.get(delivery.position) is delivery:
+                del sender.begun[delivery.position]
+                sender.handed_over(delivery, now_ms=self._at(now_ms))
+                self._waiter.wake()
+
+    def _hand_over_failed(self, delivery: Delivery) -> None:
+        """Let a dead letter be handed over again; no-op if that has ended, or a seek came since."""
+        with self._lock:
+            if self._dispatcher.sender.begun.get(delivery.position) is delivery:
+                del self._dispatcher.sender.begun[delivery.position]
 
     def _times_changed(self) -> None:
         """Call the waiter if the time of a message comes before it will dispatch anyway."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from ackstate.cursor.dispatch.consumers import SubscriptionType
+from ackstate.cursor.dispatch.delivery import dead_letter
 from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts
 from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.format import Repair
@@ -18,9 +20,11 @@ from ackstate.cursor.topic.subscription_type import check_type, store_type, stor
 from ackstate.limits.gate import DispatchGate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ackstate.cursor.dispatch.delivery import Delivery
     from ackstate.cursor.steps import Steps
+    from ackstate.cursor.topic.message import Message
     from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.cursor.topic.settings import TopicSettings
     from ackstate.delay.index import TopicDelayIndex
@@ -66,18 +70,28 @@ class SubscriptionRequest:
 
     def __post_init__(self) -> None:
         if self.kind is not None:
-            check_parts(self.kind, None, None, SubscriptionOptions())
+            check_parts(self.kind, None, None, SubscriptionOptions(), publishes=False)
 
 
-def open_subscription(
+def open_subscription(  # noqa: PLR0913 - the topic's parts
     log: MessageLog,
     request: SubscriptionRequest,
     *,
     settings: TopicSettings,
     delays: TopicDelayIndex | None,
+    publish: Callable[[str, Message, int], object] | None,
     now_ms: int,
 ) -> Steps[Subscription]:
-    """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`."""
+    """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`.
+
+    Args:
+        log: The log.
+        request: The subscription.
+        settings: The topic's.
+        delays: The topic's index of delayed messages; None without one.
+        publish: Publishes a message to a topic, given its name, at a time; None for a topic that has no `Topics`.
+        now_ms: The present.
+    """
     store, name, kind = log.store, request.name, request.kind
     options = settings.options if request.options is None else request.options
     stored = stored_properties(store, topic=log.topic, subscription=name)
@@ -86,7 +100,11 @@ def open_subscription(
     kind = kind or of_type or SubscriptionType.SHARED
     config, of_topic = subscription_settings(settings, log.topic)
     gate = None if kind.is_single_active else DispatchGate(request.limits or of_topic, broker=settings.broker_limit)
-    check_parts(kind, gate, None, options)
+    check_parts(kind, gate, None, options, publishes=publish is not None)
+    if options.dead_letters is not None and options.dead_letters.topic == log.topic:
+        if request.options is not None:
+            raise ValueError(f"dead letters of topic {log.topic!r} must go to another topic, or they would come again")
+        options = replace(options, dead_letters=None)
     opening = CursorOpening(
         topic=log.topic, subscription=name, ledgers=log.ledgers, config=config, repair=request.repair,
         start=start_position(log, request.start) if stored is None else None,
@@ -95,7 +113,20 @@ def open_subscription(
     cursor = yield from ManagedCursor.opening(store, opening, now_ms=now_ms)
     store_type(cursor, kind)
     view = None if delays is None or kind.is_single_active else delays.open_view(cursor.is_acked)
-    return Subscription(log, cursor, gate=gate, delays=view, kind=kind, options=options)
+    dead_letters, publishing = options.dead_letters, None
+    if publish is not None and dead_letters is not None and dead_letters.topic is not None:
+        publish_there = partial(publish, dead_letters.topic)
+        publishing = partial(_publish_dead_letter, publish_there, topic=log.topic, subscription=name)
+    return Subscription(
+        log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publishing
+    )  # fmt: skip
+
+
+def _publish_dead_letter(
+    publish: Callable[[Message, int], object], delivery: Delivery, now_ms: int, *, topic: str, subscription: str
+) -> bool:
+    publish(dead_letter(delivery, topic=topic, subscription=subscription), now_ms)
+    return True
 
 
 def _application_properties(properties: Mapping[str, str] | None) -> dict[str, str]:

@@ -22,7 +22,7 @@ from ackstate.errors import AckStateError, TopicClosedError
 from ackstate.integers import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription
     from ackstate.cursor.managed import ManagedCursor
@@ -72,6 +72,8 @@ class Topic:
         self.is_closed = False
         self._subscriptions: dict[str, Subscription] = {}
         self._cursors: list[tuple[tuple[str, str], ManagedCursor]] = []  # theirs: every tick goes through them
+        self._publish_elsewhere: Callable[[str, Message, int], object] | None = None
+        """Publishes a dead letter to another topic, at a time; None without `Topics`."""
         self._latest_ms = now_ms
         self._ledger_age = LedgerAge(log, settings.ledger_rollover_ms, now_ms=now_ms)
         self._trim_attempt: tuple[int, ...] | None = None
@@ -205,7 +207,12 @@ class Topic:
             check_type(request.kind, opened.kind, subscription=name)
             return opened
         subscription = yield from open_subscription(
-            self.log, request, settings=self.settings, delays=self.delays, now_ms=now_ms
+            self.log,
+            request,
+            settings=self.settings,
+            delays=self.delays,
+            publish=self._publish_elsewhere,
+            now_ms=now_ms,
         )
         self._subscriptions[name] = subscription
         self._cursors.append(((self.name, name), subscription.cursor))
@@ -300,7 +307,7 @@ class Topic:
         first_ledger_id, current_ledger_id = ledgers.first_ledger_id, ledgers.current_ledger_id
         if first_ledger_id == current_ledger_id:
             return None
-        durable = [each.cursor.persisted_mark_delete_position for each in self._subscriptions.values()]
+        durable = [each.cursor.persisted_mark_delete_position for each in self.copy_subscriptions().values()]
         lowest = ledgers.next_valid(min(durable)).ledger_id if durable else current_ledger_id
         if lowest <= first_ledger_id:
             return None
@@ -313,7 +320,7 @@ class Topic:
         Subscriptions without an open consumer wait for no time to dispatch at.
         """
         times = [cursor.view.next_tick_ms for _, cursor in self._cursors]
-        times += [each.next_wake_ms for each in self._subscriptions.values() if each.has_consumers]
+        times += [each.next_wake_ms for each in self.copy_subscriptions().values() if each.has_consumers]
         return min((time for time in times if time is not None), default=None)
 
     def close(self, *, now_ms: int) -> None:

@@ -52,7 +52,8 @@ class Topics:
         now_ms = self._at(now_ms)
         topic = self._topics.get(name)
         if topic is None or topic.is_closed:
-            topic = self._topics[name] = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms)
+            topic = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms)
+            self._opened(topic)
         return topic
 
     def open_all(self, names: Iterable[str], *, now_ms: int) -> dict[str, Topic | AckStateError]:
@@ -73,7 +74,7 @@ class Topics:
         for name in closed:
             topic = outcomes[name]
             if isinstance(topic, Topic):
-                self._topics[name] = topic
+                self._opened(topic)
         return {name: outcomes[name] for name in wanted}
 
     def subscribe_all(
@@ -173,7 +174,7 @@ class Topics:
             The outcome of each, by the names of its topic and of the subscription.
         """
         now_ms = self._at(now_ms)
-        return tick_all(chain.from_iterable(topic.cursors for topic in self._topics.values()), now_ms=now_ms)
+        return tick_all(chain.from_iterable(topic.cursors for topic in list(self._topics.values())), now_ms=now_ms)
 
     def trim(self, *, now_ms: int) -> int:
         """Delete ledgers of all topics that need them no longer, as `Topic.trim`, and return how many.
@@ -200,7 +201,7 @@ class Topics:
     @property
     def next_wake_ms(self) -> int | None:
         """The lowest `Topic.next_wake_ms`; None if no topic waits for a time."""
-        times = (topic.next_wake_ms for topic in self._topics.values())
+        times = [topic.next_wake_ms for topic in list(self._topics.values())]
         return min((time for time in times if time is not None), default=None)
 
     def close(self, *, now_ms: int) -> None:
@@ -217,6 +218,12 @@ class Topics:
 
     def __exit__(self, *_: object) -> None:
         self.close(now_ms=self._latest_ms)
+
+    def _opened(self, topic: Topic) -> None:
+        topic._publish_elsewhere = lambda name, message, now_ms: self.open(name, now_ms=now_ms).publish(
+            [message], now_ms=now_ms
+        )
+        self._topics[topic.name] = topic
 
     def _at(self, now_ms: int) -> int:
         self._latest_ms = integer("now_ms", now_ms)

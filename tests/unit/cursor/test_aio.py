@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 
@@ -25,7 +27,13 @@ from ackstate.cursor.aio import AsyncTopics
 from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.topic.settings import TopicSettings
 from ackstate.cursor.topic.start import Start
-from ackstate.errors import CursorClosedError, InvalidPositionError, TopicClosedError
+from ackstate.errors import (
+    AckStateError,
+    CursorClosedError,
+    CursorFencedError,
+    InvalidPositionError,
+    TopicClosedError,
+)
 from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError
 
 
@@ -267,31 +275,82 @@ def test_a_cancelled_publish_is_over_and_the_next_one_works(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_cancelled_round_gives_its_messages_back(monkeypatch):
+class SlowReads:
+    """Holds up every read of a store while it is closed."""
+
+    def __init__(self, monkeypatch, store):
+        self.passable, self.reached = threading.Event(), threading.Event()
+        ledgers = type(store.ledgers)
+        read = ledgers.read
+
+        def slow(*arguments):
+            self.reached.set()
+            assert self.passable.wait(10)
+            return read(*arguments)
+
+        monkeypatch.setattr(ledgers, "read", slow)
+
+
+def test_a_cancelled_round_was_not_sent_and_counts_nowhere(monkeypatch):
     async def main():
         store = MemoryStore()
         async with opened(store) as topics:
-            subscription = await subscribed(topics)
-            await (await topics.open("t")).publish([Message(b"x")])
-            ledgers, reached, passable = type(store.ledgers), threading.Event(), threading.Event()
-            read = ledgers.read
-
-            def slow(*arguments):
-                reached.set()
-                assert passable.wait(10)
-                return read(*arguments)
-
-            monkeypatch.setattr(ledgers, "read", slow)
+            subscription = await subscribed(topics, permits=2)
+            await (await topics.open("t")).publish([Message(b"x"), Message(b"y")])
+            disk = SlowReads(monkeypatch, store)
             waiting = asyncio.create_task(subscription.next_round())
-            await asyncio.to_thread(reached.wait)
+            await asyncio.to_thread(disk.reached.wait)
             waiting.cancel()
             await asyncio.sleep(0)
-            passable.set()
+            disk.passable.set()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             assert subscription.subscription.unacked_messages == 0
+            assert subscription.subscription.permits("ann") == 2
+            ((_, deliveries),) = (await asyncio.wait_for(subscription.next_round(), 10)).deliveries
+            assert [(each.message.payload, each.redelivery_count) for each in deliveries] == [(b"x", 0), (b"y", 0)]
+            assert subscription.subscription.stats().sent_messages == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_round_that_is_cancelled_just_when_it_is_woken_is_cancelled(steps):
+    async def main():
+        async with opened() as topics:
+            subscription = await subscribed(topics, permits=2)
+            (position,) = await (await topics.open("t")).publish([Message(b"later")])
+            await received(subscription)
+            await subscription.nack(position, delay_ms=60_000)
+            waiting = asyncio.create_task(subscription.next_round())
+            await asyncio.sleep(0.01)
+            await subscription.consumer_opened("ben")
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(waiting, 10)
+            await (await topics.open("t")).publish([Message(b"x")])
             assert await received(subscription) == [("ann", [b"x"])]
 
+    asyncio.run(main())
+
+
+def test_a_nack_with_a_delay_comes_again_by_itself():
+    async def main():
+        async with opened(clock=clock) as topics:
+            subscription = await subscribed(topics)
+            (position,) = await (await topics.open("t")).publish([Message(b"x")])
+            await received(subscription)
+            waiting = asyncio.create_task(received(subscription))
+            await asyncio.sleep(0.01)
+            await subscription.nack(position, delay_ms=20)
+            await asyncio.sleep(0.005)
+            assert not waiting.done()
+            clock.now_ms += 20
+            assert await waiting == [("ann", [b"x"])]
+
+    clock = MovedClock()
     asyncio.run(main())
 
 
@@ -346,6 +405,296 @@ def test_a_cancelled_program_persists_all():
     store, acked = MemoryStore(), asyncio.Event()
     asyncio.run(cancelled())
     assert asyncio.run(again()) == [("ann", [b"x", b"x"])]
+
+
+# Whoever waits for an ack to be durable is answered
+
+
+async def acked_and_waiting(topics, *, count=3):
+    """A subscription, its messages, the receipt of the last but one, and the tasks that wait for it and for a round."""
+    subscription = await subscribed(topics)
+    positions = await (await topics.open("t")).publish([Message(b"x")] * count)
+    await received(subscription)
+    receipt = await subscription.ack(positions[-2])
+    waiting = [asyncio.create_task(each) for each in (subscription.durable(receipt), subscription.next_round())]
+    await asyncio.sleep(0.01)
+    assert not any(each.done() for each in waiting)
+    return subscription, positions, receipt, waiting
+
+
+async def answer(waiting):
+    """What someone who waits gets, soon: the result or the error."""
+    (outcome,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 10)
+    return outcome
+
+
+def never_persisted(store=None, **settings):
+    return opened(store, tick_ms=3_600_000, **settings)
+
+
+def test_an_ack_from_before_a_seek_is_never_durable_and_says_so():
+    async def main():
+        async with never_persisted() as topics:
+            subscription, positions, receipt, (durable, _) = await acked_and_waiting(topics)
+            await subscription.seek(positions[0])
+            for late in (durable, asyncio.create_task(subscription.durable(receipt))):
+                with pytest.raises(AckStateError, match="a seek came after the ack"):
+                    await asyncio.wait_for(late, 10)
+
+    asyncio.run(main())
+
+
+def test_a_seek_by_a_call_of_the_topic_answers_as_well():
+    async def main():
+        async with never_persisted() as topics:
+            subscription, positions, _, (durable, _) = await acked_and_waiting(topics)
+            topic = await topics.open("t")
+            await topic.call(subscription.subscription.seek, positions[0], now_ms=1_000)
+            with pytest.raises(AckStateError, match="a seek came after the ack"):
+                await asyncio.wait_for(durable, 10)
+
+    asyncio.run(main())
+
+
+def test_a_seek_that_fails_leaves_the_ack_to_the_next_persist():
+    async def main():
+        async with opened(store, clock=clock) as topics:
+            subscription, positions, _, (durable, _) = await acked_and_waiting(topics)
+            for number in range(2):
+                store.inject(Fault(store.mutation_count + number, FaultKind.FULL))
+            with pytest.raises(StoreError):
+                await subscription.seek(positions[0])
+            clock.now_ms += 100_000
+            assert await answer(durable) is None
+
+    store, clock = MemoryStore(), MovedClock()
+    asyncio.run(main())
+
+
+def unwritable():
+    """A cursor that can be written to its ledger only."""
+    return CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
+
+
+def test_the_former_owner_of_a_cursor_learns_that_its_acks_are_not_stored():
+    async def main():
+        topics = AsyncTopics(store, clock=clock, tick_ms=1)
+        await topics.__aenter__()
+        subscription, _, receipt, (durable, _) = await acked_and_waiting(topics)
+        async with opened(MemoryStore(store.disk)) as others:
+            await subscribed(others)
+            clock.now_ms += 1_000
+            for late in (durable, subscription.durable(receipt), topics.close(), topics.close()):
+                assert isinstance(await answer(late), CursorFencedError)
+
+    store, clock = MemoryStore(), MovedClock()
+    asyncio.run(main())
+
+
+class SlowChanges:
+    """Holds up every change of a store but an append until it may pass."""
+
+    def __init__(self, monkeypatch, store):
+        self.passable, self.reached = threading.Event(), threading.Event()
+        for part, name in ((store.ledgers, "create"), (store.ledgers, "delete"), (store.metadata, "put")):
+            self.hold_up(monkeypatch, type(part), name)
+
+    def hold_up(self, monkeypatch, part, name):
+        function = getattr(part, name)
+
+        def slow(*arguments, **named):
+            self.reached.set()
+            assert self.passable.wait(10)
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(part, name, slow)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("end", ["close", "unsubscribe", "delete", "close all"])
+def test_an_end_answers_all_who_wait_also_if_it_is_cancelled_and_can_be_repeated(monkeypatch, end, is_cancelled):
+    async def main():
+        async with never_persisted(store) as topics:
+            subscription, _, receipt, (durable, next_round) = await acked_and_waiting(topics)
+            topic = await topics.open("t")
+            call, again = {
+                "close": (subscription.close, None),
+                "unsubscribe": (partial(topic.unsubscribe, "s"), False),
+                "delete": (partial(topics.delete, "t"), False),
+                "close all": (topics.close, None),
+            }[end]
+            if is_cancelled:
+                disk = SlowChanges(monkeypatch, store)
+            ending = asyncio.create_task(call())
+            if is_cancelled:
+                await asyncio.to_thread(disk.reached.wait, 10)
+                ending.cancel()
+                await asyncio.sleep(0)
+                disk.passable.set()
+            assert isinstance(await answer(ending), asyncio.CancelledError) is is_cancelled
+            if end in {"unsubscribe", "delete"}:
+                assert isinstance(await answer(durable), CursorClosedError)
+            else:
+                assert await answer(durable) is None
+                assert await answer(subscription.durable(receipt)) is None
+            assert isinstance(await answer(next_round), CursorClosedError)
+            assert await call() is again
+            if end == "delete":
+                assert len(await (await topics.open("t")).publish([Message(b"new")])) == 1
+
+    store = MemoryStore()
+    asyncio.run(main())
+
+
+async def backlog_after_restart(store):
+    async with opened(MemoryStore(store.disk)) as topics:
+        return (await subscribed(topics)).subscription.cursor.backlog
+
+
+def test_a_close_that_fails_answers_all_who_wait_and_can_be_repeated():
+    async def main():
+        async with never_persisted(store, cursor=unwritable()) as topics:
+            subscription, positions, receipt, (durable, next_round) = await acked_and_waiting(topics)
+            store.break_ledgers()
+            for _ in range(2):
+                with pytest.raises(StoreError, match="no ledger can be written"):
+                    await topics.close()
+                for late in (durable, next_round, subscription.durable(receipt), subscription.next_round()):
+                    assert isinstance(await answer(late), StoreError)
+                with pytest.raises(TopicClosedError):
+                    await topics.open("t")
+            assert (await subscription.ack(positions[0])).newly_acked == 1
+            store.mend_ledgers()
+            await topics.close()
+            assert await answer(subscription.durable(receipt)) is None
+            assert isinstance(await answer(subscription.next_round()), CursorClosedError)
+
+    store = MemoryStore()
+    asyncio.run(main())
+    assert asyncio.run(backlog_after_restart(store)) == 1
+
+
+def test_a_cancelled_close_that_fails_says_why_and_can_be_repeated(monkeypatch):
+    async def main():
+        async with never_persisted(store, cursor=unwritable()) as topics:
+            _, _, _, (durable, next_round) = await acked_and_waiting(topics)
+            store.break_ledgers()
+            disk = SlowChanges(monkeypatch, store)
+            closing = asyncio.create_task(topics.close())
+            await asyncio.to_thread(disk.reached.wait, 10)
+            closing.cancel()
+            disk.passable.set()
+            with pytest.raises(asyncio.CancelledError) as raised:
+                await closing
+            assert isinstance(raised.value.__cause__, StoreError)
+            assert isinstance(await answer(durable), StoreError)
+            assert isinstance(await answer(next_round), StoreError)
+            store.mend_ledgers()
+
+    store = MemoryStore()
+    asyncio.run(main())
+    assert asyncio.run(backlog_after_restart(store)) == 2
+
+
+def test_a_subscription_that_cannot_be_closed_goes_on_and_is_closed_later():
+    async def main():
+        async with never_persisted(store, cursor=unwritable()) as topics:
+            subscription, positions, _, (durable, next_round) = await acked_and_waiting(topics)
+            store.break_ledgers()
+            with pytest.raises(StoreError):
+                await subscription.close()
+            await subscription.nack(positions[0])
+            assert len((await answer(next_round)).deliveries) == 1
+            store.mend_ledgers()
+            assert (await subscription.close()).messages_covered == 1
+            assert await answer(durable) is None
+        assert await subscription.close() is None
+
+    store = MemoryStore()
+    asyncio.run(main())
+
+
+def test_a_loop_that_ends_during_a_publish_persists_all_and_hangs_nowhere(monkeypatch):
+    """The program returns while a broker runs in another task: asyncio cancels all tasks, also those of the topics."""
+
+    async def broker():
+        async with never_persisted(store) as topics:
+            subscription = await subscribed(topics)
+            topic = await topics.open("t")
+            positions = await topic.publish([Message(b"x")] * 2)
+            await subscription.ack(positions[0])
+            disk = SlowDisk(monkeypatch, store)
+            disk.passable.clear()
+            publishing.append(disk)
+            tasks = [asyncio.create_task(topic.publish([Message(b"y")])) for _ in range(3)]
+            await asyncio.to_thread(disk.reached.wait, 10)
+            tasks += [asyncio.create_task(topic.publish([Message(b"z")])) for _ in range(3)]
+            await subscription.next_round()
+
+    async def main():
+        running.append(asyncio.create_task(broker()))
+        while not publishing or not publishing[0].reached.is_set():
+            await asyncio.sleep(0.001)
+        threading.Timer(0.05, publishing[0].passable.set).start()
+
+    store, running, publishing = MemoryStore(), [], []
+    asyncio.run(main())
+    assert running[0].cancelled()
+    assert asyncio.run(first_after_restart(store)) == 1
+
+
+async def first_after_restart(store):
+    """How many messages are acked up to the mark-delete position."""
+    async with opened(MemoryStore(store.disk)) as topics:
+        return (await subscribed(topics)).subscription.cursor.mark_delete_position.entry_id + 1
+
+
+def test_a_loop_that_ends_while_all_is_closed_persists_all_the_same(monkeypatch):
+    async def broker():
+        topics = AsyncTopics(store, clock=MovedClock(), tick_ms=3_600_000)
+        async with topics:
+            await acked_and_waiting(topics)
+            alone = (await topics.open("t")).alone
+            await alone.acquire()  # by someone who takes long
+            asyncio.get_running_loop().call_later(0.05, alone.release)
+            closing.set()
+            await topics.close()
+
+    async def main():
+        running.append(asyncio.create_task(broker()))
+        await closing.wait()
+        await asyncio.sleep(0.01)
+
+    store, running, closing = MemoryStore(), [], asyncio.Event()
+    asyncio.run(main())
+    assert running[0].cancelled()
+    assert asyncio.run(backlog_after_restart(store)) == 2
+
+
+def test_a_tick_reads_nothing_that_another_thread_changes():
+    async def main():
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            async with never_persisted(entries_per_ledger_max=1) as topics:
+                topic = await topics.open("t")
+                await topics.subscribe_all({"t": [SubscriptionRequest(f"s{number}") for number in range(100)]})
+                for _ in range(3):
+                    await topic.publish([Message(b"x")])
+                subscribing = asyncio.create_task(subscribe_again_and_again(topics))
+                while not subscribing.done():
+                    await topics.tick()
+                    assert topics.topics.next_wake_ms is None
+                    await asyncio.sleep(0)
+                await subscribing
+        finally:
+            sys.setswitchinterval(interval_s)
+
+    async def subscribe_again_and_again(topics):
+        for turn in range(30):
+            await topics.subscribe_all({"t": [SubscriptionRequest(f"n{turn}-{number}") for number in range(20)]})
+
+    asyncio.run(main())
 
 
 def test_a_deleted_subscription_ends_the_wait_and_a_deleted_topic_too():

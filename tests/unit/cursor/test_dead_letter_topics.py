@@ -1,0 +1,477 @@
+"""Dead letters: published to a topic, or handed over in asyncio, durably before the ack, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from ackstate.cursor import (
+    DeadLetterPolicy,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    MessageLog,
+    Start,
+    StoreError,
+    Subscription,
+    SubscriptionOptions,
+    SubscriptionRequest,
+    SubscriptionType,
+    Topics,
+    TopicSettings,
+)
+from ackstate.cursor.aio import AsyncTopics
+from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.topic.topic import Topic
+
+KINDS = pytest.mark.parametrize("kind", SubscriptionType)
+
+
+def options(policy):
+    return SubscriptionOptions(dead_letters=policy)
+
+
+def to_topic(after=0, topic="dead"):
+    return TopicSettings(options=options(DeadLetterPolicy(after, topic=topic)))
+
+
+def letters(topics, *, topic="dead", now_ms=0):
+    """All messages of a topic of dead letters."""
+    subscription = topics.open(topic, now_ms=now_ms).subscribe("all", start=Start.EARLIEST, now_ms=now_ms)
+    return [each.message for each in subscription.dispatch("undertaker", 1_000, now_ms=now_ms)]
+
+
+def given_back(subscription, *, count=100, now_ms=0, consumer="ann"):
+    """Send messages to a consumer that gives them back, and return their positions."""
+    positions = [each.position for each in subscription.dispatch(consumer, count, now_ms=now_ms)]
+    subscription.nack_many(positions, now_ms=now_ms)
+    return positions
+
+
+# The policy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "either hand_over or topic"),
+        ({"hand_over": print, "topic": "dead"}, ValueError, "either hand_over or topic"),
+        ({"topic": ""}, ValueError, "must not be empty"),
+        ({"topic": 7}, TypeError, "topic must be a str"),
+        ({"hand_over": 7}, TypeError, "hand_over must take a delivery"),
+    ],
+)
+def test_a_policy_names_one_receiver(arguments, error, message):
+    with pytest.raises(error, match=message):
+        DeadLetterPolicy(2, **arguments)
+
+
+def test_only_topics_can_publish_dead_letters():
+    store = MemoryStore()
+    topic = Topic.open(store, "orders", settings=to_topic(), now_ms=0)
+    before = store.mutation_count
+    with pytest.raises(ValueError, match="published by Topics or AsyncTopics"):
+        topic.subscribe("s", now_ms=0)
+    assert store.mutation_count == before
+    log = MessageLog.open(store, topic="t")
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    with pytest.raises(ValueError, match="published by Topics or AsyncTopics"):
+        Subscription(log, cursor, options=options(DeadLetterPolicy(0, topic="dead")))
+
+
+def test_a_topic_does_not_get_its_own_dead_letters():
+    """The settings of all topics do not apply to the topic that they name; to ask for it is a mistake."""
+    topics = Topics(MemoryStore(), settings=to_topic())
+    dead = topics.open("dead", now_ms=0)
+    dead.publish([Message(b"x")], now_ms=0)
+    subscription = dead.subscribe("s", start=Start.EARLIEST, now_ms=0)
+    for _ in range(3):
+        assert len(given_back(subscription)) == 1
+    with pytest.raises(ValueError, match="must go to another topic"):
+        dead.subscribe("t", options=options(DeadLetterPolicy(0, topic="dead")), now_ms=0)
+    assert [each.name for each in dead.stored_subscriptions()] == ["s"]
+
+
+# Published by Topics
+
+
+@KINDS
+def test_a_dead_letter_is_published_as_pulsar_s_clients_do(kind):
+    topics = Topics(MemoryStore(), settings=to_topic(after=1))
+    topic = topics.open("persistent://public/default/orders", now_ms=0)
+    subscription = topic.subscribe("billing", kind=kind, now_ms=0)
+    message = Message(b"poison", key=b"k", message_count=3, properties={"trace": "7"}, publish_time_ms=5)
+    (position,) = topic.publish([message], now_ms=10)
+    for now_ms in (20, 30):
+        assert given_back(subscription, now_ms=now_ms) == [position]
+    assert subscription.dispatch("ann", 10, now_ms=40) == []
+    assert subscription.cursor.is_acked(position)
+    (letter,) = letters(topics, now_ms=50)
+    assert letter == Message(
+        b"poison", key=b"k", message_count=3, publish_time_ms=40,
+        properties={
+            "trace": "7", "REAL_TOPIC": topic.name, "REAL_SUBSCRIPTION": "billing",
+            "ORIGIN_MESSAGE_ID": str(position),
+        },
+    )  # fmt: skip
+    assert subscription.stats().dead_lettered_messages == 3
+
+
+def test_a_dead_letter_that_dies_again_keeps_its_first_origin():
+    topics = Topics(MemoryStore())
+    for name, after, topic in (("orders", 0, "dead"), ("dead", 0, "grave")):
+        policy = DeadLetterPolicy(after, topic=topic)
+        topics.open(name, now_ms=0).subscribe("s", start=Start.EARLIEST, options=options(policy), now_ms=0)
+    topics["orders"].publish([Message(b"x")], now_ms=0)
+    for name in ("orders", "dead"):
+        subscription = topics[name].subscriptions["s"]
+        given_back(subscription)
+        subscription.dispatch("ann", 1, now_ms=0)
+    (letter,) = letters(topics, topic="grave")
+    assert letter.properties["REAL_TOPIC"] == "orders"
+
+
+def test_a_dead_letter_is_durable_before_its_message_is_acked():
+    """A crash at any change of the store leaves the message unacked, or its letter in the topic."""
+    crash, is_lost = 0, False
+    while not is_lost:
+        store = MemoryStore()
+        topics = Topics(store, settings=to_topic())
+        subscription = topics.open("orders", now_ms=0).subscribe("s", now_ms=0)
+        (position,) = topics["orders"].publish([Message(b"x")], now_ms=0)
+        given_back(subscription)
+        store.inject(Fault(store.mutation_count + crash, FaultKind.CRASH_BEFORE))
+        try:
+            subscription.dispatch("ann", 1, now_ms=0)
+            topics.tick(now_ms=10_000)
+            is_lost = store.fired_fault_count == 0
+        except StoreError:
+            assert not subscription.cursor.is_acked(position) or letters_of(store)
+        again = Topics(MemoryStore(store.disk))
+        left = again.open("orders", now_ms=0).subscribe("s", now_ms=0).dispatch("ann", 1, now_ms=0)
+        assert len(left) == 1 or letters(again)
+        crash += 1
+    assert crash > 4
+
+
+def letters_of(store):
+    return letters(Topics(MemoryStore(store.disk)))
+
+
+@KINDS
+def test_a_topic_of_dead_letters_that_fails_is_tried_again_and_holds_up_no_other_subscription(kind):
+    store = MemoryStore()
+    topics = Topics(store, settings=to_topic())
+    topic = topics.open("orders", now_ms=0)
+    topics.open("dead", now_ms=0)
+    subscription, other = (topic.subscribe(name, kind=kind, now_ms=0) for name in "so")
+    (position,) = topic.publish([Message(b"x")], now_ms=0)
+    given_back(subscription)
+    store.inject(Fault(store.mutation_count, FaultKind.FULL))
+    with pytest.raises(StoreError):
+        subscription.dispatch("ann", 1, now_ms=100)
+    assert not subscription.cursor.is_acked(position)
+    assert topics.next_wake_ms == 1_100
+    assert subscription.dispatch("ann", 1, now_ms=1_099) == []
+    assert letters(topics) == []
+    assert len(other.dispatch("ann", 1, now_ms=1_099)) == 1
+    assert subscription.dispatch("ann", 1, now_ms=1_100) == []
+    assert len(letters(topics)) == 1
+    assert subscription.cursor.is_acked(position)
+
+
+def test_without_a_loop_an_awaitable_is_refused_and_the_message_stays():
+    async def hand_over(_):
+        raise AssertionError("it was awaited")
+
+    topics = Topics(MemoryStore(), settings=TopicSettings(options=options(DeadLetterPolicy(0, hand_over))))
+    topic = topics.open("orders", now_ms=0)
+    subscription = topic.subscribe("s", now_ms=0)
+    (position,) = topic.publish([Message(b"x")], now_ms=0)
+    given_back(subscription)
+    with pytest.raises(TypeError, match="only AsyncTopics awaits"):
+        subscription.dispatch("ann", 1, now_ms=0)
+    assert not subscription.cursor.is_acked(position)
+    assert subscription.next_wake_ms == 1_000
+
+
+# In asyncio
+
+
+def now_ms():
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """Topics in asyncio with one policy for dead letters."""
+
+    def __init__(self, policy, *, store=None):
+        self.store = store or MemoryStore()
+        self.topics = AsyncTopics(self.store, clock=now_ms, settings=TopicSettings(options=options(policy)))
+
+    async def __aenter__(self):
+        await self.topics.__aenter__()
+        return self
+
+    async def __aexit__(self, *error):
+        await self.topics.close()
+
+    async def given_back(self, name="orders", *, kind=None, count=1):
+        """A subscription with one consumer that has given each message back, and their positions."""
+        topic = await self.topics.open(name)
+        subscription = await topic.subscribe("s", start=Start.EARLIEST, kind=kind)
+        await subscription.consumer_opened("ann", permits=100)
+        positions = await topic.publish([Message(b"%d" % number) for number in range(count)])
+        await subscription.next_round()
+        await subscription.nack_many(positions)
+        return subscription, positions
+
+    async def letters(self):
+        topic = await self.topics.open("dead")
+        subscription = await topic.subscribe("all", start=Start.EARLIEST)
+        found = await topic.call(subscription.subscription.dispatch, "undertaker", 1_000, now_ms=now_ms())
+        return [each.message for each in found]
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def receiving(subscription):
+    """A task that awaits the next round, as a broker does all the time."""
+    return asyncio.create_task(subscription.next_round())
+
+
+@KINDS
+def test_asyncio_publishes_dead_letters_and_acks_them(kind):
+    async def main():
+        async with Broker(DeadLetterPolicy(0, topic="dead")) as broker:
+            subscription, positions = await broker.given_back(kind=kind, count=3)
+            sending = receiving(subscription)
+            await until(lambda: all(map(subscription.subscription.cursor.is_acked, positions)))
+            found = await broker.letters()
+            assert [each.payload for each in found] == [b"0", b"1", b"2"]
+            assert found[1].properties["ORIGIN_MESSAGE_ID"] == str(positions[1])
+            assert subscription.subscription.stats().dead_lettered_messages == 3
+            await (await broker.topics.open("orders")).publish([Message(b"next")])
+            ((_, (delivery,)),) = (await sending).deliveries
+            assert delivery.message.payload == b"next"
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def coroutine_function(taken, delivery):
+    await asyncio.sleep(0.001)
+    taken.append(delivery.message.payload)
+
+
+class CoroutineCall:
+    def __init__(self, taken):
+        self.taken = taken
+
+    async def __call__(self, delivery):
+        await coroutine_function(self.taken, delivery)
+
+
+@pytest.mark.parametrize(
+    "hand_over",
+    [
+        lambda taken: lambda delivery: taken.append(delivery.message.payload),
+        lambda taken: lambda delivery: coroutine_function(taken, delivery),
+        CoroutineCall,
+    ],
+    ids=["function", "function that returns an awaitable", "object with a coroutine"],
+)
+def test_asyncio_hands_over_by_a_function_or_a_coroutine(hand_over):
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over(taken))) as broker:
+            subscription, (position,) = await broker.given_back()
+            sending = receiving(subscription)
+            await until(lambda: subscription.subscription.cursor.is_acked(position))
+            assert taken == [b"0"]
+            assert not sending.done()
+
+    taken = []
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_hand_over_that_is_awaited_ends_before_the_ack_and_holds_up_nobody():
+    async def hand_over(delivery):
+        begun.append(delivery.message.payload)
+        await may_end.wait()
+
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+            subscription, (position, _) = await broker.given_back(count=2)
+            sending = receiving(subscription)
+            await until(lambda: begun == [b"0", b"1"])
+            await (await broker.topics.open("orders")).publish([Message(b"next")])
+            assert len((await sending).deliveries) == 1
+            await broker.given_back("other")
+            sending = receiving(subscription)
+            await asyncio.sleep(1.2)  # It is not begun again, although that is when one that failed is.
+            assert not sending.done()
+            assert not subscription.subscription.cursor.is_acked(position)
+            assert begun == [b"0", b"1"]
+            may_end.set()
+            await until(lambda: subscription.subscription.cursor.is_acked(position))
+
+    begun, may_end = [], asyncio.Event()
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_functions_that_wait_for_the_loop_do_not_exhaust_the_threads():
+    """Each of many topics publishes its dead letter with a call that blocks its thread until the loop has done it."""
+
+    async def main():
+        def hand_over(delivery):
+            message = Message(delivery.message.payload)
+            asyncio.run_coroutine_threadsafe(dead[0].publish([message]), loop).result()
+
+        loop, dead = asyncio.get_running_loop(), []
+        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+            dead.append(await broker.topics.open("dead"))
+            found = [await broker.given_back(f"t{number}") for number in range(40)]
+            sending = [receiving(subscription) for subscription, _ in found]
+            await until(
+                lambda: all(subscription.subscription.cursor.is_acked(position) for subscription, (position,) in found)
+            )
+            assert len(await broker.letters()) == 40
+            assert not any(each.done() for each in sending)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_functions_are_called_for_one_message_of_a_subscription_at_a_time():
+    def hand_over(_):
+        assert busy.acquire(blocking=False)
+        time.sleep(0.002)
+        busy.release()
+
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+            subscription, positions = await broker.given_back(count=10)
+            sending = receiving(subscription)
+            await until(lambda: all(map(subscription.subscription.cursor.is_acked, positions)))
+            assert not sending.done()
+
+    busy = threading.Lock()
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_hand_over_that_fails_is_tried_again_in_a_second(caplog):
+    async def hand_over(_):
+        tried_ms.append(now_ms())
+        if len(tried_ms) < 3:
+            raise OSError("the topic of dead letters is away")
+
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+            subscription, (position,) = await broker.given_back()
+            sending = receiving(subscription)
+            await until(lambda: subscription.subscription.cursor.is_acked(position))
+            assert not sending.done()
+
+    tried_ms = []
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert [later - earlier >= 990 for earlier, later in pairwise(tried_ms)] == [True, True]
+    assert caplog.text.count("the topic of dead letters is away") == 2
+
+
+def test_a_seek_during_a_hand_over_brings_the_message_again():
+    async def hand_over(_):
+        begun.set()
+        await may_end.wait()
+
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+            subscription, (position,) = await broker.given_back()
+            sending = receiving(subscription)
+            await begun.wait()
+            await subscription.seek(position)
+            ((_, (delivery,)),) = (await sending).deliveries
+            assert (delivery.position, delivery.redelivery_count) == (position, 0)
+            may_end.set()
+            await asyncio.sleep(0.02)
+            assert not subscription.subscription.cursor.is_acked(position)
+
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_the_end_waits_for_letters_that_are_being_published_and_for_no_others(monkeypatch, is_published):
+    async def hand_over(_):
+        begun.set()
+        await asyncio.sleep(3_600)
+
+    async def main():
+        policy = DeadLetterPolicy(0, topic="dead") if is_published else DeadLetterPolicy(0, hand_over)
+        async with Broker(policy, store=store) as broker:
+            subscription, _ = await broker.given_back()
+            await broker.topics.open("dead")
+            if is_published:
+                append_all = type(store.ledgers).append_all
+
+                def slow(*arguments):
+                    begun.set()
+                    time.sleep(0.05)
+                    return append_all(*arguments)
+
+                monkeypatch.setattr(type(store.ledgers), "append_all", slow)
+            sending = receiving(subscription)
+            await asyncio.to_thread(begun.wait, 10)
+        assert sending.exception() is not None
+
+    async def again():
+        async with Broker(None, store=MemoryStore(store.disk)) as broker:
+            subscription = await (await broker.topics.open("orders")).subscribe("s")
+            return subscription.subscription.cursor.backlog, len(await broker.letters())
+
+    store, begun = MemoryStore(), threading.Event()
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert asyncio.run(again()) == ((0, 1) if is_published else (1, 0))
+
+
+def test_a_message_that_no_consumer_received_is_no_dead_letter(monkeypatch):
+    async def main():
+        async with Broker(DeadLetterPolicy(1, taken.append), store=store) as broker:
+            topic = await broker.topics.open("orders")
+            subscription = await topic.subscribe("s")
+            await subscription.consumer_opened("ann", permits=1)
+            await topic.publish([Message(b"x")])
+            read = type(store.ledgers).read
+
+            def slow(*arguments):
+                reached.set()
+                time.sleep(0.01)
+                return read(*arguments)
+
+            monkeypatch.setattr(type(store.ledgers), "read", slow)
+            for _ in range(5):
+                reached.clear()
+                sending = receiving(subscription)
+                await asyncio.to_thread(reached.wait, 1)
+                sending.cancel()
+                assert isinstance((await asyncio.gather(sending, return_exceptions=True))[0], asyncio.CancelledError)
+            ((_, (delivery,)),) = (await subscription.next_round()).deliveries
+            assert (delivery.redelivery_count, taken) == (0, [])
+
+    store, reached, taken = MemoryStore(), threading.Event(), []
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_subscriptions_that_are_opened_together_publish_dead_letters_too():
+    topics = Topics(MemoryStore(), settings=to_topic())
+    topics.open_all(["orders"], now_ms=0)
+    subscription = topics.subscribe_all({"orders": [SubscriptionRequest("s")]}, now_ms=0)["orders", "s"]
+    topics["orders"].publish([Message(b"x")], now_ms=0)
+    given_back(subscription)
+    subscription.dispatch("ann", 1, now_ms=0)
+    assert len(letters(topics)) == 1
