@@ -54,7 +54,7 @@ class RoundsMachine(RuleBasedStateMachine):
         ),
         old_s=st.sampled_from([0, 0, 1]),
         names=st.sampled_from(["", "ab", "abc"]),
-        is_eager=st.booleans(),
+        is_eager=st.sampled_from([False, True, True]),
     )
     def open(
         self, *, kind=SubscriptionType.SHARED, turn=20, round_max=1_000, look_ahead=20_000, limits=None, old_s=0,
@@ -162,13 +162,17 @@ class RoundsMachine(RuleBasedStateMachine):
         self.has = {each: name for each, name in self.has.items() if each > number}
 
     @precondition(lambda self: self.has)
-    @rule(pick=PICKS, delay_ms=st.sampled_from([0, 0, 5, 50]))
-    def nack(self, pick=0, delay_ms=0):
+    @rule(pick=PICKS, delay_ms=st.sampled_from([0, 0, 5, 50]), looks_later=st.booleans())
+    def nack(self, pick=0, delay_ms=0, looks_later=False):
+        """Give a message back, and perhaps look when its time has come whether more can be sent than anyone said."""
         number = sorted(self.has)[pick % len(self.has)]
         self.subscription.nack(self.topic.positions[number], delay_ms=delay_ms, now_ms=self.now_ms)
         gone = [each for each in self.has if each >= number] if self.kind.is_single_active else [number]
         for each in gone:
             del self.has[each]
+        if looks_later:
+            self.wait(delay_ms)
+            self.sent_in_round()
 
     @rule(name=st.sampled_from(NAMES))
     def redeliver_all(self, name="a"):
