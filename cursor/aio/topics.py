@@ -33,7 +33,7 @@ class AsyncTopics:
 
     To be used in one event loop. At the end of ``async with``, also if the task is cancelled as by Ctrl-C, no publish
     is accepted any more, those under way are finished, and everything is persisted: nothing that was acked is
-    redelivered.
+    redelivered. SIGTERM cancels no task by itself: docs/embedding.md has a handler that does.
 
     Args:
         store: Where they are stored; stays open. It must be safe for concurrent use, as all stores of this package are.

@@ -231,7 +231,6 @@ class SubscriptionDispatch(SubscriptionReports):
         """Undo the last `dispatch_all`, whose messages no consumer received; no other call may have come since."""
         with self._lock:
             self._rounds.withdraw()
-            self._waiter.wake()
 
     def _hand_over_by(self, begin: Callable[[Delivery], object]) -> DeadLetterPolicy | None:
         """From now on only begin to hand a dead letter over, with locks held; return the policy, None without one.
@@ -259,7 +258,6 @@ class SubscriptionDispatch(SubscriptionReports):
             if sender.begun.get(delivery.position) is delivery:
                 del sender.begun[delivery.position]
                 sender.handed_over(delivery, now_ms=self._at(now_ms))
-                self._waiter.wake()
 
     def _hand_over_failed(self, delivery: Delivery) -> None:
         """Let a dead letter be handed over again; no-op if that has ended, or a seek came since."""

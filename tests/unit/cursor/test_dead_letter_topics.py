@@ -87,10 +87,10 @@ def test_a_topic_does_not_get_its_own_dead_letters():
     """The settings of all topics do not apply to the topic that they name; to ask for it is a mistake."""
     topics = Topics(MemoryStore(), settings=to_topic())
     dead = topics.open("dead", now_ms=0)
-    dead.publish([Message(b"x")], now_ms=0)
+    positions = dead.publish([Message(b"x")], now_ms=0)
     subscription = dead.subscribe("s", start=Start.EARLIEST, now_ms=0)
     for _ in range(3):
-        assert len(given_back(subscription)) == 1
+        assert given_back(subscription) == positions
     with pytest.raises(ValueError, match="must go to another topic"):
         dead.subscribe("t", options=options(DeadLetterPolicy(0, topic="dead")), now_ms=0)
     assert [each.name for each in dead.stored_subscriptions()] == ["s"]
@@ -350,9 +350,9 @@ def test_functions_that_wait_for_the_loop_do_not_exhaust_the_threads():
 
 def test_functions_are_called_for_one_message_of_a_subscription_at_a_time():
     def hand_over(_):
-        assert busy.acquire(blocking=False)
+        busy.append("begun")
         time.sleep(0.002)
-        busy.release()
+        busy.append("ended")
 
     async def main():
         async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
@@ -361,8 +361,9 @@ def test_functions_are_called_for_one_message_of_a_subscription_at_a_time():
             await until(lambda: all(map(subscription.subscription.cursor.is_acked, positions)))
             assert not sending.done()
 
-    busy = threading.Lock()
+    busy = []
     asyncio.run(asyncio.wait_for(main(), 30))
+    assert busy == ["begun", "ended"] * 10
 
 
 def test_a_hand_over_that_fails_is_tried_again_in_a_second(caplog):
@@ -437,6 +438,47 @@ def test_the_end_waits_for_letters_that_are_being_published_and_for_no_others(mo
     store, begun = MemoryStore(), threading.Event()
     asyncio.run(asyncio.wait_for(main(), 30))
     assert asyncio.run(again()) == ((0, 1) if is_published else (1, 0))
+
+
+def test_the_end_waits_for_the_ack_of_a_letter_that_was_handed_over():
+    async def hand_over(_):
+        await topic[0].alone.acquire()  # for a call that takes long
+        asyncio.get_running_loop().call_later(0.05, topic[0].alone.release)
+        handed_over.set()
+
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over), store=store) as broker:
+            subscription, _ = await broker.given_back()
+            topic.append(await broker.topics.open("orders"))
+            sending = receiving(subscription)
+            await handed_over.wait()
+        assert sending.exception() is not None
+        return subscription.subscription.cursor.backlog
+
+    store, topic, handed_over = MemoryStore(), [], asyncio.Event()
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == 0
+
+
+def test_a_deleted_subscription_calls_its_hand_overs_off():
+    async def hand_over(_):
+        begun.set()
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            called_off.set()
+            raise
+
+    async def main():
+        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+            subscription, _ = await broker.given_back()
+            sending = receiving(subscription)
+            await begun.wait()
+            await (await broker.topics.open("orders")).unsubscribe("s")
+            await asyncio.wait_for(called_off.wait(), 10)
+        assert sending.exception() is not None
+
+    begun, called_off = asyncio.Event(), asyncio.Event()
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_message_that_no_consumer_received_is_no_dead_letter(monkeypatch):
