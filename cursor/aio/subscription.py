@@ -204,7 +204,11 @@ class AsyncSubscription(CursorListener):
         def begin() -> None:
             task = self._loop.create_task(self._hand_over(delivery))
             self._hand_overs.add(task)
-            task.add_done_callback(self._hand_overs.discard)
+            task.add_done_callback(ended)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._hand_overs.discard(task)
+            self.subscription._hand_over_failed(delivery)
 
         self._call_soon(begin)
 
@@ -220,8 +224,6 @@ class AsyncSubscription(CursorListener):
                     "dead letter %s of topic %r could not be handed over for subscription %r, and waits: %s",
                     delivery.position, self._topic.name, self._name, error,
                 )  # fmt: skip
-        finally:
-            self.subscription._hand_over_failed(delivery)
 
     async def _pass_on(self, delivery: Delivery) -> None:
         policy = self._dead_letters

@@ -90,6 +90,8 @@ class AsyncTopic:
         self._requests.append(request)
         if self._publishing is None:
             self._publishing = loop.create_task(self._publish_requests())
+            # Not by the task itself: a loop that ends cancels all its tasks, also one that has not begun.
+            self._publishing.add_done_callback(self._answer_left)
         return await finished(request.positions)
 
     async def subscribe(self, name: str, **wanted: Unpack[RequestedFields]) -> AsyncSubscription:
@@ -152,13 +154,15 @@ class AsyncTopic:
             subscription.closed()
 
     async def _publish_requests(self) -> None:
-        try:
-            while self._requests:
-                taken, self._requests = self._requests, []
-                await self._publish(taken)
-        finally:
+        while self._requests:
+            taken, self._requests = self._requests, []
+            await self._publish(taken)
+        self._publishing = None
+
+    def _answer_left(self, publishing: asyncio.Task[None]) -> None:
+        if self._publishing is publishing:
             self._publishing = None
-            for each in self._requests:  # The loop ends, and cancels all its tasks.
+            for each in self._requests:
                 each.positions.cancel()
             self._requests.clear()
 

@@ -62,6 +62,8 @@ class Workers:
         self._waiting.append((publication, appended))
         if self._appending is None:
             self._appending = loop.create_task(self._append_waiting())
+            # Not by the task itself: a loop that ends cancels all its tasks, also one that has not begun.
+            self._appending.add_done_callback(self._answer_left)
         return await finished(appended)
 
     async def close(self) -> None:
@@ -72,23 +74,25 @@ class Workers:
         await asyncio.to_thread(self._pool.shutdown)
 
     async def _append_waiting(self) -> None:
-        try:
-            while self._waiting:
-                taken, self._waiting = self._waiting, []
-                try:
-                    outcomes = await self.run(append_publications, [publication for publication, _ in taken])
-                except Exception as error:
-                    for _, appended in taken:
-                        appended.set_exception(error)
-                except BaseException:
-                    self._waiting += taken
-                    raise
-                else:
-                    for (_, appended), outcome in zip(taken, outcomes, strict=True):
-                        appended.set_result(outcome)
-        finally:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            try:
+                outcomes = await self.run(append_publications, [publication for publication, _ in taken])
+            except Exception as error:
+                for _, appended in taken:
+                    appended.set_exception(error)
+            except BaseException:
+                self._waiting += taken
+                raise
+            else:
+                for (_, appended), outcome in zip(taken, outcomes, strict=True):
+                    appended.set_result(outcome)
+        self._appending = None
+
+    def _answer_left(self, appending: asyncio.Task[None]) -> None:
+        if self._appending is appending:
             self._appending = None
-            for _, appended in self._waiting:  # The loop ends, and cancels all its tasks.
+            for _, appended in self._waiting:
                 appended.cancel()
             self._waiting.clear()
 

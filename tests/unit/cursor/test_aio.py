@@ -649,6 +649,26 @@ async def first_after_restart(store):
         return (await subscribed(topics)).subscription.cursor.mark_delete_position.entry_id + 1
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_loop_that_ends_just_after_a_publish_began_hangs_nowhere(steps):
+    async def broker():
+        async with opened(store) as topics:
+            topic = await topics.open("t")
+            begun.set()
+            await asyncio.gather(*(topic.publish([Message(b"x")]) for _ in range(3)))
+            await asyncio.sleep(3_600)
+
+    async def main():
+        running.append(asyncio.create_task(broker()))
+        await begun.wait()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+    store, running, begun = MemoryStore(), [], asyncio.Event()
+    asyncio.run(main())
+    assert running[0].cancelled()
+
+
 def test_a_loop_that_ends_while_all_is_closed_persists_all_the_same(monkeypatch):
     async def broker():
         topics = AsyncTopics(store, clock=MovedClock(), tick_ms=3_600_000)
