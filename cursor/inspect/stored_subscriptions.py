@@ -18,7 +18,7 @@ from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ackstate.cursor.dispatch.consumers import SubscriptionType
     from ackstate.cursor.journal.recovery import StoredCursor
@@ -46,7 +46,12 @@ class StoredSubscription(NamedTuple):
 
 
 def stored_subscriptions(
-    store: Store, topic: str, *, ledgers: LedgerMap | None = None, owners: Iterable[str] | None = None
+    store: Store,
+    topic: str,
+    *,
+    ledgers: LedgerMap | None = None,
+    owners: Iterable[str] | None = None,
+    besides: Collection[str] = (),
 ) -> list[StoredSubscription]:
     """Return the subscriptions of a topic, sorted by name, those that cannot be read too.
 
@@ -57,6 +62,7 @@ def stored_subscriptions(
         topic: The name of the topic; a topic without subscriptions, or an unknown one, has none.
         ledgers: Those of the topic's message log, if the caller has it open. By default, reads them from the store.
         owners: ``store.ledgers.owners()``, if the caller lists many topics and so reads it once for all of them.
+        besides: The names of subscriptions that are left out, and not read.
 
     Raises:
         TypeError, ValueError: The topic is no text, or is empty.
@@ -68,7 +74,8 @@ def stored_subscriptions(
     check_name("topic", topic)
     if ledgers is None:
         ledgers = message_log_ledgers(store, topic)
-    found = (_read(store, path, ledgers) for path in subscription_paths(store, topic, owners=owners))
+    paths = subscription_paths(store, topic, owners=owners)
+    found = (_read(store, path, ledgers) for path in paths if subscription_name(path) not in besides)
     return sorted((each for each in found if each is not None), key=lambda each: each.name)
 
 

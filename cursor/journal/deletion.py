@@ -29,6 +29,8 @@ from ackstate.errors import CorruptStateError
 from ackstate.position import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ackstate.cursor.store import MetadataStore, Store
 
 _ATTEMPTS = 10
@@ -84,7 +86,17 @@ def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
 
     Complexity: O(its ledgers); in some stores O(ledgers of the store).
     """
-    path = cursor_path(topic, subscription)
+    return delete_cursor(store, cursor_path(topic, subscription))
+
+
+def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lambda: None) -> bool:
+    """Delete the cursor of a path as `delete_subscription`.
+
+    Args:
+        store: Where.
+        path: The cursor's path in the metadata store.
+        check: Raises if the caller may no longer delete it. A cursor that is opened after that call is not deleted.
+    """
     is_marked = False
     for _ in range(_ATTEMPTS):
         # Listed before the record is put. If another owner creates the cursor again and these include a ledger of it,
@@ -93,6 +105,7 @@ def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
         found = _find(store.metadata, path)
         if found is None and not any(leftovers):
             return is_marked
+        check()
         if is_marked and found is not None and not found.is_deleted:
             return True  # A new subscription was created meanwhile.
         version = _mark_deleted(store, path, found)

@@ -158,6 +158,13 @@ class Journal:
         """Whether the next write must begin a new ledger because none can be appended to."""
         return self._open_ledger is None
 
+    def has_record(self) -> bool:
+        """Return whether the record in the store is this owner's; False, too, for one that cannot be read."""
+        with suppress(CorruptStateError, UnsupportedVersionError):
+            found = self.store.metadata.get(self.path)
+            return found is not None and self._is_ours(found.data)
+        return False
+
     @property
     def entry_count(self) -> int:
         """How many entries the ledger holds that is appended to."""
@@ -203,8 +210,11 @@ class Journal:
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         encoded = self._encode(content) if shared is None else encode_shared(shared)
+        is_created = self._version == ABSENT
         ledger_id = yield from self._new_ledger(encoded)
         yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        if is_created:
+            self._check_not_deleted_meanwhile(ledger_id)
         yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
@@ -436,7 +446,10 @@ class Journal:
     def _is_ours(self, encoded: bytes) -> bool:
         record = decode_record(encoded).record
         ledger_id = record.cursor_ledger_id
-        return record.term == self._term and (ledger_id in self._made | {None, self._pointed_at})
+        # Until a record of this owner was put, one without a ledger of its own is that of a deletion, or of another
+        # that creates the cursor: their terms may be the same.
+        is_known = ledger_id in self._made or (self._has_record and ledger_id in {None, self._pointed_at})
+        return record.term == self._term and is_known
 
     def fenced(self) -> CursorFencedError:
         """Return the error for a cursor that another owner has opened."""
@@ -454,6 +467,19 @@ class Journal:
             found = self.store.metadata.get(self.path)
             if found is None or decode_record(found.data).record.is_deleted:
                 raise self.fenced()
+
+    def _check_not_deleted_meanwhile(self, ledger_id: int) -> None:
+        """Take back the record of a new cursor if its ledger is gone.
+
+        No version tells a subscription that never was from one that another owner deleted meanwhile, with the ledgers
+        that it found.
+        """
+        try:
+            self.store.ledgers.last(ledger_id)
+        except LedgerNotFoundError as error:
+            with suppress(VersionMismatchError):
+                self.store.metadata.delete(self.path, expected_version=self._version)
+            raise self.fenced() from error
 
     def _delete_unnamed(self, ledger_id: int) -> Steps[None]:
         """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted.

@@ -98,6 +98,15 @@ def abandon(cursor: ManagedCursor) -> None:
         persister.closed = True
 
 
+def has_record(cursor: ManagedCursor) -> bool:
+    """Return whether the store has the record of this cursor, and not that of a later owner or of a deletion.
+
+    Raises:
+        StoreError: The storage failed.
+    """
+    return cursor._persister.journal.has_record()
+
+
 def promote(persister: Persister, record_bytes_max: int, *, now_ms: int) -> PersistResult:
     """Persist, also young acks; see `ManagedCursor.promote`."""
     check_count("record_bytes_max", record_bytes_max, least=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ackstate.cursor.inspect.stored_subscriptions import subscription_name, subscription_paths
-from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.inspect.stored_subscriptions import subscription_paths
+from ackstate.cursor.journal.deletion import delete_cursor
 from ackstate.cursor.steps import run
 from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner, log_path
 from ackstate.cursor.topic_name import check_name
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def delete_topic(store: Store, topic: str) -> bool:
     """Delete a topic with all of its subscriptions. Owners that have it open are fenced.
 
-    First the log is taken over. Then the subscriptions are deleted, then the messages from the lowest ledger on, and
-    last the record of the log. So a crash leaves a topic that opens, with fewer subscriptions or messages, or none.
+    First the log is taken over. Then the subscriptions are deleted, then all messages at once, and last the record of
+    the log. So a crash leaves a topic that opens, with fewer subscriptions or without messages, or none. If another
+    owner opens the topic before the messages are deleted, it keeps them, and the subscriptions that are left.
 
     Its policies stay, and so do delay buckets, which are where the caller has put them.
 
@@ -29,19 +30,19 @@ def delete_topic(store: Store, topic: str) -> bool:
     Raises:
         TypeError, ValueError: The topic is no text, or is empty.
         UnsupportedVersionError: A newer release wrote the record of the log or of a subscription.
-        LogFencedError: Another owner has opened the topic meanwhile.
+        LogFencedError: Another owner has opened the topic meanwhile; some subscriptions may be deleted, no message is.
         StoreError, CorruptStateError: The storage failed; a part may be deleted. Call again, or open the topic.
 
     Complexity: O(ledgers of the store).
     """
     check_name("topic", topic)
-    names = sorted(map(subscription_name, subscription_paths(store, topic)))
+    paths = sorted(subscription_paths(store, topic))
     is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
-    if not names and not is_stored:
+    if not paths and not is_stored:
         return False
     ownership = run(store, LogOwnership.take_over(store, topic))
-    for name in names:
-        delete_subscription(store, topic=topic, subscription=name)
+    for path in paths:
+        delete_cursor(store, path, check=ownership.check)
     ownership.delete()
     return True
 

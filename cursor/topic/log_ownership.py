@@ -6,7 +6,11 @@ owner can neither append nor begin a ledger, at any step, and an open fences one
 
 A trim names the first ledger that stays in the record, and deletes the ledgers below it after that. So an earlier
 owner cannot trim either, ledgers that a crash leaves over are no longer part of the log, and it does not matter when
-they are deleted. The record also has the sizes of closed ledgers, so that no open needs to read them.
+they are deleted. The record also has the sizes of closed ledgers, so that no open needs to read them, and the times of
+the last publish to each, which no message has: its own time is the producer's.
+
+An owner that finds out that it is none any more deletes nothing, not even a ledger that it has just created: the next
+owner has it in its log, as an empty one, or will. Its trims delete it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import google_crc32c
 from ackstate.cursor.steps import run
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.cursor.writes import CreateLedger, FenceLedger, PutValue
-from ackstate.errors import CorruptStateError, LogFencedError, UnsupportedVersionError
+from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
 from ackstate.wire.native_reader import CHECKSUM, corrupt
 
 if TYPE_CHECKING:
@@ -35,11 +39,11 @@ ROOT = "/message-logs"
 MAGIC = b"ACKL"
 VERSION = 2
 LEDGER_SIZES_MAX = 4_096
-"""The most ledgers whose sizes a record has, 64 KiB: it is written whenever a ledger begins."""
+"""The most ledgers whose sizes and times a record has, 128 KiB: it is written whenever a ledger begins."""
 
 _RECORD = struct.Struct("<4sB3xQQ")  # magic, version, reserved, term, open ledger
 _TRIMMED = struct.Struct("<QI")  # first ledger, number of sizes
-_LEDGER_SIZE = struct.Struct("<QQ")  # ledger, bytes
+_OF_LEDGER = struct.Struct("<QQ")  # ledger, and its bytes or its time
 _SIZE_MIN = _RECORD.size + CHECKSUM.size
 _NO_LEDGER = 2**64 - 1
 _WHAT = "message log record"
@@ -54,12 +58,14 @@ class LogRecord(NamedTuple):
         open_ledger_id: The only ledger that may be appended to; None if all are closed.
         first_ledger_id: Ledgers below it were trimmed; those that are left of them are to be deleted.
         ledger_sizes: Bytes of the entries of closed ledgers, by ledger id, rising. Any may be missing.
+        published_ms: The owner's time at the last publish to a closed ledger, likewise.
     """
 
     term: int
     open_ledger_id: int | None
     first_ledger_id: int = 0
     ledger_sizes: tuple[tuple[int, int], ...] = ()
+    published_ms: tuple[tuple[int, int], ...] = ()
 
 
 def encode_log_record(record: LogRecord) -> bytes:
@@ -67,7 +73,7 @@ def encode_log_record(record: LogRecord) -> bytes:
     ledger_id = _NO_LEDGER if record.open_ledger_id is None else record.open_ledger_id
     covered = _RECORD.pack(MAGIC, VERSION, record.term, ledger_id)
     covered += _TRIMMED.pack(record.first_ledger_id, len(record.ledger_sizes))
-    covered += b"".join(_LEDGER_SIZE.pack(*each) for each in record.ledger_sizes)
+    covered += b"".join(_OF_LEDGER.pack(*each) for each in (*record.ledger_sizes, *record.published_ms))
     return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 
@@ -91,22 +97,27 @@ def decode_log_record(data: bytes) -> LogRecord:
         corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
     if version < 1 or any(data[5:8]):
         corrupt(4, f"version 1 to {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
-    trimmed = (0, ()) if version == 1 and end == _RECORD.size else _decode_trimmed(data[:end])
+    trimmed = (0, (), ()) if version == 1 and end == _RECORD.size else _decode_trimmed(data[:end])
     return LogRecord(term, None if ledger_id == _NO_LEDGER else ledger_id, *trimmed)
 
 
-def _decode_trimmed(covered: bytes) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return the first ledger and the sizes of a record from version 2 on."""
+def _decode_trimmed(covered: bytes) -> tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """Return the first ledger, the sizes and the times of a record from version 2 on."""
     at = _RECORD.size + _TRIMMED.size
     if covered[4] == 1 or len(covered) < at:
         corrupt(_RECORD.size, "the length of its version", f"{len(covered)} bytes", what=_WHAT)
     first_ledger_id, count = _TRIMMED.unpack_from(covered, _RECORD.size)
-    if len(covered) != at + count * _LEDGER_SIZE.size:
-        corrupt(at, f"the sizes of {count} ledgers", f"{len(covered) - at} bytes", what=_WHAT)
-    sizes = tuple(_LEDGER_SIZE.iter_unpack(covered[at:]))
-    if any(one[0] >= other[0] for one, other in pairwise(sizes)):
-        corrupt(at, "ledger ids that rise", f"{[ledger_id for ledger_id, _ in sizes][:8]}", what=_WHAT)
-    return first_ledger_id, sizes
+    times_at = at + count * _OF_LEDGER.size
+    if len(covered) < times_at or (len(covered) - times_at) % _OF_LEDGER.size:
+        corrupt(at, f"the sizes of {count} ledgers, then times", f"{len(covered) - at} bytes", what=_WHAT)
+    return first_ledger_id, _decode_ledgers(covered, at, times_at), _decode_ledgers(covered, times_at, len(covered))
+
+
+def _decode_ledgers(covered: bytes, at: int, end: int) -> tuple[tuple[int, int], ...]:
+    found = tuple(_OF_LEDGER.iter_unpack(covered[at:end]))
+    if any(one[0] >= other[0] for one, other in pairwise(found)):
+        corrupt(at, "ledger ids that rise", f"{[ledger_id for ledger_id, _ in found][:8]}", what=_WHAT)
+    return found
 
 
 @final
@@ -158,11 +169,14 @@ class LogOwnership:
         """The record as this owner wrote it last."""
         return self._record
 
-    def begin_ledger(self, ledger_sizes: Mapping[int, int], *, first_ledger_id: int) -> Steps[int]:
+    def begin_ledger(
+        self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int
+    ) -> Steps[int]:
         """Create a ledger that this owner may append to until it is closed, and return its id.
 
         Args:
-            ledger_sizes: The known sizes of closed ledgers, in bytes, by ledger id, rising.
+            ledger_sizes: The known sizes of ledgers, in bytes, by ledger id.
+            published_ms: The known times of the last publishes to them.
             first_ledger_id: The first ledger that was not trimmed.
 
         Raises:
@@ -174,16 +188,19 @@ class LogOwnership:
             raise self.fenced()
         if self._created is None:
             self._created = yield CreateLedger(log_owner(self._topic))
-        yield from self._write(self._created, ledger_sizes, first_ledger_id)
+        yield from self._write(self._created, ledger_sizes, published_ms, first_ledger_id)
         self._open_ledger_id, self._created = self._created, None
         return self._open_ledger_id
 
-    def trim(self, ledger_sizes: Mapping[int, int], *, first_ledger_id: int) -> None:
+    def trim(self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int) -> None:
         """Note that the ledgers below one are no longer part of the log: from then on they may be deleted.
+
+        It is written even if the record names that ledger already: so the log is still this owner's.
 
         Args:
             ledger_sizes: As for `begin_ledger`.
-            first_ledger_id: The first ledger that stays. No-op if the record names it already.
+            published_ms: Likewise.
+            first_ledger_id: The first ledger that stays.
 
         Raises:
             LogFencedError: Another owner has opened the log.
@@ -191,8 +208,7 @@ class LogOwnership:
         """
         if self._is_fenced:
             raise self.fenced()
-        if first_ledger_id != self._record.first_ledger_id:
-            run(self._store, self._write(self._open_ledger_id, ledger_sizes, first_ledger_id))
+        run(self._store, self._write(self._open_ledger_id, ledger_sizes, published_ms, first_ledger_id))
 
     def close_ledger(self) -> Steps[int | None]:
         """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open.
@@ -210,36 +226,63 @@ class LogOwnership:
         self._open_ledger_id = None
         return last
 
-    def delete(self) -> None:
-        """Delete the log: its ledgers, the lowest first, and then its record.
+    def check(self) -> None:
+        """Raise `LogFencedError` if another owner has opened the log, `StoreError` if it cannot be found out."""
+        found = self._store.metadata.get(log_path(self._topic))
+        if found is None or (found.version != self._version and found.data not in self._in_doubt):
+            raise self.fenced()
 
-        A crash leaves a log that has lost messages from its beginning, or nothing.
+    def delete(self) -> None:
+        """Delete the log: all of it is trimmed, then its ledgers are deleted, the lowest first, and then its record.
+
+        A crash leaves the log as it was, or an empty one, or nothing. An owner that opens the log after the trim has a
+        new one.
 
         Raises:
-            LogFencedError: Another owner has opened the log meanwhile.
+            LogFencedError: Another owner has opened the log meanwhile; nothing was deleted.
             CorruptStateError, StoreError: The storage failed; a part may be deleted.
         """
-        for ledger_id in self._store.ledgers.owned_by(log_owner(self._topic)):
-            self._store.ledgers.delete(ledger_id)
-        try:
+        ledgers = self._store.ledgers
+        owned = ledgers.owned_by(log_owner(self._topic))
+        self.trim({}, {}, first_ledger_id=max((self._record.first_ledger_id, *(each + 1 for each in owned))))
+        for ledger_id in owned:
+            ledgers.delete(ledger_id)
+        with suppress(VersionMismatchError):
             self._store.metadata.delete(log_path(self._topic), expected_version=self._version)
-        except VersionMismatchError as error:
-            raise self.fenced() from error
         self._is_fenced = True
 
     def fenced(self) -> LogFencedError:
         """Give up the log for good, and return the error for its callers."""
         self._is_fenced = True
         if self._created is not None:
-            # No record names it, so it is empty. Where the storage refuses, an empty ledger stays in the log.
-            with suppress(StoreError, CorruptStateError):
-                self._store.ledgers.delete(self._created)
+            # The record of another owner may name it, or its log may have it.
             self._created = None
+            with suppress(AckStateError):
+                self._delete_if_deleted()
         return LogFencedError(f"the message log of topic {self._topic!r} has been opened by another owner since")
 
-    def _write(self, open_ledger_id: int | None, ledger_sizes: Mapping[int, int], first_ledger_id: int) -> Steps[None]:
-        sizes = tuple(ledger_sizes.items())[-LEDGER_SIZES_MAX:]
-        record = LogRecord(self._record.term, open_ledger_id, first_ledger_id, sizes)
+    def _delete_if_deleted(self) -> None:
+        """Delete the empty ledgers of a topic that has been deleted: no one may ever open it again."""
+        ledgers = self._store.ledgers
+        if self._store.metadata.get(log_path(self._topic)) is None:
+            owned = ledgers.owned_by(log_owner(self._topic))
+            if owned and all(ledgers.last(ledger_id) < 0 for ledger_id in owned):
+                LogOwnership(self._store, self._topic, record=LogRecord(1, None), version=ABSENT).delete()
+
+    def _write(
+        self,
+        open_ledger_id: int | None,
+        ledger_sizes: Mapping[int, int],
+        published_ms: Mapping[int, int],
+        first_ledger_id: int,
+    ) -> Steps[None]:
+        sizes, times = (
+            tuple(sorted((ledger_id, number) for ledger_id, number in known.items() if ledger_id != open_ledger_id))
+            for known in (ledger_sizes, published_ms)
+        )
+        record = LogRecord(
+            self._record.term, open_ledger_id, first_ledger_id, sizes[-LEDGER_SIZES_MAX:], times[-LEDGER_SIZES_MAX:]
+        )
         try:
             self._version = yield from self._put(encode_log_record(record))
         except CorruptStateError as error:

@@ -19,7 +19,7 @@ from ackstate.cursor.topic.message import NO_DELAY, Message, checked_messages, d
 from ackstate.cursor.topic.sole_use import SoleUse
 from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, CorruptStateError
-from ackstate.integers import check_count, check_within
+from ackstate.integers import check_count, check_within, integer
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, positions_of
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
 
 _COUNT_END = 2**32
+_TIME_MS_MAX = 2**63 - 1
 BYTES_PER_LEDGER_MAX = 2_048 << 20
 """The bytes after which a ledger is closed, unless the caller that opens a log sets another limit."""
 
@@ -92,6 +93,8 @@ class MessageLog:
         topic: The name of the topic.
         ledgers: How many entries each ledger holds; the topic's cursors are opened with it.
         sizes: How many bytes each ledger holds.
+        published_ms: The latest time at which a publish to a ledger was begun, by the clock of the log's owner; without
+            the ledgers whose time is not known.
         store: Where the ledgers live.
         sole_use: Held while `ledgers` is changed.
     """
@@ -102,6 +105,7 @@ class MessageLog:
         self.topic = topic
         self.ledgers = LedgerMap.from_counts(counts)
         self.sizes = LedgerSizes(store, self.ledgers, record.ledger_sizes)
+        self.published_ms = {each: time_ms for each, time_ms in record.published_ms if self.ledgers.has_ledger(each)}
         self.store = store
         self.sole_use = SoleUse(f"the message log of topic {topic!r}")
         self._publishing = SoleUse(f"publish of topic {topic!r}")
@@ -122,6 +126,7 @@ class MessageLog:
         topic: str,
         entries_per_ledger_max: int = 50_000,
         bytes_per_ledger_max: int = BYTES_PER_LEDGER_MAX,
+        now_ms: int | None = None,
     ) -> MessageLog:
         """Open a topic's log and take it over from its owner, or create it if the store has none.
 
@@ -134,38 +139,50 @@ class MessageLog:
                 ``managedLedgerMaxEntriesPerLedger``.
             bytes_per_ledger_max: Likewise for a ledger whose entries have this many bytes; Pulsar's
                 ``managedLedgerMaxSizePerLedgerMbytes``, whose default is 2,048 MiB.
+            now_ms: The present. A ledger of which it is not known when the last publish was, as the owner before
+                crashed, counts as published to until now, or until the next one of which it is known.
 
         Raises:
-            TypeError: The topic is no text, or a limit no integer.
-            ValueError: The topic is empty, or a limit below 1, or that on entries above 2**32.
+            TypeError: The topic is no text, or a number no integer.
+            ValueError: The topic is empty, or a limit below 1, or that on entries above 2**32, or the time negative.
             UnsupportedVersionError: A newer release has opened the log; nothing was changed.
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
         steps = cls.opening(
-            store, topic=topic, entries_per_ledger_max=entries_per_ledger_max, bytes_per_ledger_max=bytes_per_ledger_max
-        )
+            store, topic=topic, entries_per_ledger_max=entries_per_ledger_max,
+            bytes_per_ledger_max=bytes_per_ledger_max, now_ms=now_ms,
+        )  # fmt: skip
         return run(store, steps)
 
     @classmethod
     def opening(
-        cls, store: Store, *, topic: str, entries_per_ledger_max: int, bytes_per_ledger_max: int
+        cls,
+        store: Store,
+        *,
+        topic: str,
+        entries_per_ledger_max: int,
+        bytes_per_ledger_max: int,
+        now_ms: int | None,
     ) -> Steps[MessageLog]:
         """Open a topic's log as `open`, in steps that can be taken together with those of other logs."""
         check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
         check_count("bytes_per_ledger_max", bytes_per_ledger_max, least=1)
+        now_ms = _checked_time(now_ms)
         ownership = yield from LogOwnership.take_over(store, topic)
         record = ownership.record
         trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
         counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
         room = 0
         if not counts:
-            first = yield from ownership.begin_ledger({}, first_ledger_id=record.first_ledger_id)
+            first = yield from ownership.begin_ledger({}, {}, first_ledger_id=record.first_ledger_id)
             counts, room, record = {first: 0}, entries_per_ledger_max, record._replace(ledger_sizes=((first, 0),))
         log = cls(store, topic, counts, record, ownership)
         log._entries_per_ledger_max, log._room, log._trimmed = entries_per_ledger_max, room, trimmed
         log._bytes_per_ledger_max = bytes_per_ledger_max
+        if now_ms is not None:
+            log.date_ledgers(now_ms=now_ms)
         with suppress(StoreError, CorruptStateError):  # Garbage, which the next trim deletes.
             log._delete_trimmed()
         return log
@@ -202,20 +219,25 @@ class MessageLog:
         """Report each later publish to a listener; no-op if it is registered. The log holds no reference to it."""
         self._listeners.add(listener)
 
-    def publish(self, messages: Sequence[Message]) -> list[Position]:
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
 
         A batch that does not fit into the open ledger begins a new one, and may itself be larger than a ledger's limit.
 
+        Args:
+            messages: They are stored as they are.
+            now_ms: The present, from which a `Retention` counts the age of the ledger. Without it, the age counts from
+                the next trim.
+
         Raises:
-            TypeError: `messages` is no sequence of `Message`, or a field of a message is of another type.
+            TypeError: `messages` is no sequence of `Message`, or a field of a message or the time is of another type.
             ValueError: A number is out of range, or the log was opened by `find`.
             LogFencedError: Another owner has opened the log; nothing was appended, and nothing ever will be.
             StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
                 were stored nevertheless are in the log from the next append, or the next open, on.
         """
         with self._publishing:
-            publication = self.prepare(messages)
+            publication = self.prepare(messages, now_ms=now_ms)
             if not publication.entries:
                 return []
             try:
@@ -227,28 +249,43 @@ class MessageLog:
             raise outcome
         return outcome
 
-    def prepare(self, messages: Sequence[Message]) -> Publication:
+    def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
         """Return the next messages, encoded for the open ledger; one with too little room for them is closed.
 
         Raises:
             As `publish`; nothing is stored.
         """
-        return run(self.store, self.preparing(messages))
+        return run(self.store, self.preparing(messages, now_ms=now_ms))
 
-    def preparing(self, messages: Sequence[Message]) -> Steps[Publication]:
+    def preparing(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Steps[Publication]:
         """Return the next messages as `prepare`, in steps that can be taken together with those of other logs."""
-        messages = checked_messages(messages)
+        messages, now_ms = checked_messages(messages), _checked_time(now_ms)
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:
             if contents and self._room < len(contents):
                 yield from self._begin_ledger(ownership)
         ledger_id = self.ledgers.current_ledger_id
+        if contents and now_ms is None:
+            self.published_ms.pop(ledger_id, None)
+        elif contents and now_ms is not None:
+            # Now, since an append whose outcome is unknown may have happened.
+            self.published_ms[ledger_id] = max(now_ms, self.published_ms.get(ledger_id, now_ms))
         return Publication(self, messages, [(ledger_id, content) for content in contents])
 
     def has_room_for(self, count: int) -> bool:
         """Return whether a number of entries fits into the open ledger; else publishing them begins another."""
         return self._room >= count
+
+    def date_ledgers(self, *, now_ms: int) -> None:
+        """Note that all publishes so far were before a time.
+
+        From then on a ledger of unknown time counts as published to until now, or until the next one of known time. So
+        does one of a later time, as the clock went back: else it would be kept for as long as the clock was wrong.
+        """
+        latest_ms = now_ms
+        for ledger_id in reversed(list(self.ledgers)):
+            latest_ms = self.published_ms[ledger_id] = min(now_ms, self.published_ms.get(ledger_id, latest_ms))
 
     def end_ledger(self) -> None:
         """Make the next batch begin a new ledger, unless the open one is empty. It costs nothing until then."""
@@ -284,9 +321,12 @@ class MessageLog:
                 # In memory before the record: if it is unknown whether that was written, no cursor can go back to them.
                 self.ledgers.trim(before)
                 self.sizes.trim()
+                for ledger_id in leaving:
+                    self.published_ms.pop(ledger_id, None)
                 self._trimmed += leaving
             if self._trimmed:
-                ownership.trim(self.sizes.known, first_ledger_id=self.ledgers.first_ledger_id)
+                first_ledger_id = self.ledgers.first_ledger_id
+                ownership.trim(self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id)
                 self._delete_trimmed()
         return len(leaving)
 
@@ -327,7 +367,10 @@ class MessageLog:
         if last is not None:
             self._count_up_to(last, published=0)
         first_ledger_id = self.ledgers.first_ledger_id
-        ledger_id = yield from ownership.begin_ledger(self.sizes.known, first_ledger_id=first_ledger_id)
+        ownership.check()  # Before a ledger is created that an owner who was fenced may not delete.
+        ledger_id = yield from ownership.begin_ledger(
+            self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id
+        )
         self.ledgers.roll(ledger_id)
         self.sizes.begin(ledger_id)
         self._room = self._entries_per_ledger_max
@@ -385,6 +428,13 @@ def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
         end = entry_id + 1
     if recent_id >= 0:
         yield recent_id, first, end
+
+
+def _checked_time(now_ms: int | None) -> int | None:
+    if now_ms is not None:
+        now_ms = integer("now_ms", now_ms)
+        check_within("now_ms", now_ms, least=0, most=_TIME_MS_MAX, unit="milliseconds")
+    return now_ms
 
 
 def _following(position: Position) -> Position:

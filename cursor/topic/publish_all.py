@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def publish_all(
-    batches: Iterable[tuple[MessageLog | TopicPublisher | Topic, Sequence[Message]]], *, now_ms: int = 0
+    batches: Iterable[tuple[MessageLog | TopicPublisher | Topic, Sequence[Message]]], *, now_ms: int | None = None
 ) -> list[list[Position] | AckStateError]:
     """Append messages to the logs of many topics with one sync; those of one topic all or none.
 
@@ -47,10 +47,7 @@ def publish_all(
         return []
     outcomes: dict[int, list[Position] | AckStateError] = {}
     prepared: dict[int, Publication] = {}
-    steps = [
-        target.preparing(messages) if isinstance(target, MessageLog) else target.preparing(messages, now_ms=now_ms)
-        for target, messages in batches
-    ]
+    steps = [target.preparing(messages, now_ms=now_ms) for target, messages in batches]
     for number, outcome in enumerate(run_all(logs[0].store, steps)):
         if isinstance(outcome, AckStateError):
             outcomes[number] = outcome

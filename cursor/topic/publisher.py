@@ -127,21 +127,21 @@ class TopicPublisher:
         self._counters = counters
         counters.add_topic(topic)
 
-    def publish(self, messages: Sequence[Message], *, now_ms: int = 0) -> list[Position]:
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
 
         Args:
             messages: Those without a publish time are published at `now_ms`.
-            now_ms: The present; 0 leaves such messages without a publish time.
+            now_ms: The present, for `MessageLog.publish`, too; None leaves such messages without a publish time.
 
         Raises:
             DeliveryDelayExceededError: One of them has more than the maximum delay. None is stored; all that exceed the
                 maximum are counted.
             TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
-        return self._append(self._decide(messages, now_ms))
+        return self._append(self._decide(messages, now_ms), now_ms)
 
-    def prepare(self, messages: Sequence[Message], *, now_ms: int = 0) -> Publication:
+    def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
         """Return messages at their delivery times for `publish_all`; see `MessageLog.prepare`.
 
         Raises:
@@ -149,23 +149,23 @@ class TopicPublisher:
         """
         return run(self.log.store, self.preparing(messages, now_ms=now_ms))
 
-    def preparing(self, messages: Sequence[Message], *, now_ms: int = 0) -> Steps[Publication]:
+    def preparing(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Steps[Publication]:
         """Return messages as `prepare`, in steps that can be taken together with those of other topics."""
         decided = self._decide(messages, now_ms)
-        publication = yield from self.log.preparing(decided.messages)
+        publication = yield from self.log.preparing(decided.messages, now_ms=now_ms)
         return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
 
     def begin_transaction(self) -> PublishTransaction:
         """Return a transaction whose messages are appended together, when it is committed."""
         return PublishTransaction(self._decide, self._append)
 
-    def _append(self, decided: _Decided) -> list[Position]:
-        positions = self.log.publish(decided.messages)
+    def _append(self, decided: _Decided, now_ms: int | None = None) -> list[Position]:
+        positions = self.log.publish(decided.messages, now_ms=now_ms)
         self._count(OVERRIDDEN, decided.overridden)
         return positions
 
-    def _decide(self, messages: Sequence[Message], now_ms: int) -> _Decided:
-        now_ms = integer("now_ms", now_ms)
+    def _decide(self, messages: Sequence[Message], now_ms: int | None) -> _Decided:
+        now_ms = 0 if now_ms is None else integer("now_ms", now_ms)
         check_within("now_ms", now_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
         policies = self._policies()
         refusal: DeliveryDelayExceededError | None = None
@@ -201,7 +201,7 @@ class PublishTransaction:
 
     def __init__(
         self,
-        decide: Callable[[Sequence[Message], int], _Decided],
+        decide: Callable[[Sequence[Message], int | None], _Decided],
         append: Callable[[_Decided], list[Position]],
     ) -> None:
         self._decide = decide
@@ -210,12 +210,12 @@ class PublishTransaction:
         self._overridden = 0
         self._ended_by: str | None = None
 
-    def publish(self, messages: Sequence[Message], *, now_ms: int = 0) -> None:
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> None:
         """Add messages, all or none; the transaction continues if they are refused.
 
         Args:
             messages: As for `TopicPublisher.publish`.
-            now_ms: Likewise.
+            now_ms: Likewise, but it is not that of the commit, which `MessageLog.publish` is given none of.
 
         Raises:
             DeliveryDelayExceededError: One of them has more than the maximum delay; all that do are counted.

@@ -2,7 +2,8 @@
 
 A ledger is needed until every subscription that the store has for the topic has acked all of it durably, whether the
 subscription is open or not. One that cannot be read may have acked nothing: it needs every ledger. Without any
-subscription, no ledger is needed, as in Pulsar. In addition, `Retention` keeps a minimum of size and of age.
+subscription, no ledger is needed, as in Pulsar. In addition, `Retention` keeps a minimum of size and of age, by the
+clock of the log's owner: the publish time of a message is its producer's.
 
 Source: ``ManagedLedgerImpl.internalTrimLedgers`` and ``BacklogQuotaManager`` of Apache Pulsar.
 """
@@ -11,15 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.cursor.inspect.stored_subscriptions import stored_subscriptions
-from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.cursor.persist.persist_all import has_record
+from ackstate.errors import AckStateError
 from ackstate.integers import check_within, integer
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.topic.message_log import MessageLog
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     MarkDeletes = Mapping[str, Position | None]
 
 _BYTES_END = 2**63
+_NO_CURSORS: Mapping[str, ManagedCursor] = MappingProxyType({})
 
 
 class BacklogQuotaExceededError(AckStateError):
@@ -48,13 +52,13 @@ class BacklogPolicy(Enum):
 class Retention:
     """How much of a topic's log is kept although every subscription has acked it, and how large its backlog may be.
 
-    A ledger is deleted once the rest of the log has `size_bytes` and all of its messages are older than `age_ms`: both
+    A ledger is deleted once the rest of the log has `size_bytes` and the last publish to it is `age_ms` ago: both
     minimums hold. (Pulsar deletes when either is reached, and requires -1 for the one that is not to count.)
 
     Attributes:
         size_bytes: The least bytes of entries to keep; Pulsar's ``retentionSizeInMB``.
-        age_ms: How long to keep a ledger at least, by the publish time of its last message; Pulsar's
-            ``retentionTimeInMinutes``.
+        age_ms: How long to keep a ledger at least after the last publish to it, by the times that the broker passes to
+            publishes and trims; Pulsar's ``retentionTimeInMinutes``. Messages' own publish times do not count.
         backlog_bytes_max: The limit of the backlog of the slowest subscription, included; None for no limit. Pulsar's
             backlog quota.
         backlog_policy: The consequence of a backlog above that limit.
@@ -96,6 +100,8 @@ class BacklogReport(NamedTuple):
         held_from: The first of those entries; None where `held_by` is.
         unreadable: Subscriptions that cannot be read, sorted. Each counts as one that has acked nothing.
         bytes_max: `Retention.backlog_bytes_max`.
+        retained_ledger_id: The first ledger that the retention keeps and no subscription needs, nor one before it: from
+            there on the retention keeps the log. None if there is none.
     """
 
     entry_count: int
@@ -106,6 +112,16 @@ class BacklogReport(NamedTuple):
     held_from: Position | None
     unreadable: tuple[str, ...]
     bytes_max: int | None
+    retained_ledger_id: int | None = None
+
+    def __str__(self) -> str:
+        text = f"backlog of {self.entry_count} entries in {self.byte_count} bytes"
+        if self.held_by is not None:
+            text += f", which subscription {self.held_by!r} needs from {self.held_from} on"
+        text += f"; log of {self.log_entry_count} entries in {self.log_byte_count} bytes"
+        if self.retained_ledger_id is not None:
+            text += f", which the retention keeps from ledger {self.retained_ledger_id} on"
+        return text
 
     @property
     def is_exceeded(self) -> bool:
@@ -125,14 +141,22 @@ class BacklogReport(NamedTuple):
             )
 
 
-def stored_mark_deletes(log: MessageLog) -> dict[str, Position | None]:
+def stored_mark_deletes(log: MessageLog, cursors: Cursors = _NO_CURSORS) -> dict[str, Position | None]:
     """Return the durable mark-delete position of each stored subscription, by name; None for one that is unreadable.
+
+    Args:
+        log: The log.
+        cursors: Open cursors, by name, whose positions need not be read: only whether the store still has their
+            records, or else another owner has the subscription, or has deleted it.
 
     Raises:
         As `stored_subscriptions`, with the same cost.
     """
-    found = stored_subscriptions(log.store, log.topic, ledgers=log.ledgers)
-    return {each.name: each.mark_delete for each in found}
+    own = {name: cursor for name, cursor in cursors.items() if has_record(cursor)}
+    others = stored_subscriptions(log.store, log.topic, ledgers=log.ledgers, besides=own.keys())
+    return {each.name: each.mark_delete for each in others} | {
+        name: cursor.persisted_mark_delete_position for name, cursor in own.items()
+    }
 
 
 def trim_log(
@@ -148,21 +172,34 @@ def trim_log(
         retention: How much to keep beyond the messages that the subscriptions need.
         cursors: **Every** open cursor of the topic, by the name of its subscription. After a seek that failed, the
             store may have a higher position than the one at which the cursor continues.
-        now_ms: The present.
+        now_ms: The present, 0 or more.
         stored: As `stored_mark_deletes` returns them, at least those of the subscriptions that are not open. By
-            default they are read from the store.
+            default they are read from the store, if there is a ledger that the retention does not keep.
 
     Raises:
         As `MessageLog.trim`; and as `stored_subscriptions`, then nothing was deleted.
 
-    Complexity: O(ledgers); reads one entry of each ledger that is deleted if `age_ms` is set, and the whole of a ledger
-        of unknown size if `size_bytes` is (`LedgerSizes`).
+    Complexity: O(ledgers); reads the whole of a ledger of unknown size if `size_bytes` is set (`LedgerSizes`).
     """
+    return trim_behind(log, retention, lambda: _mark_deletes(log, cursors, stored), now_ms=now_ms)
+
+
+def trim_behind(log: MessageLog, retention: Retention, mark_deletes: Callable[[], MarkDeletes], *, now_ms: int) -> int:
+    """Trim a log as `trim_log`.
+
+    Args:
+        log: As there.
+        retention: As there.
+        mark_deletes: Called if the retention does not keep everything; returns the position of each subscription.
+        now_ms: As there.
+    """
+    check_within("now_ms", now_ms := integer("now_ms", now_ms), least=0, most=_BYTES_END - 1, unit="milliseconds")
+    log.date_ledgers(now_ms=now_ms)
     keep_from = log.ledgers.first_ledger_id
     needed_from: int | None = None
-    for ledger_id in _not_retained(log, retention, now_ms=integer("now_ms", now_ms)):
+    for ledger_id in _not_retained(log, retention, now_ms=now_ms):
         if needed_from is None:
-            needed_from = _needed_from(log, _mark_deletes(log, cursors, stored))
+            needed_from = _needed_from(log, mark_deletes())
         following = log.ledgers.find_next_ledger(ledger_id)
         if ledger_id >= needed_from or following is None:
             break
@@ -171,15 +208,21 @@ def trim_log(
 
 
 def backlog_report(
-    log: MessageLog, retention: Retention, cursors: Cursors, *, stored: MarkDeletes | None = None
+    log: MessageLog,
+    retention: Retention,
+    cursors: Cursors,
+    *,
+    stored: MarkDeletes | None = None,
+    now_ms: int | None = None,
 ) -> BacklogReport:
     """Return how much of a log its subscriptions need, and which of them needs most.
 
     Args:
         log: The log.
-        retention: Has the limit.
+        retention: Has the limit, and the minimums that the log is kept for.
         cursors: As for `trim_log`.
         stored: As for `trim_log`.
+        now_ms: The present; without it, no ledger counts as older than `Retention.age_ms`.
 
     Raises:
         As `stored_subscriptions`, if `stored` is None.
@@ -208,6 +251,7 @@ def backlog_report(
         lowest,
         tuple(sorted(name for name, mark_delete in mark_deletes.items() if mark_delete is None)),
         retention.backlog_bytes_max,
+        _retained_from(log, retention, lowest, now_ms=now_ms),
     )
 
 
@@ -232,16 +276,21 @@ def is_backlog_exceeded(log: MessageLog, retention: Retention, mark_deletes: Ite
 
 
 def _mark_deletes(log: MessageLog, cursors: Cursors, stored: MarkDeletes | None) -> MarkDeletes:
-    """Return the durable mark-delete position of every subscription: that of an open cursor, else the stored one."""
+    """Return the durable mark-delete position of every subscription, also of open cursors of another store."""
     of_open = {name: cursor.persisted_mark_delete_position for name, cursor in cursors.items()}
-    return {**(stored_mark_deletes(log) if stored is None else stored), **of_open}
+    return of_open | stored_mark_deletes(log, cursors) if stored is None else {**stored, **of_open}
 
 
-def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int) -> Iterator[int]:
-    """Yield the ledgers that the retention does not keep, lowest first.
+def _retained_from(log: MessageLog, retention: Retention, lowest: Position | None, *, now_ms: int | None) -> int | None:
+    """Return the first ledger that the retention keeps, unless a subscription needs it or one before it."""
+    not_retained = set(_not_retained(log, retention, now_ms=now_ms))
+    needed_from = log.ledgers.current_ledger_id if lowest is None else lowest.ledger_id
+    kept = next(ledger_id for ledger_id in log.ledgers if ledger_id not in not_retained)
+    return kept if kept < needed_from else None
 
-    A ledger whose last message cannot be read is passed over: it is kept as long as the one after it.
-    """
+
+def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int | None) -> Iterator[int]:
+    """Yield the closed ledgers that the retention does not keep, lowest first."""
     closed = [ledger_id for ledger_id in log.ledgers if ledger_id != log.ledgers.current_ledger_id]
     rest = log.sizes.whole if closed and retention.size_bytes else 0
     for ledger_id in closed:
@@ -249,12 +298,9 @@ def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int) -> Iter
             rest -= log.sizes.of(ledger_id)
             if rest < retention.size_bytes:
                 return
-        if retention.age_ms and (entry_count := log.ledgers.entry_count(ledger_id)):
-            try:
-                (newest,) = log.read([Position(ledger_id, entry_count - 1)])
-            except CorruptStateError:
-                continue
-            if now_ms - newest.publish_time_ms < retention.age_ms:
+        if retention.age_ms and log.ledgers.entry_count(ledger_id):
+            published_ms = log.published_ms.get(ledger_id)
+            if now_ms is None or published_ms is None or now_ms - published_ms < retention.age_ms:
                 return
         yield ledger_id
 

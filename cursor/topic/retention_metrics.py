@@ -94,13 +94,19 @@ def backlog_families(reports: Iterable[tuple[str, BacklogReport]]) -> list[Gauge
     """Return the metrics of topics, by name; also for a collector that has its own list of topics.
 
     ``ackstate_topic_backlog_entries`` has the subscription that holds the messages as a label, and no value for a topic
-    without a backlog. Names and labels of Pulsar mean the same here.
+    without a backlog. ``ackstate_topic_retained_ledger`` has no value if the retention keeps no ledger. Names and labels of
+    Pulsar mean the same here.
     """
     families = [GaugeMetricFamily(name, meaning, labels=_TOPIC) for name, meaning, _ in _NUMBERS]
     held = GaugeMetricFamily(
         "ackstate_topic_backlog_entries",
         "Entries from the first one on that this subscription, the slowest of the topic, has not acked durably.",
         labels=(*_TOPIC, "subscription"),
+    )
+    retained = GaugeMetricFamily(
+        "ackstate_topic_retained_ledger",
+        "The first ledger that the retention keeps although no subscription needs it, nor one before it.",
+        labels=_TOPIC,
     )
     for topic, report in reports:
         parts = parse_topic(topic)
@@ -109,4 +115,6 @@ def backlog_families(reports: Iterable[tuple[str, BacklogReport]]) -> list[Gauge
             family.add_metric(labels, number(report))
         if report.held_by is not None:
             held.add_metric((*labels, report.held_by), report.entry_count)
-    return [*families, held]
+        if report.retained_ledger_id is not None:
+            retained.add_metric(labels, report.retained_ledger_id)
+    return [*families, held, retained]

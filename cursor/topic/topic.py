@@ -12,7 +12,7 @@ from ackstate.cursor.steps import run, run_all
 from ackstate.cursor.topic.ledger_age import LedgerAge
 from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.cursor.topic.publisher import TopicPublisher
-from ackstate.cursor.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_log
+from ackstate.cursor.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
 from ackstate.cursor.topic.settings import TopicSettings, delay_policies, delay_tick_ms
 from ackstate.cursor.topic.start import Start, StartTime
 from ackstate.cursor.topic.subscribing import RequestedFields, SubscriptionRequest, open_subscription
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.topic.retention import BacklogReport
     from ackstate.position import Position
 
-_TRIM_AGAIN_MS = 60_000
+_LOOK_AGAIN_MS = 60_000
 
 __all__ = ["Start", "StartTime", "Topic", "TopicSettings"]
 
@@ -77,8 +77,8 @@ class Topic:
         self._latest_ms = now_ms
         self._ledger_age = LedgerAge(log, settings.ledger_rollover_ms, now_ms=now_ms)
         self._trim_attempt: tuple[int, ...] | None = None
-        # Of stored subscriptions; None before the first report. Those of open ones may be outdated or missing.
-        self._mark_deletes: dict[str, Position | None] | None = None
+        # As they were read last, and when; None if one was opened, closed or deleted since.
+        self._mark_deletes: tuple[int, dict[str, Position | None]] | None = None
 
     @classmethod
     def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:
@@ -105,7 +105,7 @@ class Topic:
         """Open or create a topic as `open`, in steps that can be taken together with those of other topics."""
         now_ms = integer("now_ms", now_ms)
         tick_ms = delay_tick_ms(settings, name)
-        log = yield from MessageLog.opening(store, topic=name, **settings.log_limits)
+        log = yield from MessageLog.opening(store, topic=name, now_ms=now_ms, **settings.log_limits)
         return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
 
     @property
@@ -125,7 +125,7 @@ class Topic:
 
         Args:
             messages: Those without a publish time are published at `now_ms`.
-            now_ms: The present.
+            now_ms: The present, from which the retention counts the age of the ledger.
 
         Raises:
             TopicClosedError: The topic is closed.
@@ -135,7 +135,7 @@ class Topic:
         self._before_publish(now_ms=now_ms)
         return self.publisher.publish(messages, now_ms=now_ms)
 
-    def preparing(self, messages: Sequence[Message], *, now_ms: int) -> Steps[Publication]:
+    def preparing(self, messages: Sequence[Message], *, now_ms: int | None) -> Steps[Publication]:
         """Return messages for `publish_all`, in steps that can be taken together with those of other topics.
 
         Raises:
@@ -150,15 +150,30 @@ class Topic:
         reads = settings.policies is not None or settings.retention.refuses_publish
         return not reads and not self._ledger_age.is_over(now_ms=now_ms) and self.log.has_room_for(count)
 
-    def _before_publish(self, *, now_ms: int) -> None:
+    def _before_publish(self, *, now_ms: int | None) -> None:
         """Check that messages may be published, and end the open ledger if it is old."""
         if self._ledger_age.is_over(now_ms=self._at(now_ms)):
             self.log.end_ledger()
-        retention = self.settings.retention
-        if retention.refuses_publish and is_backlog_exceeded(
-            self.log, retention, self._durable_mark_deletes().values()
-        ):
+        if self.settings.retention.refuses_publish and self._is_backlog_exceeded():
+            # The store decides: a subscription may have been deleted, or acked more, without this topic.
             self.backlog_report().check(self.name)
+
+    def _is_backlog_exceeded(self) -> bool:
+        """Return whether the backlog seems to be above its limit, by subscriptions that were read a minute ago at most.
+
+        They are read only while the whole log is above it.
+        """
+        log, retention = self.log, self.settings.retention
+        if retention.backlog_bytes_max is None or log.sizes.whole <= retention.backlog_bytes_max:
+            return False
+        if self._mark_deletes is None or abs(self._latest_ms - self._mark_deletes[0]) >= _LOOK_AGAIN_MS:
+            self._read_mark_deletes()
+        assert self._mark_deletes is not None
+        _, found = self._mark_deletes
+        of_open = {
+            name: each.persisted_mark_delete_position for name, each in self._open_cursors().items() if name in found
+        }
+        return is_backlog_exceeded(log, retention, (found | of_open).values())
 
     def subscribe(self, name: str, *, now_ms: int, **wanted: Unpack[RequestedFields]) -> Subscription:
         """Open a subscription where it is stored, or create it; return the same object if it is open already.
@@ -206,6 +221,7 @@ class Topic:
         if opened is not None:
             check_type(request.kind, opened.kind, subscription=name)
             return opened
+        self._mark_deletes = None
         subscription = yield from open_subscription(
             self.log,
             request,
@@ -237,9 +253,8 @@ class Topic:
             As `delete_subscription`; if that fails, an open subscription stays open, and may be fenced.
         """
         now_ms = self._at(now_ms)
+        self._mark_deletes = None
         is_found = delete_subscription(self.store, topic=self.name, subscription=name)
-        if self._mark_deletes is not None:
-            self._mark_deletes.pop(name, None)
         subscription = self._remove(name)
         if subscription is not None:
             abandon(subscription.cursor)
@@ -271,7 +286,7 @@ class Topic:
         """
         now_ms = self._at(now_ms)
         self._trim_attempt = self._trim_state(now_ms=now_ms)
-        return trim_log(self.log, self.settings.retention, self._open_cursors(), now_ms=now_ms)
+        return trim_behind(self.log, self.settings.retention, self._read_mark_deletes, now_ms=now_ms)
 
     def may_trim(self, *, now_ms: int) -> bool:
         """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
@@ -282,21 +297,20 @@ class Topic:
         return state is not None and state != self._trim_attempt
 
     def backlog_report(self) -> BacklogReport:
-        """Return how much of the log its subscriptions need, and which of them needs most.
+        """Return how much of the log its stored subscriptions need and which of them needs most, at the latest call.
 
         Raises:
             As `ackstate.cursor.topic.retention.backlog_report`.
 
-        Complexity: O(ledgers and subscriptions); the first call reads the subscriptions that are not open.
+        Complexity: O(ledgers), and as `stored_subscriptions`.
         """
-        return backlog_report(self.log, self.settings.retention, {}, stored=self._durable_mark_deletes())
+        retention, stored = self.settings.retention, self._read_mark_deletes()
+        return backlog_report(self.log, retention, {}, stored=stored, now_ms=self._latest_ms)
 
-    def _durable_mark_deletes(self) -> dict[str, Position | None]:
-        """Return the durable mark-delete position of every subscription, open or not; None for an unreadable one."""
-        if self._mark_deletes is None:
-            self._mark_deletes = stored_mark_deletes(self.log)
-        of_open = {name: each.persisted_mark_delete_position for name, each in self._open_cursors().items()}
-        return self._mark_deletes | of_open
+    def _read_mark_deletes(self) -> dict[str, Position | None]:
+        found = stored_mark_deletes(self.log, self._open_cursors())
+        self._mark_deletes = self._latest_ms, found
+        return found
 
     def _open_cursors(self) -> dict[str, ManagedCursor]:
         return {name: each.cursor for name, each in self.subscriptions.items()}
@@ -307,11 +321,16 @@ class Topic:
         first_ledger_id, current_ledger_id = ledgers.first_ledger_id, ledgers.current_ledger_id
         if first_ledger_id == current_ledger_id:
             return None
-        durable = [each.cursor.persisted_mark_delete_position for each in self.copy_subscriptions().values()]
+        known = None if self._mark_deletes is None else self._mark_deletes[1]
+        durable = [
+            each.cursor.persisted_mark_delete_position
+            for name, each in self.copy_subscriptions().items()
+            if known is None or name in known
+        ]
         lowest = ledgers.next_valid(min(durable)).ledger_id if durable else current_ledger_id
         if lowest <= first_ledger_id:
             return None
-        return first_ledger_id, current_ledger_id, lowest, now_ms // _TRIM_AGAIN_MS
+        return first_ledger_id, current_ledger_id, lowest, now_ms // _LOOK_AGAIN_MS
 
     @property
     def next_wake_ms(self) -> int | None:
@@ -342,9 +361,8 @@ class Topic:
 
     def _drop(self, name: str) -> None:
         """Remove a subscription that was closed from the open ones."""
-        subscription = self._remove(name)
-        if self._mark_deletes is not None and subscription is not None:
-            self._mark_deletes[name] = subscription.cursor.persisted_mark_delete_position
+        self._remove(name)
+        self._mark_deletes = None
 
     def _forget(self, *, now_ms: int) -> None:
         """Close the subscriptions whose cursors are closed, and the topic if none is left."""
@@ -366,11 +384,12 @@ class Topic:
     def __exit__(self, *_: object) -> None:
         self.close(now_ms=self._latest_ms)
 
-    def _at(self, now_ms: int) -> int:
-        """Return the time that a call gave, and remember it as the latest."""
+    def _at(self, now_ms: int | None) -> int:
+        """Return the time that a call gave, and remember it as the latest; without one, return the latest."""
         if self.is_closed:
             raise TopicClosedError(f"topic {self.name!r} is closed")
-        self._latest_ms = integer("now_ms", now_ms)
+        if now_ms is not None:
+            self._latest_ms = integer("now_ms", now_ms)
         return self._latest_ms
 
 

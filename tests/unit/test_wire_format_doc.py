@@ -148,6 +148,15 @@ def test_the_golden_log_record_of_version_2_reads_as_drawn():
     assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
 
 
+def test_the_golden_log_record_with_times_reads_as_drawn():
+    data = (GOLDEN / "log-record-v2-times.bin").read_bytes()
+    found = fields(data, "## Message log record, version 2")
+    times_at = 36 + 16 * found["sizes"]
+    assert data[36:times_at] == (GOLDEN / "log-record-v2.bin").read_bytes()[36:-4]
+    assert struct.unpack("<4Q", data[times_at:-4]) == (12, 1_790_000_000_000, 15, 1_790_000_000_500)
+    assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
+
+
 def test_a_recording_reads_as_drawn(tmp_path):
     events = [Event(1_000, EventKind.ACK, 3, 7, 9, 2), Event(1_001, EventKind.CRASH)]
     with Recorder(tmp_path) as recorder:

@@ -32,7 +32,7 @@ from ackstate.cursor.inspect.stored_holes import explain_holes
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.store import Versioned
 from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.log_ownership import decode_log_record, log_owner, log_path
+from ackstate.cursor.topic.log_ownership import decode_log_record, encode_log_record, log_owner, log_path
 from ackstate.delay import TopicDelayIndex
 
 NOTHING_KEPT = Retention()
@@ -45,7 +45,7 @@ def opened(store, *, entries_per_ledger_max=10):
 
 def publish(log, count=50, *, begin_ms=0):
     """Publish messages one by one, a millisecond apart, so that each ledger is filled."""
-    return [log.publish([Message(b"%4d" % number, publish_time_ms=begin_ms + number)])[0] for number in range(count)]
+    return [log.publish([Message(b"%4d" % number)], now_ms=begin_ms + number)[0] for number in range(count)]
 
 
 def cursor_of(store, log, name="s", *, config=None):
@@ -173,12 +173,12 @@ def test_a_refused_number_names_its_argument():
         Retention(backlog_policy="producer_exception")
 
 
-def test_a_message_that_cannot_be_read_keeps_its_ledger_as_long_as_the_next_one(topic):
+def test_a_message_that_cannot_be_read_keeps_no_ledger(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[-1])
     store.disk.ledgers[1].entries[9] = b"damage"
-    assert trim_log(log, Retention(age_ms=85), {}, now_ms=100) == 0
-    assert trim_log(log, Retention(age_ms=80), {}, now_ms=100) == 2
+    assert trim_log(log, Retention(age_ms=92), {}, now_ms=100) == 0
+    assert trim_log(log, Retention(age_ms=91), {}, now_ms=100) == 1
 
 
 def test_only_the_owner_trims(topic):
@@ -195,7 +195,7 @@ def test_only_the_owner_trims(topic):
     assert trim_log(newer, NOTHING_KEPT, {}, now_ms=0) == 4
 
 
-def test_the_age_reads_one_message_and_a_known_size_none(topic, monkeypatch):
+def test_neither_the_age_nor_a_known_size_reads_a_message(topic, monkeypatch):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[-1])
     log, read, ledgers = opened(store), [], store.ledgers
@@ -206,7 +206,7 @@ def test_the_age_reads_one_message_and_a_known_size_none(topic, monkeypatch):
     assert backlog_report(log, NOTHING_KEPT, {}, stored=marks).log_byte_count == 50 * ENTRY_BYTES
     assert read == [(6, 0, 10)]
     assert trim_log(log, Retention(size_bytes=30 * ENTRY_BYTES, age_ms=81), {}, now_ms=100, stored=marks) == 2
-    assert read == [(6, 0, 10), (1, 9, 10), (3, 9, 10)]
+    assert read == [(6, 0, 10)]
 
 
 def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
@@ -441,6 +441,167 @@ def test_a_ledger_of_unknown_size_that_is_damaged_counts_as_empty(topic, monkeyp
 
     monkeypatch.setattr(store.ledgers, "read", damaged)
     assert backlog_report(log, NOTHING_KEPT, {}, stored={}).log_byte_count == 40 * ENTRY_BYTES
+
+
+def test_a_mark_delete_before_the_empty_last_ledger_holds_nothing(topic):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    empty_id = store.ledgers.create(log_owner("t"))  # as an owner leaves it that is taken over as it begins a ledger
+    log = opened(store)
+    acked_up_to(cursor_of(store, log), Position(empty_id, -1))
+    assert backlog_report(log, NOTHING_KEPT, {}).held_by is None
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 5
+    assert ids_on_disk(store) == [empty_id]
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_the_size_of_a_ledger_that_was_open_when_another_was_trimmed_is_counted_to_its_end(topic, is_reopened):
+    store, log, cursor, positions = topic
+    acked_up_to(cursor, positions[-1])
+    publish(log, 3)
+    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
+    publish(log, 4)
+    if is_reopened:
+        log = opened(store)
+    assert backlog_report(log, NOTHING_KEPT, {}).log_byte_count == 7 * ENTRY_BYTES
+
+
+YEAR_MS = 365 * 24 * 3_600_000
+NOW_MS = 50 * YEAR_MS
+
+
+def trimmed_to(log, *, now_ms, age_ms=1_000):
+    trim_log(log, Retention(age_ms=age_ms), {}, now_ms=now_ms, stored={})
+    return list(log.ledgers)
+
+
+@pytest.mark.parametrize("publish_time_ms", [0, 1, NOW_MS - YEAR_MS, NOW_MS + 3_000, NOW_MS + YEAR_MS, 2**63 - 1])
+@pytest.mark.parametrize("odd", [range(1), range(9, 10), range(10, 20), range(30)])
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_the_age_of_a_ledger_goes_by_the_clock_of_the_broker(publish_time_ms, odd, is_reopened):
+    store = MemoryStore()
+    log = opened(store)
+    for number in range(35):
+        message = Message(b"x", publish_time_ms=publish_time_ms if number in odd else NOW_MS)
+        log.publish([message], now_ms=NOW_MS + 10 * (number // 10))
+    if is_reopened:
+        log = opened(MemoryStore(store.disk))
+    one, two, three, four = log.ledgers
+    assert trimmed_to(log, now_ms=NOW_MS + 999) == [one, two, three, four]
+    assert trimmed_to(log, now_ms=NOW_MS + 1_009) == [two, three, four]
+    assert trimmed_to(log, now_ms=NOW_MS + 1_020) == [four]
+
+
+@pytest.mark.parametrize("kind", ["time", "no time", "damaged record", "record without times"])
+def test_a_ledger_of_unknown_time_is_kept_from_when_it_is_seen_first(kind):
+    """The owner that appended to the last one crashed; or no times were given, or they were lost with the record."""
+    store = MemoryStore()
+    log = opened(store)
+    for _ in range(25):
+        log.publish([Message(b"x", publish_time_ms=1)], now_ms=None if kind == "no time" else NOW_MS)
+    path, version = log_path("t"), store.metadata.get(log_path("t")).version
+    record = decode_log_record(store.metadata.get(path).data)
+    if kind == "damaged record":
+        store.metadata.put(path, b"damage", expected_version=version)
+    elif kind == "record without times":
+        store.metadata.put(path, encode_log_record(record._replace(published_ms=())), expected_version=version)
+    opened_ms = NOW_MS + 2_000
+    log = MessageLog.open(MemoryStore(store.disk), topic="t", entries_per_ledger_max=10, now_ms=opened_ms)
+    *closed, last = log.ledgers
+    assert trimmed_to(log, now_ms=opened_ms) == ([last] if kind == "time" else [*closed, last])
+    later = log.publish([Message(b"x")], now_ms=opened_ms + 500)[0].ledger_id  # which records all times
+    for each in (log, MessageLog.open(MemoryStore(store.disk), topic="t", now_ms=opened_ms + 600)):
+        assert trimmed_to(each, now_ms=opened_ms + 999)[-2:] == [last, later]
+    assert trimmed_to(each, now_ms=opened_ms + 1_000) == [later]
+
+
+def test_without_a_time_of_publishes_and_opens_the_first_trim_counts():
+    log = opened(MemoryStore())
+    for _ in range(30):
+        log.publish([Message(b"x", publish_time_ms=1)])
+    assert len(trimmed_to(log, now_ms=NOW_MS)) == 3
+    assert len(trimmed_to(log, now_ms=NOW_MS + 999)) == 3
+    assert len(trimmed_to(log, now_ms=NOW_MS + 1_000)) == 1
+
+
+def test_a_publish_without_a_time_is_not_as_old_as_the_one_before_it():
+    log = opened(MemoryStore())
+    for number in range(11):
+        log.publish([Message(b"x")], now_ms=None if number == 9 else NOW_MS + 70 * number)
+    assert len(trimmed_to(log, now_ms=NOW_MS + 1_699)) == 2
+    assert len(trimmed_to(log, now_ms=NOW_MS + 1_700)) == 1
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_clock_that_went_back_deletes_nothing_early_and_keeps_nothing_for_long(is_reopened):
+    store = MemoryStore()
+    log = opened(store)
+    for number in range(31):
+        log.publish([Message(b"x")], now_ms=NOW_MS + (YEAR_MS if number == 15 else 0))
+    if is_reopened:
+        log = MessageLog.open(MemoryStore(store.disk), topic="t", now_ms=NOW_MS)
+    one, two, three, four = log.ledgers
+    assert trimmed_to(log, now_ms=NOW_MS + 500) == [one, two, three, four]
+    assert trimmed_to(log, now_ms=NOW_MS + 1_000) == ([four] if is_reopened else [two, three, four])
+    assert trimmed_to(log, now_ms=NOW_MS + 1_500) == [four]
+
+
+def test_a_clock_that_goes_back_within_a_ledger_makes_it_no_older():
+    log = opened(MemoryStore())
+    for number in range(11):
+        log.publish([Message(b"x")], now_ms=0 if number == 9 else NOW_MS)
+    assert len(trimmed_to(log, now_ms=NOW_MS + 999)) == 2
+    assert len(trimmed_to(log, now_ms=NOW_MS + 1_000)) == 1
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_AFTER, FaultKind.FAIL_BEFORE])
+def test_an_append_that_failed_may_have_happened_and_counts(kind):
+    store = MemoryStore()
+    log = opened(store)
+    publish(log, 9, begin_ms=NOW_MS)
+    store.inject(Fault(store.mutation_count, kind))
+    with pytest.raises(StoreError):
+        log.publish([Message(b"")], now_ms=NOW_MS + 5_000)
+    store.forget_faults()
+    log.end_ledger()
+    log.publish([Message(b"")], now_ms=NOW_MS + 5_001)
+    assert len(trimmed_to(log, now_ms=NOW_MS + 5_999)) == 2
+    assert len(trimmed_to(log, now_ms=NOW_MS + 6_000)) == 1
+
+
+def test_a_time_that_is_none_is_refused_and_changes_nothing(topic):
+    store, log, *_ = topic
+    before = ids_on_disk(store), log.ledgers.counts(), store.mutation_count
+    for wrong, error in ((-1, ValueError), (2**63, ValueError), ("1", TypeError), (1.5, TypeError)):
+        for call in (
+            lambda wrong=wrong: log.publish([Message(b"x")], now_ms=wrong),
+            lambda wrong=wrong: trim_log(log, NOTHING_KEPT, {}, now_ms=wrong, stored={}),
+            lambda wrong=wrong: MessageLog.open(store, topic="t", now_ms=wrong),
+        ):
+            with pytest.raises(error, match="now_ms"):
+                call()
+    assert (ids_on_disk(store), log.ledgers.counts(), store.mutation_count) == before
+
+
+def test_the_report_names_the_ledger_from_which_the_retention_keeps_the_log(topic):
+    _, log, cursor, positions = topic  # of ledgers 1 and 3 to 6, published to until 9, 19, 29, 39 and 49
+    acked_up_to(cursor, positions[24])
+
+    def retained(retention, now_ms=100):
+        return backlog_report(log, retention, {}, now_ms=now_ms).retained_ledger_id
+
+    assert retained(NOTHING_KEPT) is None
+    assert retained(Retention(age_ms=92)) == retained(Retention(size_bytes=50 * ENTRY_BYTES)) == 1
+    assert retained(Retention(age_ms=91)) == 3
+    assert retained(Retention(age_ms=81)) is None  # the subscription needs ledger 4
+    assert retained(Retention(age_ms=1), now_ms=None) == 1  # none has an age without a time
+    text = str(backlog_report(log, Retention(age_ms=91), {}, now_ms=100))
+    assert "25 entries in 500 bytes, which subscription 's' needs from 4:5 on" in text
+    assert "50 entries in 1000 bytes, which the retention keeps from ledger 3 on" in text
+    acked_up_to(cursor, positions[49])
+    assert retained(Retention(age_ms=62)) == 5
+    assert retained(Retention(age_ms=1)) is None  # the last one stays in any case
+    assert "retention" not in str(backlog_report(log, NOTHING_KEPT, {}))
 
 
 STORES = {"memory": lambda path: MemoryStore(), "sqlite": SqliteStore, "file": FileStore}

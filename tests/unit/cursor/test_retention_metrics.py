@@ -22,7 +22,7 @@ def registered():
 def test_a_topic_is_exported_with_its_limit_and_the_subscription_that_holds_it():
     registry, collector = registered()
     collector.add(ORDERS, lambda: BacklogReport(7, 700, 9, 900, "slow", Position(1, 2), ("x",), 600))
-    collector.add("refunds", lambda: BacklogReport(0, 0, 9, 90, None, None, (), None))
+    collector.add("refunds", lambda: BacklogReport(0, 0, 9, 90, None, None, (), None, retained_ledger_id=17))
     collector.add("damaged", lambda: 1 // 0)
     value = registry.get_sample_value
     assert [value(name, LABELS) for name in NAMES] == [900, 700, 600]
@@ -32,6 +32,8 @@ def test_a_topic_is_exported_with_its_limit_and_the_subscription_that_holds_it()
     labels = {"namespace": "", "topic": "refunds"}
     assert [value(name, labels) for name in NAMES] == [90, 0, -1]
     assert value("ackstate_topic_backlog_exceeded", labels) == 0
+    assert value("ackstate_topic_retained_ledger", labels) == 17
+    assert value("ackstate_topic_retained_ledger", LABELS) is None
     collector.remove("refunds")
     collector.remove("unknown")
     assert {sample.labels["topic"] for family in registry.collect() for sample in family.samples} == {ORDERS}

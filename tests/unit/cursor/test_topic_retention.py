@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from random import Random
 
 import pytest
@@ -11,15 +12,19 @@ from ackstate.cursor import (
     BacklogPolicy,
     BacklogQuotaExceededError,
     CursorConfig,
+    FileStore,
     ManagedCursor,
     MemoryStore,
     Message,
     Retention,
+    SqliteStore,
     Start,
     StoreError,
     Topics,
     TopicSettings,
+    publish_all,
 )
+from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.stores.memory import Fault, FaultKind
 
 SETTINGS = {"entries_per_ledger_max": 10, "cursor": CursorConfig(flush_interval_ms=0)}
@@ -105,8 +110,8 @@ def test_the_retention_of_the_settings_counts():
     topics = opened(retention=Retention(age_ms=5_000))
     topic = topics.open("t", now_ms=0)
     topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    for publish_time_ms in (1_000, 2_000, 3_000):
-        topic.publish([Message(b"", publish_time_ms=publish_time_ms)] * 10, now_ms=0)
+    for now_ms in (1_000, 2_000, 3_000):
+        topic.publish([Message(b"", publish_time_ms=1)] * 10, now_ms=now_ms)
     ack_all(topic, "s", now_ms=3_000)
     assert topics.trim(now_ms=5_999) == 0
     assert topics.trim(now_ms=66_000) == 2
@@ -151,6 +156,222 @@ def test_a_publish_above_the_limit_is_refused_and_the_next_after_acks_is_not():
     assert topic.log.ledgers.last_confirmed == before
     ack_all(topic, "s")
     assert len(publish(topic, 1)) == 1
+
+
+def last_publish_dates(publish, *, now_ms):
+    """Fill three ledgers with messages of odd times by a publish, and return how many ledgers are old in an hour."""
+    topics = opened(MemoryStore(), retention=Retention(age_ms=3_600_000))
+    topic = topics.open("t", now_ms=0)
+    for number in range(31):
+        publish(topics, topic, [Message(b"x", publish_time_ms=(1, 2**62)[number % 2])])
+    assert topic.trim(now_ms=now_ms + 3_599_999) == 0
+    return topic.trim(now_ms=now_ms + 3_600_000)
+
+
+def test_each_way_to_publish_dates_its_ledger_by_the_time_of_the_call():
+    now_ms = 10**12
+    ways = [
+        lambda _, topic, batch: topic.publish(batch, now_ms=now_ms),
+        lambda topics, _, batch: topics.publish({"t": batch}, now_ms=now_ms),
+        lambda _, topic, batch: publish_all([(topic, batch)], now_ms=now_ms),
+        lambda _, topic, batch: publish_all([(topic.publisher, batch)], now_ms=now_ms),
+        lambda _, topic, batch: publish_all([(topic.log, batch)], now_ms=now_ms),
+    ]
+    assert [last_publish_dates(way, now_ms=now_ms) for way in ways] == [3] * 5
+
+
+def in_transaction(_, topic, batch):
+    transaction = topic.publisher.begin_transaction()
+    transaction.publish(batch)
+    transaction.commit()
+
+
+@pytest.mark.parametrize(
+    "publish_without_time",
+    [lambda _, topic, batch: publish_all([(topic, batch)]), in_transaction],
+)
+def test_a_publish_without_a_time_counts_from_the_next_trim(publish_without_time):
+    topics = opened(MemoryStore(), retention=Retention(age_ms=1_000))
+    topic = topics.open("t", now_ms=10**12)
+    for _ in range(31):
+        publish_without_time(topics, topic, [Message(b"x")])
+    assert topic.trim(now_ms=10**12 + 50_000) == 0
+    assert topic.trim(now_ms=10**12 + 51_000) == 3
+
+
+@pytest.mark.parametrize("kind", [SqliteStore, FileStore])
+def test_times_outlive_a_restart_and_the_last_ledger_counts_from_the_next_open(kind, tmp_path):
+    with closing(kind(tmp_path / "store")) as store:
+        topic = opened(store).open("t", now_ms=0)
+        for number in range(25):
+            topic.publish([Message(b"x", publish_time_ms=number)], now_ms=1_000 + number // 10)
+    with closing(kind(tmp_path / "store")) as store:
+        topic = opened(store, retention=Retention(age_ms=500)).open("t", now_ms=1_400)
+        topic.publish([Message(b"x")], now_ms=9_999)
+        one, two, three, four = topic.log.ledgers
+        for now_ms, left in (
+            (1_499, [one, two, three, four]), (1_500, [two, three, four]), (1_501, [three, four]),
+            (1_899, [three, four]), (1_900, [four]),
+        ):  # fmt: skip
+            topic.trim(now_ms=now_ms)
+            assert list(topic.log.ledgers) == left
+
+
+def test_the_report_of_a_topic_names_the_ledger_that_keeps_its_log():
+    topics = opened(retention=Retention(age_ms=100))
+    topic = topics.open("t", now_ms=0)
+    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
+    for now_ms in (10, 20, 30):
+        topic.publish([Message(b"")] * 10, now_ms=now_ms)
+    first, *_ = topic.log.ledgers
+    assert topic.backlog_report().held_by == "s"
+    assert topic.backlog_report().retained_ledger_id is None
+    ack_all(topic, "s", now_ms=30)
+    assert topic.backlog_report().held_by is None
+    assert topic.backlog_report().retained_ledger_id == first
+    topic.tick(now_ms=110)
+    assert topic.backlog_report().retained_ledger_id > first
+    topic.tick(now_ms=200)
+    assert topic.backlog_report().retained_ledger_id is None
+
+
+class CountedCalls:
+    """A store that counts the calls that read: of names, records and entries."""
+
+    READS = frozenset({"get", "children", "read", "last", "owned_by", "owners"})
+
+    def __init__(self, store):
+        self.store, self.count = store, 0
+        self.ledgers, self.metadata = (_CountedPart(self, part) for part in (store.ledgers, store.metadata))
+
+
+class _CountedPart:
+    def __init__(self, store, part):
+        self._store, self._part = store, part
+
+    def __getattr__(self, name):
+        self._store.count += name in CountedCalls.READS
+        return getattr(self._part, name)
+
+
+def limited(store=None, **settings):
+    return opened(store, retention=LIMITED, entries_per_ledger_max=10**6, **settings).open("t", now_ms=0)
+
+
+def test_a_publish_reads_subscriptions_only_while_the_log_is_above_the_limit_and_once_a_minute():
+    store = CountedCalls(MemoryStore())
+    topic = limited(store)
+    for number in range(50):
+        topic.subscribe(f"closed {number}", now_ms=0).close(now_ms=0)
+    subscription = topic.subscribe("s", now_ms=0)
+    publish(topic)  # ten messages: the limit
+    before = store.count
+    for _ in range(100):
+        topic.publish([], now_ms=0)
+    assert store.count == before
+    for number in range(50):
+        topic.unsubscribe(f"closed {number}", now_ms=0)
+    for _ in range(50):
+        publish(topic, 1)
+        subscription.clear_backlog(now_ms=0)
+        subscription.cursor.persist(now_ms=0)
+    before = store.count
+    for _ in range(100):
+        topic.publish([], now_ms=59_999)
+    assert store.count == before
+    topic.publish([], now_ms=60_000)
+    once = store.count - before
+    assert 0 < once < 10
+    topic.publish([], now_ms=60_001)
+    assert store.count == before + once
+
+
+def test_a_publish_that_is_refused_reads_only_the_record_of_an_open_subscription():
+    store = CountedCalls(MemoryStore())
+    topic = limited(store)
+    for number in range(20):
+        topic.subscribe(f"{number}", start=Start.EARLIEST, now_ms=0)
+    publish(topic, 11)
+    with pytest.raises(BacklogQuotaExceededError):
+        publish(topic, 1)
+    before = store.count
+    with pytest.raises(BacklogQuotaExceededError):
+        publish(topic, 1)
+    assert store.count - before <= 25
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("by", ["deletion", "unsubscribe", "acks elsewhere"])
+def test_a_subscription_that_is_gone_or_has_acked_elsewhere_refuses_no_publish(is_open, by):
+    store = MemoryStore()
+    topic = limited(store)
+    subscription = topic.subscribe("old", start=Start.EARLIEST, now_ms=0)
+    publish(topic, 11)
+    if not is_open:
+        subscription.close(now_ms=0)
+    with pytest.raises(BacklogQuotaExceededError, match="'old'"):
+        publish(topic, 1)
+    assert topic.backlog_report().held_by == "old"
+    if by == "deletion":
+        delete_subscription(store, topic="t", subscription="old")
+    elif by == "unsubscribe":
+        topic.unsubscribe("old", now_ms=0)
+    else:
+        elsewhere = ManagedCursor.open(store, topic="t", subscription="old", ledgers=topic.log.ledgers, now_ms=0)
+        elsewhere.mark_delete(topic.log.ledgers.last_confirmed, now_ms=0)
+        elsewhere.persist(now_ms=0)
+    assert topic.backlog_report().held_by is None
+    assert publish(topic, 1)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+def test_a_subscription_whose_creation_had_an_unknown_outcome_counts_if_the_store_has_it(kind):
+    store = MemoryStore()
+    topic = limited(store)
+    publish(topic, 11)  # no subscription: no backlog
+    assert topic.backlog_report().held_by is None
+    for ahead in range(9):
+        store.inject(Fault(store.mutation_count + ahead, kind))
+    with pytest.raises(StoreError):
+        topic.subscribe("new", start=Start.EARLIEST, now_ms=0)
+    store.forget_faults()
+    topic.log.end_ledger()
+    if kind is FaultKind.FAIL_BEFORE:
+        publish(topic, 1)
+        assert topic.trim(now_ms=0) == 1
+        return
+    with pytest.raises(BacklogQuotaExceededError, match="'new'"):
+        publish(topic, 1)
+    topic.log.publish([Message(b"")])
+    assert topic.backlog_report().held_by == "new"
+    assert topic.trim(now_ms=0) == 0
+    assert len(topic.subscribe("new", now_ms=0).dispatch("c", 100, now_ms=0)) == 12
+
+
+def test_a_trim_keeps_what_another_owner_of_an_open_subscription_needs():
+    store = MemoryStore()
+    topic = opened(store).open("t", now_ms=0)
+    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
+    positions = [position for _ in range(4) for position in publish(topic)]
+    ack_all(topic, "s")
+    ManagedCursor.open(store, topic="t", subscription="s", ledgers=topic.log.ledgers, now_ms=0).reset(
+        positions[15], now_ms=0
+    )
+    assert topic.backlog_report().held_from == positions[15]
+    assert topic.trim(now_ms=0) == 1
+    assert next(iter(topic.log.ledgers)) == positions[15].ledger_id
+
+
+def test_a_subscription_that_was_deleted_while_it_is_open_holds_no_ledger():
+    store = MemoryStore()
+    topics = opened(store)
+    topic = topics.open("t", now_ms=0)
+    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
+    for _ in range(4):
+        publish(topic)
+    delete_subscription(store, topic="t", subscription="s")
+    assert topic.backlog_report().held_by is None
+    assert topics.trim(now_ms=0) == 3
 
 
 def test_the_sizes_of_ledgers_from_one_on_are_those_of_the_list():
