@@ -94,7 +94,7 @@ def backlog_families(reports: Iterable[tuple[str, BacklogReport]]) -> list[Gauge
     """Return the metrics of topics, by name; also for a collector that has its own list of topics.
 
     ``ackstate_topic_backlog_entries`` has the subscription that holds the messages as a label, and no value for a topic
-    without a backlog. ``ackstate_topic_retained_ledger`` has no value if the retention keeps no ledger. Names and labels of
+    without a backlog. ``ackstate_topic_retained_ledger`` has none if the retention keeps no ledger. Names and labels of
     Pulsar mean the same here.
     """
     families = [GaugeMetricFamily(name, meaning, labels=_TOPIC) for name, meaning, _ in _NUMBERS]

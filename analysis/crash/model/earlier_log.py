@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import CursorFencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.cursor.store import Store
@@ -28,22 +30,61 @@ class EarlierLog:
 
     def __init__(self, simulation: BrokerSimulation, *, race_count_max: int) -> None:
         self._schedule = simulation
-        self._log = simulation.message_log
+        self._log, self._store = simulation.message_log, simulation.log_store
         # A separate source, so that other events do not change.
         self._random = simulation.random_of(f"log {simulation.step_count}")
         self._race_count = self._random.choice((0, *range(race_count_max + 1)))
+        self._steps = simulation.random_of(f"log steps {simulation.step_count}")
+        self._is_slow = self._race_count > 0 and self._steps.random() < 0.2
 
     def race(self) -> None:
         """Publish occasionally while the next owner opens the log: each position is a promise to a producer."""
         if self._race_count and self._random.random() < 0.5:
             self._race_count -= 1
-            self._schedule.note("the owner before publishes")
+            self._publish(self._messages())
+
+    def be_taken_over(self, take_over: Callable[[], MessageLog]) -> MessageLog:
+        """Take the log over, mostly during the calls of the store that a publish of this owner makes, if it is slow."""
+        taken: list[MessageLog] = []
+        calls_before = self._steps.randrange(6)
+
+        def before_call() -> None:
+            nonlocal calls_before
+            calls_before -= 1
+            if calls_before < 0 and not taken:
+                taken.append(take_over())
+
+        if self._is_slow:
+            log, ownership = self._log, self._log._ownership
+            assert ownership is not None
+            store: Any = log.store
+            log.store = ownership._store = _RacedStore(store, before_call)
+            self._race_count = 0
             try:
-                append(self._schedule, self._messages(), log=self._log)
-            except CursorFencedError as error:
-                self._schedule.note(f"-> {error}")
-            else:
-                self._schedule.counts["published_in_a_race"] += 1
+                self._publish(self._messages())
+            finally:
+                log.store = ownership._store = store
+        return taken[0] if taken else take_over()
+
+    def _publish(self, messages: Sequence[Message]) -> None:
+        """Publish, sometimes with an unknown outcome of a step that begins a ledger."""
+        log, schedule, store = self._log, self._schedule, self._store
+        ownership = log._ownership
+        assert ownership is not None
+        if not log.has_room_for(len(messages)) and ownership._created is None and self._steps.random() < 0.25:
+            # Not of the append: the messages would be in the log, and no one would know.
+            ahead = self._steps.randrange(2 if ownership._open_ledger_id is None else 3)
+            schedule.note(f"[FAIL_AFTER at write {ahead} of the owner before]")
+            store.inject(Fault(store.mutation_count + ahead, FaultKind.FAIL_AFTER))
+        schedule.note("the owner before publishes")
+        try:
+            append(schedule, messages, log=log)
+        except (CursorFencedError, StoreError) as error:
+            schedule.note(f"-> {error}")
+        else:
+            schedule.counts["published_in_a_race"] += 1
+        finally:
+            store.forget_faults()
 
     def end_race(self) -> None:
         """Publish once more, and from then on only in `go_on`."""
@@ -86,7 +127,8 @@ def open_log(simulation: BrokerSimulation, store: Store, *, rival: EarlierLog | 
     limit = simulation.settings.entries_per_ledger_max
     if rival is None:
         return MessageLog.open(store, topic="t", entries_per_ledger_max=limit)
-    log = MessageLog.open(_RacedStore(store, rival.race), topic="t", entries_per_ledger_max=limit)
+    raced = _RacedStore(store, rival.race)
+    log = rival.be_taken_over(lambda: MessageLog.open(raced, topic="t", entries_per_ledger_max=limit))
     rival.end_race()
     numbered = simulation.log
     missing = [number for number in numbered.kept if numbered.positions[number] not in log.ledgers]

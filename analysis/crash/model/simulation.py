@@ -108,10 +108,10 @@ class BrokerSimulation:
 
     def open_broker(self) -> None:
         """Restart with the log, and with the state that a crash leaves."""
+        self.earlier_log = EarlierLog(self, race_count_max=self.settings.race_count_max) if self.step_count else None
         self.log_store = MemoryStore(self._log_disk)
         self.cursor_store.is_left = True
         self.cursor_store = WatchedStore(self.cursor_disk)
-        self.earlier_log = EarlierLog(self, race_count_max=self.settings.race_count_max) if self.step_count else None
         self.message_log: MessageLog = open_log(self, self.log_store, rival=self.earlier_log)
         self.broker: BrokerLimit | None = BrokerLimit(self.broker_max) if self.broker_max else None
         self._index = self._open_index() if self.settings.delay_share else None
