@@ -215,7 +215,7 @@ class PublishTransaction:
 
         Args:
             messages: As for `TopicPublisher.publish`.
-            now_ms: Likewise, but it is not that of the commit, which `MessageLog.publish` is given none of.
+            now_ms: Likewise. As the commit comes later, a retention counts the age of its ledger from the next trim.
 
         Raises:
             DeliveryDelayExceededError: One of them has more than the maximum delay; all that do are counted.

@@ -20,9 +20,11 @@ from ackstate.cursor import (
     MemoryStore,
     Message,
     MessageLog,
+    Retention,
     SqliteStore,
     StoreError,
     Subscription,
+    trim_log,
 )
 from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.stores.memory import Fault, FaultKind
@@ -93,6 +95,56 @@ def test_an_older_owner_is_fenced_and_changes_nothing(stores, entries_per_ledger
         older.publish(batch(b"lost", b"lost", b"lost"))
     newer.publish(batch(b"4"))
     assert payloads_of(newer) == payloads_of(opened(stores[1])) == [b"1", b"2", b"3", b"4"]
+
+
+class _WithPuts:
+    """A store that calls back before and after each put."""
+
+    def __init__(self, store, *, before=lambda: None, after=lambda: None):
+        self.ledgers, self.metadata = store.ledgers, self
+        self.get, self._put = store.metadata.get, store.metadata.put
+        self._before, self._after = before, after
+
+    def put(self, *args, **named):
+        self._before()
+        version = self._put(*args, **named)
+        self._after()
+        return version
+
+
+@pytest.mark.parametrize("published", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["the answer of its record is lost", "it is slow to write its record"])
+def test_a_former_owner_deletes_no_ledger_that_it_created(stores, published, kind):
+    """The next owner's log has it, at least as an empty one, and a cursor may stand before its first entry."""
+    store, newer = stores[0], []
+    log = opened(store, entries_per_ledger_max=published)
+    log.publish(batch(*[b"%d" % number for number in range(published)]))
+
+    def lose():
+        raise StoreError("the answer was lost")
+
+    def take_over():
+        if not newer:
+            newer.append(opened(stores[1]))
+
+    is_slow = kind == "it is slow to write its record"
+    log.store = log._ownership._store = _WithPuts(store, **{"before": take_over} if is_slow else {"after": lose})
+    with pytest.raises(LogFencedError if is_slow else StoreError):
+        log.publish(batch(b"lost"))
+    take_over()
+    newest_id = newer[0].ledgers.current_ledger_id
+    cursor = ManagedCursor.open(stores[1], topic="t", subscription="s", ledgers=newer[0].ledgers, now_ms=0)
+    cursor.mark_delete(Position(newest_id, -1), now_ms=0)
+    cursor.persist(now_ms=0)
+    with pytest.raises(LogFencedError):
+        log.publish(batch(b"lost"))
+    assert stores[1].ledgers.last(newest_id) == -1
+    newer[0].publish(batch(b"new"))
+    assert trim_log(newer[0], Retention(), {"s": cursor}, now_ms=0) == 2
+    log = opened(stores[1])
+    assert stores[1].ledgers.owned_by(log_owner("t")) == list(log.ledgers)
+    assert payloads_of(log) == [b"new"]
+    assert ManagedCursor.open(stores[1], topic="t", subscription="s", ledgers=log.ledgers, now_ms=0).backlog == 1
 
 
 def test_the_first_owner_of_a_log_is_fenced_before_it_has_published(stores):
