@@ -229,6 +229,21 @@ def test_a_backlog_above_its_limit_refuses_publishes_and_is_computed_by_no_loop(
     asyncio.run(main())
 
 
+def test_the_age_of_a_ledger_goes_by_the_clock_whatever_the_messages_say():
+    async def main():
+        clock = MovedClock()
+        kept = Retention(age_ms=1_000)
+        async with opened(clock=clock, tick_ms=10**6, retention=kept, entries_per_ledger_max=10) as topics:
+            topic = await topics.open("t")
+            for number in range(31):
+                await topic.publish([Message(b"x", publish_time_ms=(1, 2**62)[number % 2])])
+            for waited_ms, count in ((999, 0), (1, 3)):
+                clock.now_ms += waited_ms
+                assert await topic.trim() == count
+
+    asyncio.run(main())
+
+
 def test_a_store_that_fails_answers_every_publish_and_works_again():
     async def main():
         store = MemoryStore()
