@@ -367,7 +367,7 @@ class MessageLog:
         if last is not None:
             self._count_up_to(last, published=0)
         first_ledger_id = self.ledgers.first_ledger_id
-        ownership.check()  # Before a ledger is created that an owner who was fenced may not delete.
+        ownership.check()  # A former owner would leave behind the ledger that it creates.
         ledger_id = yield from ownership.begin_ledger(
             self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id
         )

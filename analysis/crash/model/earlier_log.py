@@ -31,7 +31,7 @@ class EarlierLog:
     def __init__(self, simulation: BrokerSimulation, *, race_count_max: int) -> None:
         self._schedule = simulation
         self._log, self._store = simulation.message_log, simulation.log_store
-        # A separate source, so that other events do not change.
+        # Separate sources, so that other events do not change.
         self._random = simulation.random_of(f"log {simulation.step_count}")
         self._race_count = self._random.choice((0, *range(race_count_max + 1)))
         self._steps = simulation.random_of(f"log steps {simulation.step_count}")
