@@ -14,8 +14,8 @@ from ackstate.analysis.token_file import open_token_file
 
 
 def token_of_server(path):
-    assert TokenFile(path).label_of(b"s3cret") == "line 1"
-    return b"s3cret"
+    assert TokenFile(path).label_of(b"a-secret-of-the-server") == "line 1"
+    return b"a-secret-of-the-server"
 
 
 READERS = {
@@ -28,7 +28,7 @@ READERS = {
 @pytest.fixture
 def token(tmp_path):
     path = tmp_path / "token"
-    path.write_bytes(b"s3cret\n")
+    path.write_bytes(b"a-secret-of-the-server\n")
     return path
 
 
@@ -37,7 +37,7 @@ def token(tmp_path):
 def test_a_token_file_that_others_can_use_is_warned_about_once(token, caplog, reader, mode):
     token.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        assert READERS[reader](token) == b"s3cret"
+        assert READERS[reader](token) == b"a-secret-of-the-server"
     assert [record.getMessage() for record in caplog.records] == [
         f"{token}: the mode of a token file must be 0600, got {mode:04o}: others can use the token"
     ]
@@ -59,15 +59,15 @@ def test_the_command_line_shows_the_warning(token, capsys):
 def test_a_token_file_of_ones_own_is_read_without_a_word(token, caplog, reader, mode):
     token.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        assert READERS[reader](token) == b"s3cret"
+        assert READERS[reader](token) == b"a-secret-of-the-server"
     assert not caplog.records
 
 
 def test_a_pipe_is_read_without_a_word(tmp_path, caplog):
     os.mkfifo(tmp_path / "pipe", 0o644)
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"s3cret",))
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"a-secret-of-the-server",))
     writer.start()
     with caplog.at_level(logging.WARNING), open_token_file(tmp_path / "pipe") as file:
-        assert file.read() == b"s3cret"
+        assert file.read() == b"a-secret-of-the-server"
     writer.join()
     assert not caplog.records
