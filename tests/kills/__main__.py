@@ -1,0 +1,240 @@
+"""The kill ledger: which test notices which change of the product. `python -m kills --help`.
+
+`lines` runs the fast tests and notes the lines that each executes, into out/kills; `run` plants the ledger's mutants,
+one at a time, in front of the tests that execute their lines, and notes which fail; it goes on where it stopped.
+`check` expects a killer of each mutant that was killed, and whose statement still exists, to fail again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kills.mutants import find
+
+ROOT = Path(__file__).resolve().parents[2]
+LEDGER = Path(__file__).with_name("ledger.json")
+MEASURED = ROOT / "out" / "kills"
+FOLDERS = ("ackstate", "cursor", "limits", "delay", "analysis/trace", "analysis/replay", "analysis/estimate")
+TESTS = ("tests/unit", "tests/model")
+MUTANT_COUNT, OF_ANALYSIS = 2_000, 300
+KILLERS_MAX = 8
+SECONDS_MAX = 25.0
+"""Of the tests that are run on one mutant, as measured with their lines."""
+GOES = (
+    "cursor/stores/file", "cursor/stores/kernel_directory", "cursor/stores/plain_files", "cursor/stores/temporary_copy",
+    "cursor/stores/zookeeper_ledgers", "cursor/stores/zookeeper_group", "cursor/stores/pulsar_rocksdb",
+    "cursor/steps", "cursor/writes", "cursor/former_names", "cursor/journal/shared_holes", "cursor/journal/hole_pins",
+    "cursor/journal/cursor_holes", "cursor/journal/filled_ranges", "cursor/state/auto_age", "ackstate/checkout",
+    "ackstate/renamed", "ackstate/spelling", "analysis/replay/state", "analysis/trace/generate",
+)  # fmt: skip
+"""Modules that go: their mutants would prove nothing."""
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="python -m kills", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("lines")
+    for name in ("run", "check"):
+        command = commands.add_parser(name)
+        command.add_argument("--minutes", type=float, default=60)
+        command.add_argument("--sample", type=int)
+    chosen = parser.parse_args(arguments)
+    return {"lines": measure, "run": run, "check": check}[chosen.command](chosen)
+
+
+def measure(_):
+    """Run the fast tests once and note the lines and the seconds of each."""
+    import coverage
+
+    MEASURED.mkdir(parents=True, exist_ok=True)
+    for path in MEASURED.iterdir():
+        path.unlink()
+    chosen = [*TESTS, "-n", "2", "-m", "not slow and not spark and not soak"]
+    status = pytest(chosen, KILLS_LINES=str(MEASURED), KILLS_FAILED=str(MEASURED / "failed.json"))
+    data = coverage.CoverageData(basename=str(MEASURED / "all"))
+    for path in MEASURED.glob("lines.*"):
+        part = coverage.CoverageData(basename=str(path))
+        part.read()
+        data.update(part)
+    lines = {}
+    for file in data.measured_files():
+        name = str(Path(file).relative_to(ROOT))
+        lines[name] = {
+            line: names for line, tests in data.contexts_by_lineno(file).items() if (names := [*filter(None, tests)])
+        }
+    seconds = {}
+    for path in MEASURED.glob("seconds.*.json"):
+        for test, each in json.loads(path.read_text()).items():
+            seconds[test] = max(seconds.get(test, 0), each)
+    failed = json.loads((MEASURED / "failed.json").read_text())
+    (MEASURED / "measured.json").write_text(json.dumps({"lines": lines, "seconds": seconds, "failed": failed}))
+    print(f"{len(seconds)} tests, {sum(seconds.values()):.0f} s, {len(lines)} modules")
+    return status
+
+
+def run(chosen):
+    """Plant the mutants of the ledger that have not been tried yet."""
+    ledger, places = load(), present()
+    measured = json.loads((MEASURED / "measured.json").read_text())
+    if not ledger["mutants"]:
+        ledger["mutants"] = sample(places)
+    waiting = [each for each in ledger["mutants"] if "killers" not in each and each["key"] in places]
+    waiting = waiting[: chosen.sample]
+    until = time.monotonic() + 60 * chosen.minutes
+
+    def tried(entry):
+        if time.monotonic() > until:
+            return None
+        tests = tests_of(measured, *places[entry["key"]])
+        failed = failing(entry, places, tests) if tests else []
+        return entry, tests, failed
+
+    done = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for outcome in pool.map(tried, waiting):
+            if outcome is None:
+                continue
+            entry, tests, failed = outcome
+            entry |= {"tried": len(tests), "killers": spread(failed)}
+            done += 1
+            print(f"{entry['module']} {entry['name']}: {entry['change']}: {len(failed)} of {len(tests)}", flush=True)
+            if done % 20 == 0:
+                save(ledger)
+    save(ledger)
+    tried_count = sum("killers" in each for each in ledger["mutants"])
+    killed = sum(bool(each.get("killers")) for each in ledger["mutants"])
+    print(f"{done} tried now; of {len(ledger['mutants'])} mutants {tried_count} are tried, {killed} of them killed")
+    return 0
+
+
+def check(chosen):
+    """Run up to three killers of each killed mutant whose statement exists; report those that live."""
+    ledger, places = load(), present()
+    killed = [each for each in ledger["mutants"] if each.get("killers") and each["key"] in places]
+    if chosen.sample:
+        killed = random.Random(time.time_ns()).sample(killed, min(chosen.sample, len(killed)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        failed = pool.map(lambda each: failing(each, places, each["killers"][:3]), killed)
+        alive = [each for each, tests in zip(killed, failed, strict=True) if not tests]
+    for each in alive:
+        print(f"alive: {each['module']} {each['name']}: {each['statement']!r}: {each['change']}")
+    print(f"{len(killed) - len(alive)} of {len(killed)} are still killed")
+    return len(alive) > 0
+
+
+def present():
+    """Return where each mutant is now, by its key: its path and site."""
+    return {
+        site.mutant.key: (path.relative_to(ROOT), site)
+        for path, site in find(ROOT, FOLDERS)
+        if not ROOT.joinpath(path).is_symlink()
+        and not is_link_below(path)
+        and not str(path.relative_to(ROOT)).startswith(GOES)
+    }
+
+
+def is_link_below(path):
+    return any(parent.is_symlink() for parent in path.parents if parent != ROOT)
+
+
+def sample(places):
+    """Return entries of mutants to try: of the library mostly, some of the analysis, in no order."""
+    chosen = random.Random(19_966)
+    of_analysis = {key for key in places if places[key][0].parts[0] == "analysis"}
+    keys = chosen.sample(sorted(places.keys() - of_analysis), MUTANT_COUNT - OF_ANALYSIS)
+    keys += chosen.sample(sorted(of_analysis), OF_ANALYSIS)
+    chosen.shuffle(keys)
+    return [{"key": key, "module": str(places[key][0]), **places[key][1].mutant._asdict()} for key in keys]
+
+
+def tests_of(measured, path, site):
+    """Return tests that execute a site, one of each function first, within the limit of seconds."""
+    lines, seconds = measured["lines"].get(str(path), {}), measured["seconds"]
+    tests = {test for line in site.lines for test in lines.get(str(line), ())}.difference(measured["failed"])
+    turns = defaultdict(int)
+    ordered = []
+    for test in sorted(tests, key=lambda each: (seconds.get(each, 0), each)):
+        function = test.partition("[")[0]
+        ordered.append((turns[function], seconds.get(test, 0), test))
+        turns[function] += 1
+    chosen, left = [], SECONDS_MAX
+    for _, took, test in sorted(ordered):
+        if left >= took or not chosen:
+            chosen.append(test)
+            left -= took + 0.01
+    return chosen
+
+
+def failing(entry, places, tests):
+    """Return the tests that fail on a mutant."""
+    path, site = places[entry["key"]]
+    module = ".".join(path.with_suffix("").parts)
+    module = module if module.startswith("ackstate.") else f"ackstate.{module}"
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        named = [test if test.startswith("tests/") else f"tests/{test}" for test in tests]
+        try:
+            status = pytest(
+                [*named, f"--maxfail={3 * KILLERS_MAX}"], seconds_max=60 + 4 * SECONDS_MAX,
+                MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return tests[:1]
+        text = file.read()
+        return json.loads(text) if text else tests[:1] * bool(status)
+
+
+def spread(failed):
+    """Return some killers, of different functions and modules first."""
+    turns = defaultdict(int)
+    ordered = []
+    for test in failed:
+        module = test.partition("::")[0]
+        ordered.append((turns[module], test))
+        turns[module] += 1
+    return [test for _, test in sorted(ordered)[:KILLERS_MAX]]
+
+
+def pytest(arguments, *, seconds_max=None, **environment):
+    paths = [str(Path(__file__).with_name("site")), str(ROOT / "tests")]
+    named = {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": "ci", **environment}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "kills.plugin",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        *arguments,
+    ]
+    quiet = subprocess.DEVNULL if seconds_max else None
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | named, timeout=seconds_max, stdout=quiet, stderr=quiet, check=False
+    ).returncode
+
+
+def load():
+    return json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"mutants": []}
+
+
+def save(ledger):
+    lines = ",\n".join(json.dumps(each) for each in ledger["mutants"])
+    unfinished = LEDGER.with_suffix(".new")
+    unfinished.write_text(f'{{"mutants": [\n{lines}\n]}}\n', encoding="utf-8")
+    unfinished.replace(LEDGER)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

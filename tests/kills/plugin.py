@@ -1,0 +1,59 @@
+"""A pytest plugin that notes the lines that each test executes, or the tests that fail.
+
+`KILLS_LINES=FOLDER` measures the lines of the product's modules; `KILLS_FAILED=FILE` writes the failed tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+_LINES, _FAILED = os.environ.get("KILLS_LINES"), os.environ.get("KILLS_FAILED")
+_measured, _failed, _seconds = [], [], {}
+
+if _LINES:
+    import coverage
+
+    ROOT = Path(__file__).resolve().parents[2]
+    _FOLDERS = ("ackstate", "cursor", "limits", "delay", "analysis")
+    _coverage = coverage.Coverage(
+        data_file=f"{_LINES}/lines.{os.getpid()}", config_file=False, include=[f"{ROOT}/{each}/*" for each in _FOLDERS]
+    )
+
+    def pytest_configure(config):
+        if hasattr(config, "workerinput"):  # else no test runs here
+            _coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(item, nextitem):
+        _coverage.switch_context(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            _coverage.switch_context("")
+
+    def pytest_unconfigure(config):
+        if not hasattr(config, "workerinput"):
+            return
+        _coverage.stop()
+        _coverage.save()
+        Path(_LINES, f"seconds.{os.getpid()}.json").write_text(json.dumps(_seconds))
+
+
+def pytest_runtest_logreport(report):
+    _seconds[report.nodeid] = _seconds.get(report.nodeid, 0) + report.duration
+    if report.failed:
+        _failed.append(report.nodeid)
+
+
+def pytest_collectreport(report):
+    if report.failed:
+        _failed.append(report.nodeid)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if _FAILED and not hasattr(session.config, "workerinput"):
+        Path(_FAILED).write_text(json.dumps(sorted(set(_failed))))
