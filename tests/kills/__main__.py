@@ -66,18 +66,19 @@ def measure(_):
         part = coverage.CoverageData(basename=str(path))
         part.read()
         data.update(part)
-    lines = {}
+    numbers, lines = {}, {}
     for file in data.measured_files():
-        name = str(Path(file).relative_to(ROOT))
-        lines[name] = {
-            line: names for line, tests in data.contexts_by_lineno(file).items() if (names := [*filter(None, tests)])
-        }
+        of_file = lines[str(Path(file).relative_to(ROOT))] = {}
+        for line, tests in data.contexts_by_lineno(file).items():
+            of_file[line] = [numbers.setdefault(test, len(numbers)) for test in tests if test]
     seconds = {}
     for path in MEASURED.glob("seconds.*.json"):
         for test, each in json.loads(path.read_text()).items():
             seconds[test] = max(seconds.get(test, 0), each)
     failed = json.loads((MEASURED / "failed.json").read_text())
-    (MEASURED / "measured.json").write_text(json.dumps({"lines": lines, "seconds": seconds, "failed": failed}))
+    (MEASURED / "measured.json").write_text(
+        json.dumps({"tests": [*numbers], "lines": lines, "seconds": seconds, "failed": failed})
+    )
     print(f"{len(seconds)} tests, {sum(seconds.values()):.0f} s, {len(lines)} modules")
     return status
 
@@ -160,7 +161,8 @@ def sample(places):
 def tests_of(measured, path, site):
     """Return tests that execute a site, one of each function first, within the limit of seconds."""
     lines, seconds = measured["lines"].get(str(path), {}), measured["seconds"]
-    tests = {test for line in site.lines for test in lines.get(str(line), ())}.difference(measured["failed"])
+    numbers = {number for line in site.lines for number in lines.get(str(line), ())}
+    tests = {measured["tests"][number] for number in numbers}.difference(measured["failed"])
     turns = defaultdict(int)
     ordered = []
     for test in sorted(tests, key=lambda each: (seconds.get(each, 0), each)):
@@ -205,7 +207,7 @@ def spread(failed):
 
 
 def pytest(arguments, *, seconds_max=None, **environment):
-    paths = [str(Path(__file__).with_name("site")), str(ROOT / "tests")]
+    paths = [str(Path(__file__).with_name("site")), str(ROOT), str(ROOT / "tests")]
     named = {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": "ci", **environment}
     command = [
         sys.executable,
