@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,11 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
     assert not [name for name in names if "calibration/" in name]
     assert "ackstate = ackstate.analysis.cli:main" in entry_points
     assert "Provides-Extra: spark" in metadata
+    required = {
+        re.match(r"[\w-]+", each)[0] for each in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.MULTILINE)
+    }
+    assert not required & {"pyspark", "pandas", "pyarrow", "typer", "kazoo", "httpx", "fastapi", "prometheus-client"}
+    assert "pyroaring" in required
     assert f"Project-URL: Source, {SOURCE}\n" in metadata
     assert f"]({SOURCE}/docs/embedding.md)" in metadata
     assert "](docs/" not in metadata

@@ -780,6 +780,23 @@ def test_a_deletion_waits_for_the_persist_under_way(monkeypatch, caplog, whole):
     asyncio.run(main())
 
 
+def test_what_all_have_acked_leaves_the_log_by_itself():
+    async def main():
+        async with opened(clock=clock, entries_per_ledger_max=1) as topics:
+            subscription = await subscribed(topics)
+            topic = await topics.open("t")
+            positions = [(await topic.publish([Message(b"x")]))[0] for _ in range(3)]
+            await received(subscription)
+            await subscription.ack_many(positions)
+            assert len(topic.topic.log.ledgers.counts()) == 3
+            clock.now_ms += 1_000
+            while len(topic.topic.log.ledgers.counts()) > 1:
+                await asyncio.sleep(0.001)
+
+    clock = MovedClock()
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_a_persist_that_fails_is_logged_and_tried_again(caplog):
     async def main():
         async with opened(store, clock=clock, cursor=CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)) as topics:

@@ -59,6 +59,14 @@ def test_what_the_rate_refused_waits_for_another_ack_or_for_the_interval():
     assert cursor.tick(now_ms=200_000) is None
 
 
+def test_without_settings_a_cursor_has_the_documented_numbers():
+    config = CursorConfig()
+    assert (config.flush_interval_ms, config.mark_delete_rate_limit) == (1_000, 0)
+    assert (config.ledger_rollover_ms, config.ledger_entry_count_max) == (4 * 3_600_000, 50_000)
+    assert (config.compaction_bytes_min, config.metadata_bytes_max) == (65_536, 900_000)
+    assert (config.range_count_max, config.batch_count_max, config.become_old_ack_record_seconds) == (None, 10_000, 0)
+
+
 def test_an_explicit_persist_asks_no_rate():
     cursor = open_cursor(flush_interval_ms=60_000, mark_delete_rate_limit=0.001)
     assert written_at(cursor, [0, 1]) == [0]

@@ -613,6 +613,12 @@ def test_mistakes_are_refused(call, error, message):
     assert broker.subscription.consumers == ()
 
 
+def test_without_options_a_subscription_has_the_documented_numbers():
+    options = SubscriptionOptions()
+    assert (options.turn_entries, options.round_entries_max, options.look_ahead_max) == (20, 1_000, 20_000)
+    assert (options.hole_tries_max, options.promotes_young, options.dead_letters) == (3, True, None)
+
+
 def test_the_sizes_of_turns_and_rounds_are_checked():
     for name in ("turn_entries", "round_entries_max"):
         with pytest.raises(ValueError, match=name):

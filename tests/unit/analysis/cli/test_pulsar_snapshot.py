@@ -70,6 +70,20 @@ def test_all_of_a_cluster_in_json(capsys, make_broker):
     assert not any("pulsar/" in path for path in broker.asked), "the tenant of Pulsar itself is left out"
 
 
+def test_the_json_has_the_keys_that_scripts_read(capsys, make_broker):
+    answer = told(capsys, make_broker({"/admin/v2/tenants": ["demo", "public"]}).url, status=1)
+    assert set(answer) == {"subscriptions", "subscriptions_not_shown", "brokers", "missing"}
+    ((found,), (missing,)) = answer["subscriptions"], answer["missing"]
+    assert set(missing) == {"kind", "topic", "reason", "why"}
+    assert set(found) == {
+        "topic", "subscription", "owner", "state", "mark_delete", "acked_above_mark_delete", "ranges", "comes_back",
+        "is_lower_bound", "partly_acked_messages", "messages_estimate", "cut_if_written_now", "comes_back_if_unloaded",
+        "messages_per_entry", "limits", "remarks", "settings_assumed",
+    }  # fmt: skip
+    assert [set(found["comes_back"][end]) for end in ("low", "high")] == [{"entries", "why"}] * 2
+    assert set(found["limits"][0]) == {"setting", "unit", "used", "limit", "percent", "holes_left", "advice"}
+
+
 def test_a_partitioned_topic_is_its_partitions(capsys, make_broker):
     broker = make_broker(
         topic_answers(f"{PATH}-partition-0")

@@ -154,6 +154,21 @@ def test_the_front_is_what_nothing_beats():
     assert result.recommended.label == "flush_interval_ms=2"
 
 
+def test_the_json_has_the_keys_that_scripts_read():
+    found = sweep_result((flush(4), 50, 10), (flush(1), 1, 100)).to_json()
+    assert set(found) == {
+        "trace", "crashes_per_day", "baseline", "baseline_source", "recommendation", "recommended", "warnings",
+        "refused", "policies",
+    }  # fmt: skip
+    policy = found["policies"][0]
+    assert set(policy) == {"policy", "label", "is_on_front", "never_flushed", "estimates"}
+    assert set(policy["estimates"][0]) == {
+        "scope", "namespace", "topic", "subscription", "expected", "p50", "p90", "p99", "max", "max_ts_ms",
+        "not_flushed", "young", "cut_by_ranges", "cut_by_bytes", "cut_by_route", "write_count", "bytes_written",
+        "bytes_kept", "bytes_kept_max", "blocked_ms", "duration_ms", "duplicates_per_day",
+    }  # fmt: skip
+
+
 def test_time_blocked_is_a_price():
     points = [
         ({"max_unpersisted_ack_record_bytes": 5_000}, 5, 10, 3_000),
