@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix pulsar-replay live soak bench bench-delay bench-scale bench-pulsar bench-interceptor dist docs clean
+.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix freeze-check pulsar-replay live soak bench bench-delay bench-scale bench-pulsar bench-interceptor dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -71,6 +71,9 @@ calibrate: setup ## compare the estimate with kills of real cursors, into benchm
 
 kill-matrix: setup ## run every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
+
+freeze-check: setup ## compare the answers of this tree with the frozen ones, in minutes; ARGS='traces formats' chooses parts
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m frozen check $(ARGS)
 
 RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.jsonl.gz -typed.jsonl.gz)
 
