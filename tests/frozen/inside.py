@@ -36,9 +36,9 @@ def again(golden):
 
 
 CONFIGS = {
-    "native": CursorConfig(compaction_bytes_min=150),
+    "native": CursorConfig(compaction_bytes_min=150, ledger_entry_count_max=7),
     "native, 3 ranges, young": CursorConfig(range_count_max=3, become_old_ack_record_seconds=2),
-    "pulsar": CursorConfig(format=Format.PULSAR),
+    "pulsar": CursorConfig(format=Format.PULSAR, ledger_rollover_ms=1_900),
     "pulsar, 3 ranges": CursorConfig(format=Format.PULSAR, range_count_max=3),
 }
 

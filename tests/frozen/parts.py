@@ -26,10 +26,11 @@ RUNS = {
     "ranges": "sweep --set flush_interval_ms=600 --set range_count_max=3,40 --set keep=LOWEST,WIDEST "
     "--current-policy recorded",
     "young": "sweep --set become_old_ack_record_seconds=1,4 --set range_count_max=none,10",
-    "gate": "sweep --set max_unpersisted_ack_record_bytes=1024,4096 --set become_old_ack_record_seconds=0,2",
+    "gate": "sweep --set max_unpersisted_ack_record_bytes=1037,4096 --set become_old_ack_record_seconds=0,2",
     "metadata": "sweep --set ledger_writable=false --set format=NATIVE,PULSAR --set metadata_range_count_max=2,none "
     "--set metadata_bytes_max=100,200",
-    "journal": "sweep --set compaction_bytes_min=0,200 --set ledger_entry_count_max=3,50000",
+    "journal": "sweep --set compaction_bytes_min=200 --set ledger_entry_count_max=3,50000 "
+    "--set range_count_max=none,50",
     "broker": "sweep --broker-conf broker.conf",
     "pulsar": "sweep --set format=PULSAR --set range_form=WORDS,LIST --set range_count_max=5,10000 "
     "--set flush_interval_ms=1500",
