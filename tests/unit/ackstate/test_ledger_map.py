@@ -15,6 +15,13 @@ counts_of_ledgers = st.dictionaries(st.integers(1, 8), st.integers(0, 3), min_si
 )
 
 
+def test_a_log_of_empty_ledgers_ends_before_the_first_entry_of_the_last():
+    log = LedgerMap.from_counts({1: 0, 2: 0})
+    assert (log.last_confirmed, log.next_valid(P(1, -1))) == (P(2, -1), P(2, 0))
+    assert log.append() == P(2, 0)
+    assert log.last_confirmed == P(2, 0)
+
+
 def written(counts):
     return [P(ledger, entry) for ledger, count in counts.items() for entry in range(count)]
 

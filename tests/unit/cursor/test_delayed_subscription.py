@@ -142,6 +142,7 @@ def test_a_cleared_backlog_stays_clear(make_trackers):
     topic.publish(100, 100, NONE, 100, 100, 100, 100)
     assert topic.dispatch(now_ms=0) == [2]
     topic.subscriptions["s"].clear_backlog(now_ms=0)
+    assert topic.subscriptions["s"].stats().delayed_entries == 0
     topic.publish(300)
     assert topic.drain(now_ms=0).keys() == {7}
     assert topic.tracker["s"].delayed_message_count == 0

@@ -120,6 +120,19 @@ def test_callers_whose_times_differ_a_little_do_not_shorten_a_wait():
     assert waiting.next_until_ms == 1_100
 
 
+def test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps():
+    topic = NumberedTopic()
+    topic.publish()
+    topic.dispatch(now_ms=10_000)
+    topic.nack(0, delay_ms=5_000, now_ms=10_000)
+    for now_ms in range(10_000, 8_900, -100):
+        assert topic.dispatch(now_ms=now_ms) == []
+        assert topic.subscription.next_wake_ms == 15_000
+    assert topic.dispatch(now_ms=8_900) == []
+    assert topic.subscription.next_wake_ms == 13_900
+    assert topic.dispatch(now_ms=13_900) == [0]
+
+
 @pytest.mark.parametrize("until_ms", [float("nan"), 5.0, "5", None])
 def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
     waiting = waiting_messages()

@@ -235,6 +235,26 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
     assert on_disk(store, log) == "[(3:4..3:5],(3:6..3:7]]"
 
 
+def test_what_the_mark_delete_passes_during_a_write_that_fails_is_not_durable(store, log, monkeypatch):
+    cursor = open_cursor(store, log, become_old_ack_record_seconds=1)
+    receipt = cursor.ack_entries(3, [1, 2, 3], now_ms=0)
+    assert cursor.persist(now_ms=0).messages_held_back == 3
+
+    def fail(_entries):
+        cursor.ack(P(3, 0), now_ms=0)
+        raise StoreError("no")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(store.ledgers, "append_all", fail)
+        failing.setattr(store.metadata, "put", lambda *_, **__: fail(()))
+        with pytest.raises(StoreError):
+            cursor.promote(0, now_ms=0)
+    assert cursor.mark_delete_position == P(3, 3)
+    assert not cursor.durable(receipt)
+    cursor.persist(now_ms=0)
+    assert cursor.durable(receipt)
+
+
 def test_after_a_failed_sync_nothing_is_durable_until_the_store_is_opened_anew(store, log):
     cursor = open_cursor(store, log)
     receipt = cursor.ack(P(3, 5), now_ms=1)

@@ -120,6 +120,15 @@ def test_a_batch_takes_a_permit_for_each_message_and_may_overdraw():
     assert broker.round() == {"a": [2]}
 
 
+def test_a_consumer_that_a_batch_overdrew_stops_no_other():
+    broker = TopicWithPermits(permits={"a": 1, "b": 0})
+    broker.publish(1, message_count=5)
+    assert broker.round() == {"a": [0]}
+    broker.publish(2)
+    broker.subscription.add_permits("b", 2)
+    assert broker.round() == {"b": [1, 2]}
+
+
 def test_a_batch_that_is_partly_acked_takes_permits_for_the_rest():
     broker = TopicWithPermits(permits={"a": 3})
     broker.publish(1, message_count=3)
@@ -166,6 +175,16 @@ def test_key_shared_sends_each_key_to_its_owner_and_queues_only_for_those_withou
     assert len(broker.subscription._messages.waiting) == 3
     broker.subscription.add_permits("b", 2)
     assert broker.round() == {"b": [1, 3]}
+
+
+def test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_time():
+    broker = TopicWithPermits(KEY_SHARED, permits={"a": 9})
+    broker.publish_keys(A)
+    broker.round()
+    broker.nack(0, delay_ms=1_000)
+    broker.publish_keys(A * 2)
+    assert [broker.round(now_ms=now_ms) for now_ms in (0, 1, 999)] == [{}] * 3
+    assert broker.round(now_ms=1_000) == {"a": [0, 1, 2]}
 
 
 def test_key_shared_queues_nothing_if_all_have_permits():
@@ -237,6 +256,27 @@ def test_a_failed_round_sends_nothing_and_takes_no_permits(monkeypatch):
     assert broker.subscription.unacked_messages == 1
     assert broker.calls == calls
     assert sum(map(len, broker.round().values())) == 1
+
+
+def test_a_round_that_fails_after_it_sent_returns_the_permits(monkeypatch):
+    broker = TopicWithPermits(permits={"a": 9})
+    broker.publish(2)
+    broker.round()
+    broker.nack(0, 1)
+    broker.publish(1)
+    read = broker.log.read
+
+    def fail_at_new(positions, *more):
+        if broker.positions[2] in positions:
+            raise StoreError("no")
+        return read(positions, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.log, "read", fail_at_new)
+        with pytest.raises(StoreError):
+            broker.round()
+    assert (broker.subscription.permits("a"), broker.subscription.unacked_messages) == (7, 0)
+    assert broker.round() == {"a": [0, 1, 2]}
 
 
 # Each of these settles, and returns an event and the numbers that are sent after it.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import ManagedCursor, MemoryStore, persist_all
+from ackstate.cursor.persist.persist_all import close_all, execute
+from waiting import wait_until
 
 THREADS = 8
 ENTRIES = 8_000
@@ -79,6 +82,26 @@ def test_an_ack_that_arrives_while_the_cursor_closes_is_persisted_too():
     closer.join()
     assert cursor.durable(late)
     assert open_cursor(MemoryStore(store.inner.disk), log).is_acked(Position(1, 7))
+
+
+def test_a_cursor_that_another_thread_closes_meanwhile_is_closed_without_an_error():
+    store, log = GatedStore(), LedgerMap.from_counts({1: 10})
+    cursor = open_cursor(store, log)
+    cursor.ack(Position(1, 5), now_ms=1)
+    store.ledgers.begun.clear()
+    store.ledgers.go_on.clear()
+    errors = []
+    first = threading.Thread(target=cursor.close, kwargs={"now_ms": 1})
+    second = threading.Thread(target=lambda: errors.extend(close_all([cursor], now_ms=1)))
+    first.start()
+    assert store.ledgers.begun.wait(timeout=30)
+    second.start()
+    # It has found the cursor open, and waits for the write of the other.
+    wait_until(lambda: sys._current_frames()[second.ident].f_code is execute.__code__)
+    store.ledgers.go_on.set()
+    first.join()
+    second.join()
+    assert errors == [None]
 
 
 def ack_by_threads(cursor, receipts):

@@ -33,6 +33,16 @@ def of_any_kind():
     return [TopicDelayIndex(tick_time_ms=10), bucketed(MemoryStore())]
 
 
+def test_a_message_that_is_due_earlier_than_the_index_says_comes_to_every_view():
+    for index in of_any_kind():
+        late, reader = index.open_view(nothing_acked), index.open_view(nothing_acked)
+        assert late.add_message(Position(3, 0), deliver_at_ms=1_000, now_ms=0)
+        # The other one reads the message itself, and delivers it at once.
+        assert not reader.add_message(Position(3, 0), deliver_at_ms=50, now_ms=60)
+        assert late.scheduled_messages(9, now_ms=60) == [Position(3, 0)]
+        assert reader.scheduled_messages(9, now_ms=60) == []
+
+
 # Threads.
 
 
