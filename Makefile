@@ -87,7 +87,7 @@ live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live
 
 # Runs the tests that make test leaves out: tests/soak, tests with the mark soak, and models, decoders and schedules with
 # many more examples.
-soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, mutants
+soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, planted bugs
 	@bash .ci/setup bookkeeper
 	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
@@ -95,7 +95,7 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	@bash .ci/setup stores
 	@bash .ci/setup browser
 	$(PYTEST) -m soak tests/system tests/model tests/unit
-	PYTHONPATH=tests $(JAVA) .venv/bin/python -P -m mutants
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m kills.plant
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
 	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
