@@ -31,9 +31,10 @@ _HEAD = """\
 # The kill matrix
 
 This page shows which layer of the crash harness detects which bug. The sixteen bugs are historical bugs of other
-systems, planted in our code one at a time. `make kill-matrix` runs every layer on every bug, from a fixed seed, until
-the layer detects a broken promise or its time is over, and writes this page. At least one layer kills each bug. Without
-a bug, no layer reports a broken promise. See [crash testing](crash-testing.md) for testing your own cursor.
+systems, planted in our code one at a time; six of them in both stores. `make kill-matrix` runs every layer on every
+bug, from a fixed seed, until the layer detects a broken promise or its time is over, and writes this page. At least one
+layer kills each bug. Without a bug, no layer reports a broken promise. See [crash testing](crash-testing.md) for
+testing your own cursor.
 
 Tests plant the bugs (`tests/museum/`); the product cannot reach them. Each bug has a short story that breaks a promise.
 A cell says *killed*, with the number of crashes judged and the time until the first broken promise, or *survived*, with

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +20,10 @@ from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
 from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.cursor.stores import sqlite_database
 from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError
 from ackstate.limits import DispatchGate, GateLimits
 from delayed_topic import Bucketed, DelayedTopic
@@ -137,6 +142,100 @@ def fail(error):
         raise error
 
 
+def synced_at_checkpoint_and_after():
+    """How much SQLite syncs while a store is opened: a number of `PRAGMA synchronous` each; FULL is 2."""
+    found = []
+
+    class Watched(sqlite3.Connection):
+        def execute(self, statement, *more):
+            if statement.startswith("PRAGMA wal_checkpoint"):
+                found.extend(super().execute("PRAGMA synchronous").fetchone())
+            return super().execute(statement, *more)
+
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as watched:
+        watched.setattr(sqlite_database.sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+        with closing(SqliteStore(directory)) as store:
+            found.extend(store._database._connection.execute("PRAGMA synchronous").fetchone())
+    return found
+
+
+def a_store_in_sqlite_that_is_opened():
+    return synced_at_checkpoint_and_after() == [2, 2]
+
+
+def names_of_a_new_store_in_sqlite():
+    """All of them are synced: those in the directory, and its own."""
+    synced, sync = set(), os.fsync
+
+    def note(descriptor):
+        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve())
+        sync(descriptor)
+
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as watched:
+        watched.setattr(os, "fsync", note)
+        place = Path(directory, "store").resolve()
+        SqliteStore(place).close()
+    return {place, place.parent} <= synced
+
+
+@contextmanager
+def sqlite_store_with_a_value():
+    with tempfile.TemporaryDirectory() as directory:
+        with closing(SqliteStore(directory)) as store:
+            store.metadata.put("/a", b"value", expected_version=ABSENT)
+        yield Path(directory)
+
+
+def a_flipped_bit_in_a_row_of_sqlite():
+    with sqlite_store_with_a_value() as directory:
+        database = directory / sqlite_database.DATABASE
+        database.write_bytes(database.read_bytes().replace(b"value", b"valuf"))
+        with closing(SqliteStore(directory)) as store:
+            try:
+                store.metadata.get("/a")
+            except CorruptStateError:
+                return True
+    return False
+
+
+def a_database_of_no_bytes():
+    with sqlite_store_with_a_value() as directory:
+        (directory / sqlite_database.DATABASE).write_bytes(b"")
+        try:
+            SqliteStore(directory).close()
+        except CorruptStateError:
+            return True
+    return False
+
+
+class CommitsNot:
+    """A connection to SQLite whose commits fail."""
+
+    def __init__(self, connection):
+        self.connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+    def execute(self, statement, *more):
+        if statement == "COMMIT":
+            self.connection.execute("ROLLBACK")
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return self.connection.execute(statement, *more)
+
+
+def a_commit_that_fails():
+    with sqlite_store_with_a_value() as directory, closing(SqliteStore(directory)) as store:
+        store._database._connection = CommitsNot(store._database._connection)
+        try:
+            store.metadata.put("/b", b"", expected_version=ABSENT)
+        except StoreError:
+            return True
+    return False
+
+
 def an_ack_while_older_ones_are_written():
     topic = TwelveMessages()
     topic.ack(2)
@@ -249,6 +348,12 @@ STORIES = {
     "M4": a_log_of_no_bytes,
     "M11": a_sync_that_fails_once,
     "M14": a_power_cut_while_a_store_is_compacted,
+    "M1-sqlite": a_store_in_sqlite_that_is_opened,
+    "M2-sqlite": names_of_a_new_store_in_sqlite,
+    "M3-sqlite": a_flipped_bit_in_a_row_of_sqlite,
+    "M4-sqlite": a_database_of_no_bytes,
+    "M11-sqlite": a_commit_that_fails,
+    "M14-sqlite": a_store_in_sqlite_that_is_opened,
     "M5": an_ack_while_older_ones_are_written,
     "M6": a_persist_that_fails,
     "M7": a_tick_that_the_rate_limit_refuses,
@@ -274,4 +379,5 @@ def test_an_exhibit_differs_from_the_product_and_leaves_nothing_behind(exhibit):
 
 
 def test_the_museum_has_every_bug_once():
-    assert [exhibit.name for exhibit in EXHIBITS] == [f"M{number}" for number in range(1, 17)]
+    names = [exhibit.name for exhibit in EXHIBITS if not exhibit.name.endswith("-sqlite")]
+    assert names == [f"M{number}" for number in range(1, 17)]
