@@ -72,8 +72,9 @@ calibrate: setup ## compare the estimate with kills of real cursors, into benchm
 kill-matrix: setup ## run every crash layer on every bug of the museum, into docs/kill-matrix.md
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
 
-freeze-check: setup ## compare the answers of this tree with the frozen ones, in minutes; ARGS='traces formats' chooses parts
+freeze-check: setup ## compare answers with the frozen ones, then run the killers of the mutants again; SAMPLE=200 of them
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m frozen check $(ARGS)
+	PYTHONPATH=tests .venv/bin/python -P -m kills check $(if $(SAMPLE),--sample $(SAMPLE))
 
 RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.jsonl.gz -typed.jsonl.gz)
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from kills.mutants import find
@@ -27,8 +27,8 @@ MEASURED = ROOT / "out" / "kills"
 FOLDERS = ("ackstate", "cursor", "limits", "delay", "analysis/trace", "analysis/replay", "analysis/estimate")
 TESTS = ("tests/unit", "tests/model")
 MUTANT_COUNT, OF_ANALYSIS = 2_000, 300
-KILLERS_MAX = 8
-SECONDS_MAX = 25.0
+KILLERS_MAX = 6
+SECONDS_MAX = 15.0
 """Of the tests that are run on one mutant, as measured with their lines."""
 GOES = (
     "cursor/stores/file", "cursor/stores/kernel_directory", "cursor/stores/plain_files", "cursor/stores/temporary_copy",
@@ -47,7 +47,9 @@ def main(arguments):
     for name in ("run", "check"):
         command = commands.add_parser(name)
         command.add_argument("--minutes", type=float, default=60)
-        command.add_argument("--sample", type=int)
+        command.add_argument("--sample", type=int, help="so many of the mutants, not all")
+        if name == "run":
+            command.add_argument("--alive", action="store_true", help="those that live, on all tests of their lines")
     chosen = parser.parse_args(arguments)
     return {"lines": measure, "run": run, "check": check}[chosen.command](chosen)
 
@@ -89,23 +91,24 @@ def run(chosen):
     measured = json.loads((MEASURED / "measured.json").read_text())
     if not ledger["mutants"]:
         ledger["mutants"] = sample(places)
-    waiting = [each for each in ledger["mutants"] if "killers" not in each and each["key"] in places]
-    waiting = waiting[: chosen.sample]
+    is_wanted = (lambda each: each.get("killers") == []) if chosen.alive else (lambda each: "killers" not in each)
+    waiting = [each for each in ledger["mutants"] if is_wanted(each) and each["key"] in places][: chosen.sample]
+    seconds_max = 10 * SECONDS_MAX if chosen.alive else SECONDS_MAX
     until = time.monotonic() + 60 * chosen.minutes
 
     def tried(entry):
         if time.monotonic() > until:
-            return None
-        tests = tests_of(measured, *places[entry["key"]])
-        failed = failing(entry, places, tests) if tests else []
+            return entry, [], None
+        tests = tests_of(measured, *places[entry["key"]], seconds_max=seconds_max)
+        failed = failing(entry, places, tests, failed_max=2 * KILLERS_MAX, seconds_max=seconds_max) if tests else []
         return entry, tests, failed
 
     done = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for outcome in pool.map(tried, waiting):
-            if outcome is None:
+        for future in as_completed([pool.submit(tried, entry) for entry in waiting]):
+            entry, tests, failed = future.result()
+            if failed is None:
                 continue
-            entry, tests, failed = outcome
             entry |= {"tried": len(tests), "killers": spread(failed)}
             done += 1
             print(f"{entry['module']} {entry['name']}: {entry['change']}: {len(failed)} of {len(tests)}", flush=True)
@@ -125,7 +128,7 @@ def check(chosen):
     if chosen.sample:
         killed = random.Random(time.time_ns()).sample(killed, min(chosen.sample, len(killed)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failed = pool.map(lambda each: failing(each, places, each["killers"][:3]), killed)
+        failed = pool.map(lambda each: failing(each, places, each["killers"][:3], failed_max=1), killed)
         alive = [each for each, tests in zip(killed, failed, strict=True) if not tests]
     for each in alive:
         print(f"alive: {each['module']} {each['name']}: {each['statement']!r}: {each['change']}")
@@ -158,8 +161,8 @@ def sample(places):
     return [{"key": key, "module": str(places[key][0]), **places[key][1].mutant._asdict()} for key in keys]
 
 
-def tests_of(measured, path, site):
-    """Return tests that execute a site, one of each function first, within the limit of seconds."""
+def tests_of(measured, path, site, *, seconds_max):
+    """Return tests that execute a site, one of each function first, within a limit of seconds."""
     lines, seconds = measured["lines"].get(str(path), {}), measured["seconds"]
     numbers = {number for line in site.lines for number in lines.get(str(line), ())}
     tests = {measured["tests"][number] for number in numbers}.difference(measured["failed"])
@@ -169,7 +172,7 @@ def tests_of(measured, path, site):
         function = test.partition("[")[0]
         ordered.append((turns[function], seconds.get(test, 0), test))
         turns[function] += 1
-    chosen, left = [], SECONDS_MAX
+    chosen, left = [], seconds_max
     for _, took, test in sorted(ordered):
         if left >= took or not chosen:
             chosen.append(test)
@@ -177,8 +180,8 @@ def tests_of(measured, path, site):
     return chosen
 
 
-def failing(entry, places, tests):
-    """Return the tests that fail on a mutant."""
+def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
+    """Return the tests that fail on a mutant, at most so many; the first one if they do not end."""
     path, site = places[entry["key"]]
     module = ".".join(path.with_suffix("").parts)
     module = module if module.startswith("ackstate.") else f"ackstate.{module}"
@@ -186,7 +189,7 @@ def failing(entry, places, tests):
         named = [test if test.startswith("tests/") else f"tests/{test}" for test in tests]
         try:
             status = pytest(
-                [*named, f"--maxfail={3 * KILLERS_MAX}"], seconds_max=60 + 4 * SECONDS_MAX,
+                [*named, f"--maxfail={failed_max}"], seconds_max=30 + 2 * seconds_max,
                 MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

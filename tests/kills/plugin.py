@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
-_LINES, _FAILED = os.environ.get("KILLS_LINES"), os.environ.get("KILLS_FAILED")
+_LINES, _FAILED = os.environ.get("KILLS_LINES"), os.environ.get("KILLS_FAILED", "")
 _measured, _failed, _seconds = [], [], {}
 
 if _LINES:
@@ -41,6 +42,16 @@ if _LINES:
         _coverage.stop()
         _coverage.save()
         Path(_LINES, f"seconds.{os.getpid()}.json").write_text(json.dumps(_seconds))
+
+
+if not _LINES:
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(config):
+        """Let a property that fails end there: shrinking its example takes minutes."""
+        found = settings.get_profile(os.environ["HYPOTHESIS_PROFILE"])
+        settings.register_profile("kills", found, phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("kills")
 
 
 def pytest_runtest_logreport(report):
