@@ -181,7 +181,7 @@ def tests_of(measured, path, site, *, seconds_max):
 
 
 def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
-    """Return the tests that fail on a mutant, at most so many; the first one if they do not end."""
+    """Return the tests that fail on a mutant, at most so many, and the one that does not end."""
     path, site = places[entry["key"]]
     module = ".".join(path.with_suffix("").parts)
     module = module if module.startswith("ackstate.") else f"ackstate.{module}"
@@ -193,9 +193,9 @@ def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
                 MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return tests[:1]
+            status = None
         text = file.read()
-        return json.loads(text) if text else tests[:1] * bool(status)
+        return json.loads(text) if text else tests[:1] * (status != 0)
 
 
 def spread(failed):

@@ -54,6 +54,11 @@ if not _LINES:
         settings.load_profile("kills")
 
 
+def pytest_runtest_logstart(nodeid):
+    if _FAILED:  # if it does not end, it is the one that fails
+        Path(_FAILED).write_text(json.dumps([*_failed, nodeid]))
+
+
 def pytest_runtest_logreport(report):
     _seconds[report.nodeid] = _seconds.get(report.nodeid, 0) + report.duration
     if report.failed:
