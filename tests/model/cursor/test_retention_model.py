@@ -141,7 +141,8 @@ class Trims(RuleBasedStateMachine):
             inside = {position for position in self.published if position.ledger_id == ledgers[0]}
             above = [position for position in self.published if position.ledger_id > ledgers[0]]
             newest_ms = max((self.published[position] for position in inside), default=self.now_ms - kept.age_ms)
-            newest_ms = max(newest_ms, seen.get(ledgers[0], 0) if inside else 0)
+            if inside:
+                newest_ms = max(newest_ms, seen.get(ledgers[0], 0))
             is_kept = len(above) * ENTRY_BYTES < kept.size_bytes or self.now_ms - newest_ms < kept.age_ms
             if needed & inside or is_kept:
                 break
