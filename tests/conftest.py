@@ -18,7 +18,7 @@ _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=_SLOW_MACHINES)
 settings.register_profile(
     "ci",
-    max_examples=20,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from ackstate import Position
@@ -18,3 +19,6 @@ entry_ids = st.builds(
     st.integers(-4, 6),
 )
 positions = st.builds(Position, ledger_ids, entry_ids)
+
+few = settings(max_examples=20) if settings.get_current_profile_name() == "ci" else settings()
+"""For tests whose examples take long: in CI a tenth of those of all others."""

@@ -14,6 +14,7 @@ from ackstate.cursor.stores.bookkeeper_groups import GroupWriter
 from ackstate.cursor.stores.bookkeeper_segments import Segments
 from ackstate.cursor.stores.memory import MemoryStore
 from planted import assert_caught
+from strategies import few
 from tests.model.cursor.test_store_model import BATCHES, RenumberedStore, ZooKeeperMachine
 
 pytestmark = pytest.mark.slow
@@ -76,8 +77,8 @@ def machine(bookkeeper_cluster, bookkeeper_client):
 
 def test_bookkeeper_gives_the_same_answers(machine):
     # Round trips for each call: fewer examples than the others have.
-    few = settings(settings(), max_examples=settings().max_examples // 8 + 10, stateful_step_count=30)
-    run_state_machine_as_test(machine, settings=few)
+    fewer = settings(few, max_examples=few.max_examples // 8 + 10, stateful_step_count=30)
+    run_state_machine_as_test(machine, settings=fewer)
 
 
 @pytest.mark.soak

@@ -33,6 +33,7 @@ from ackstate.cursor.writes import DeleteLedger
 from ackstate.limits import GateLimits
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from planted import assert_caught
+from strategies import few
 
 pytestmark = pytest.mark.slow
 
@@ -311,6 +312,7 @@ class PassingByMachine(CursorMachine):
 
 
 TestCursorModel = CursorMachine.TestCase
+TestCursorModel.settings = few
 
 
 def machine_of(config, *, entries=15):

@@ -15,6 +15,7 @@ from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
 from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.stores.zookeeper import ZooKeeperStore
 from planted import assert_caught
+from strategies import few
 
 LEDGER_IDS = st.integers(0, 5)
 BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)
@@ -134,6 +135,7 @@ class ForgetsFencesMachine(StoresMachine):
 
 
 TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
+TestStoresModel.settings = few
 
 
 def story_of_a_value_that_comes_back(machine):
@@ -254,8 +256,8 @@ def zookeeper_machine(tmp_path_factory):
 @pytest.mark.slow
 def test_zookeeper_gives_the_same_answers(zookeeper_machine):
     # A round trip for each call: fewer examples than the others have.
-    few = settings(settings(), max_examples=settings().max_examples // 8 + 20, stateful_step_count=30)
-    run_state_machine_as_test(zookeeper_machine, settings=few)
+    fewer = settings(few, max_examples=few.max_examples // 8 + 20, stateful_step_count=30)
+    run_state_machine_as_test(zookeeper_machine, settings=fewer)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from delay_driver import ALL, NO_DELAY, DelayBroker
+from strategies import few
 from tracker_kinds import KINDS
 
 # Long against the steps of time, so that something waits at most moments.
@@ -116,5 +117,5 @@ class TrackersMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_each_message_comes_in_time_and_once(kind):
     # Thirteen of them: fewer examples each than of a machine that is alone.
-    fewer = settings(max_examples=max(1, settings.default.max_examples // 5))
+    fewer = settings(max_examples=max(1, few.max_examples // 5))
     run_state_machine_as_test(type("Machine", (TrackersMachine,), {"kind": kind}), settings=fewer)

@@ -25,7 +25,7 @@ from ackstate import (
 from ackstate.wire import native, native_pointer
 from ackstate.wire.native import Record, RecordKind
 from ackstate.wire.native_pointer import Pointer
-from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, positions
+from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, few, positions
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -75,6 +75,7 @@ def resealed(data):
     return data[:-4] + google_crc32c.value(data[:-4]).to_bytes(4, "little")
 
 
+@few
 @given(records)
 def test_a_record_goes_there_and_back(record):
     assert native.decode(native.encode(record)) == record

@@ -24,6 +24,7 @@ from ackstate.cursor.store import PayloadTooLargeError
 from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.pulsar import Compression, CursorInfo, decode_cursor_info, encode_cursor_info
 from ackstate.wire.pulsar.compression import MAGIC, compress
+from strategies import few
 
 PATH = cursor_path("t", "s")
 LOG = LedgerMap.from_counts({10: 200_000})
@@ -243,6 +244,7 @@ def test_a_cursor_property_that_leaves_no_room_is_refused_when_it_is_put(format_
     assert dict(open_cursor(store, format=format_, metadata_bytes_max=2_000).cursor_properties) == {"p": text[:1_000]}
 
 
+@few
 @given(
     st.tuples(st.sampled_from(Format), st.sampled_from(Format)),
     st.integers(200, 1_500),

@@ -17,6 +17,7 @@ from ackstate.cursor.state.young_age import YoungAge
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
 from chunks import chunk_of
+from strategies import few
 
 POLICY = AutoAge(late_share_max=0.1, seconds_min=1, seconds_max=20)
 LEDGER = 150  # entries
@@ -88,7 +89,9 @@ def assert_told_the_same(events, setting, cuts):
 
 CUTS = st.lists(st.integers(0, 600), max_size=3)
 SETTINGS = st.sampled_from((POLICY, POLICY, 5))
-test_events_told_at_once_are_as_each_of_them = pytest.mark.slow(given(traces, SETTINGS, CUTS)(assert_told_the_same))
+test_events_told_at_once_are_as_each_of_them = pytest.mark.slow(
+    few(given(traces, SETTINGS, CUTS)(assert_told_the_same))
+)
 
 
 STORY = trace(Random(3), 800, (1, 3, 9, 300))

@@ -17,6 +17,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind, PolledEvent
 from ackstate.deleted_ranges import DeletedRanges
 from polled_truth import SIZES, T0_MS, at, bounds, events_of, truth
+from strategies import few
 
 ACKS = {EventKind.ACK, EventKind.MARK_DELETE}
 
@@ -39,6 +40,7 @@ def judged(seed, **settings):
     return first_outside(low, high, seen), (low, high), replay
 
 
+@few
 @given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.booleans())
 def test_the_bounds_enclose_a_simulated_cursor(seed, has_limit, has_restarts, knows_load):
     """Writes under way, limits, new ledgers, crashes and seeks; the redelivery of a crash at every millisecond."""
@@ -116,6 +118,7 @@ def placed(events, rng):
         yield when, len(present - durable)
 
 
+@few
 @given(st.integers(0, 10**6), st.booleans())
 def test_the_bounds_enclose_every_placement(seed, has_limit):
     """Acks anywhere in their intervals; a persist anywhere in its own, with any of the acks that it may cover."""
@@ -167,6 +170,7 @@ def polled_acks(seed):
     return acks, polled, {3: count}
 
 
+@few
 @given(st.integers(0, 10**6), st.integers(1, 60))
 def test_a_policy_with_persists_at_fixed_times_is_enclosed(seed, tick_ms):
     """The oracle is the real cursor, ticked at every instant, with the acks at their true times."""

@@ -26,6 +26,7 @@ from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, by_days, replayed
+from strategies import few
 
 ACK, CRASH, RECOVER, RESET, REDELIVER = (
     EventKind.ACK, EventKind.CRASH, EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER,
@@ -46,7 +47,7 @@ def assert_agreement_by_days(trace, policies, sizes):
 
 
 test_every_instant_agrees_with_a_real_cursor_day_by_day = pytest.mark.slow(
-    given(montecarlo.small_traces(), GRIDS, SIZES)(assert_agreement_by_days)
+    few(given(montecarlo.small_traces(), GRIDS, SIZES)(assert_agreement_by_days))
 )
 
 
@@ -216,7 +217,7 @@ def acked_count(cursor, index, size):
 
 
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=few.max_examples // 2)
 @given(ack_logs(), PLAIN)
 def test_batch_index_acks_of_a_log_agree_with_a_real_cursor_of_batches(run, policies):
     sizes, events = run["batch_sizes"], events_of(run)

@@ -33,6 +33,7 @@ from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.deleted_ranges import DeletedRanges
 from daily_runs import drawn, replayed, rows_of, run_at_once, run_by_days, span
+from strategies import few
 from traces import traces
 
 
@@ -110,7 +111,7 @@ def until(all_days, number, key):
 
 
 # Each example is several replays of several days.
-a_third = settings(max_examples=max(1, settings.default.max_examples // 3))
+a_third = settings(max_examples=max(1, few.max_examples // 3))
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from ackstate.analysis.trace import chunk_writer, parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from chunks import chunk_of
+from strategies import few
 from trace_files import read_rows, write_rows
 
 POLICIES = [
@@ -82,7 +83,7 @@ def assert_the_same(trace, sizes):
     assert is_same
 
 
-test_a_thinned_trace_says_the_same = pytest.mark.slow(given(persisted_traces(), SIZES)(assert_the_same))
+test_a_thinned_trace_says_the_same = pytest.mark.slow(few(given(persisted_traces(), SIZES)(assert_the_same)))
 
 
 def row_of(name, seq, chunk):
@@ -119,7 +120,7 @@ def assert_workers_say_the_same(traces, chance):
 
 CUT_TRACES = st.tuples(*[st.tuples(persisted_traces(), SIZES)] * 2)
 test_chunks_put_together_say_the_same = pytest.mark.slow(
-    given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same)
+    few(given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same))
 )
 
 

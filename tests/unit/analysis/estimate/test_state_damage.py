@@ -20,6 +20,7 @@ from ackstate.analysis.replay.state_fields import CheckpointError
 from ackstate.analysis.trace.events import TraceError
 from ackstate.errors import UnsupportedVersionError
 from golden_states import CUT_MS, GRID, golden, parts, policies_of, run
+from strategies import few
 
 REFUSALS = (CheckpointError, UnsupportedVersionError)
 NAMES = [*GRID, "broker"]
@@ -90,7 +91,7 @@ def changed(draw):
     return name, json.dumps(state)
 
 
-a_few = settings(max_examples=2 * settings.default.max_examples)
+a_few = settings(max_examples=2 * few.max_examples)
 
 
 def refusal(call, *refusals):

@@ -18,6 +18,7 @@ from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.position import Position
 from gated_runs import POLICIES, TakenEvents, anything, curve_of, policy_of, traffic
+from strategies import few
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_runs_taken_at_once_are_as_each_event(taken):
     """With promotions, crashes, restarts and resets."""
     counts = []
 
-    @settings(max_examples=settings().max_examples // 2)
+    @settings(max_examples=few.max_examples // 2)
     @given(st.one_of(anything(), montecarlo.small_traces()), POLICIES, SIZES)
     def agree(trace, found, sizes):
         counts.append(assert_same(taken, trace, Policy.from_mapping(found), sizes))
