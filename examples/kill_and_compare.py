@@ -133,7 +133,8 @@ class BrokerKill:
         crashes = {row["subscription"]: row["crashes"] for row in rows if row["scope"] == "subscription"}
         outcomes = []
         for name, acked in self._accepted.items():
-            not_written, written, is_persisting = crashes[name][-3:]
+            # A broker that dies with every ack written leaves no crash.
+            not_written, written, is_persisting = (crashes[name] or (0, 0, 0))[-3:]
             predicted = (not_written, written) if is_persisting else (not_written,)
             outcomes.append(KillOutcome(name, len(acked), predicted, len(received[name] & acked)))
         return outcomes

@@ -92,9 +92,7 @@ class SubscriptionHistory:
                 case EventKind.REDELIVER:
                     self.accepted.remove_run(*run)
                     self.promised.remove_run(*run)
-            self.last_ts_ms = event.ts_ms
-            if event.kind is not EventKind.DELIVER:  # It leaves nothing that a crash could lose.
-                self.last_kind = event.kind
+            self.last_ts_ms, self.last_kind = event.ts_ms, event.kind
 
 
 def histories(frames: Iterable[Frame]) -> dict[tuple[str, str], SubscriptionHistory]:

@@ -439,17 +439,27 @@ def test_a_cursor_that_goes_on_in_another_process_has_no_crash(processes, tmp_pa
     convert([tmp_path / "recording"], tmp_path / "trace")
 
 
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_a_cursor_that_was_closed_has_no_crash(processes, is_idle):
+def test_a_cursor_that_was_closed_has_no_crash(processes):
     cursor = processes.open(0)
     cursor.ack_entries(1, [5], now_ms=10)
-    if is_idle:
-        cursor.persist(now_ms=20)
-        processes.recording.record(TOPIC, NAME, [Event(30, EventKind.DELIVER, 1, 7, 9, 0)])
     cursor.close(now_ms=40)
     processes.begin()
     processes.open(1_000)
     assert processes.lives() == [(1_000, "recover")]
+
+
+def test_a_process_that_dies_after_it_has_sent_messages_has_a_crash_that_redelivers_no_ack(processes, tmp_path):
+    cursor = processes.open(0)
+    cursor.ack_entries(1, [5], now_ms=10)
+    cursor.persist(now_ms=20)
+    cursor.delivered(
+        Position(1, 9), consumer="ann", positions=[Position(1, 7), Position(1, 8), Position(1, 9)], now_ms=30
+    )
+    processes.begin()
+    processes.open(1_000)
+    assert processes.lives() == [(1_000, "crash"), (1_000, "recover")]
+    (row,) = [row for row in processes.estimates(tmp_path / "trace") if row["scope"] == "subscription"]
+    assert list(row["crashes"])[0] == 0
 
 
 def test_the_last_state_of_a_process_that_never_came_back_counts_to_the_end(processes, tmp_path):
