@@ -20,7 +20,7 @@ from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.entry_set import EntrySet, histories
-from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import Change, CursorConfig, CursorListener, ManagedCursor, MemoryStore, persist_all
@@ -459,7 +459,7 @@ def test_a_process_that_dies_after_it_has_sent_messages_has_a_crash_that_redeliv
     processes.open(1_000)
     assert processes.lives() == [(1_000, "crash"), (1_000, "recover")]
     (row,) = [row for row in processes.estimates(tmp_path / "trace") if row["scope"] == "subscription"]
-    assert list(row["crashes"])[0] == 0
+    assert row["crashes"][0] == 0
 
 
 def test_the_last_state_of_a_process_that_never_came_back_counts_to_the_end(processes, tmp_path):
