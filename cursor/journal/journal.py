@@ -212,7 +212,8 @@ class Journal:
         encoded = self._encode(content) if shared is None else encode_shared(shared)
         is_created = self._version == ABSENT
         ledger_id = yield from self._new_ledger(encoded)
-        yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        record = self._record(ledger_id, content.mark_delete)
+        yield from self._swing(record, self.form, self.form.encode_record(record))
         if is_created:
             self._check_not_deleted_meanwhile(ledger_id)
         yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
@@ -241,9 +242,10 @@ class Journal:
         self._open_ledger = None
         shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
         record = self._whole_record(content, shared)
-        if self._has_record and self._is_too_large(size := len(self.form.encode_record(record))):
-            raise self._too_large(size, "the state")
-        written = yield from self._swing(record, self.form)
+        encoded = self.form.encode_record(record)
+        if self._has_record and self._is_too_large(len(encoded)):
+            raise self._too_large(len(encoded), "the state")
+        written = yield from self._swing(record, self.form, encoded)
         yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
@@ -270,11 +272,13 @@ class Journal:
         else:
             record = replace(record, properties=self._properties)
         record = replace(record, cursor_properties=dict(properties))
-        if self._pointed_at is None and self._is_too_large(len(form.encode_record(record))):
+        encoded = form.encode_record(record)
+        if self._pointed_at is None and self._is_too_large(len(encoded)):
             record, form = (yield from self._moved(record)), self.form
+            encoded = form.encode_record(record)
         before, self.cursor_properties = self.cursor_properties, record.cursor_properties
         try:
-            return (yield from self._swing(record, form))
+            return (yield from self._swing(record, form, encoded))
         except BaseException:
             self.cursor_properties = before
             raise
@@ -414,9 +418,9 @@ class Journal:
             return found
         return recovery.read_journal(found)
 
-    def _swing(self, record: CursorRecord, form: JournalFormat) -> Steps[int]:
-        """Put a record, delete the ledgers that it does not name, and return its size."""
-        encoded, ledger_id = form.encode_record(record), record.cursor_ledger_id
+    def _swing(self, record: CursorRecord, form: JournalFormat, encoded: bytes) -> Steps[int]:
+        """Put a record, encoded in its form, delete the ledgers that it does not name, and return its size."""
+        ledger_id = record.cursor_ledger_id
         try:
             yield from self._put(encoded)
         except CorruptStateError as error:

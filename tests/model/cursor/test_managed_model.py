@@ -357,10 +357,10 @@ def never_tries_a_failed_promotion_again(patch):
 def deletes_the_old_ledger_before_the_pointer_swings(patch):
     swing = Journal._swing
 
-    def delete_first(self, record, form):
+    def delete_first(self, record, form, encoded):
         if self._pointed_at is not None:
             yield DeleteLedger(self._pointed_at)
-        return (yield from swing(self, record, form))
+        return (yield from swing(self, record, form, encoded))
 
     patch(Journal, "_swing", delete_first)
     machine = machine_of(CONFIGS[1])
@@ -515,7 +515,10 @@ def loses_batches_in_a_conversion(patch):
 
 def writes_cursor_properties_in_the_wrong_format(patch):
     swing = Journal._swing
-    patch(Journal, "_swing", lambda self, record, form: swing(self, record, self.form))
+    patch(
+        Journal, "_swing",
+        lambda self, record, form, encoded: swing(self, record, self.form, self.form.encode_record(record)),
+    )  # fmt: skip
     machine = machine_of(PLAIN)
     machine.crash(config=PULSAR)
     machine.step("set_cursor_properties")

@@ -142,7 +142,8 @@ def swings_first(patch):
 
     def swung(self, content, buckets=()):
         ledger_id = yield CreateLedger(self._owner)
-        yield from self._swing(self._record(ledger_id, content.mark_delete), self.form)
+        record = self._record(ledger_id, content.mark_delete)
+        yield from self._swing(record, self.form, self.form.encode_record(record))
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         encoded = self._encode(content)
         yield AppendEntry(ledger_id, encoded)

@@ -342,9 +342,9 @@ def test_a_write_that_takes_what_comes_in_meanwhile_for_written_is_caught(monkey
 def test_a_ledger_deleted_before_the_record_swings_is_caught(monkeypatch):
     swing = Journal._swing
 
-    def delete_first(self, record, form):
+    def delete_first(self, record, form, encoded):
         yield from self._delete({self._pointed_at})
-        return (yield from swing(self, record, form))
+        return (yield from swing(self, record, form, encoded))
 
     monkeypatch.setattr(Journal, "_swing", delete_first)
     scene = Scene("snapshot", WHOLE_LEDGER.index("before put") + 2)  # after two for the ledger deleted too early
