@@ -141,14 +141,8 @@ def present():
     return {
         site.mutant.key: (path.relative_to(ROOT), site)
         for path, site in find(ROOT, FOLDERS)
-        if not ROOT.joinpath(path).is_symlink()
-        and not is_link_below(path)
-        and not str(path.relative_to(ROOT)).startswith(GOES)
+        if not str(path.relative_to(ROOT)).startswith(GOES)
     }
-
-
-def is_link_below(path):
-    return any(parent.is_symlink() for parent in path.parents if parent != ROOT)
 
 
 def sample(places):
@@ -186,10 +180,9 @@ def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
     module = ".".join(path.with_suffix("").parts)
     module = module if module.startswith("ackstate.") else f"ackstate.{module}"
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        named = [test if test.startswith("tests/") else f"tests/{test}" for test in tests]
         try:
             status = pytest(
-                [*named, f"--maxfail={failed_max}"], seconds_max=30 + 2 * seconds_max,
+                [*tests, f"--maxfail={failed_max}"], seconds_max=30 + 2 * seconds_max,
                 MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, settings
 
 _LINES, _FAILED = os.environ.get("KILLS_LINES"), os.environ.get("KILLS_FAILED", "")
-_measured, _failed, _seconds = [], [], {}
+_failed, _seconds = [], {}
 
 if _LINES:
     import coverage
@@ -43,8 +43,7 @@ if _LINES:
         _coverage.save()
         Path(_LINES, f"seconds.{os.getpid()}.json").write_text(json.dumps(_seconds))
 
-
-if not _LINES:
+else:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(config):
