@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.aio import AsyncTopics
 from ackstate.cursor import FileStore, Message
-from ackstate.cursor.aio import AsyncTopics
-from ackstate.cursor.topic.topics import Topics
+from ackstate.topic.topics import Topics
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:

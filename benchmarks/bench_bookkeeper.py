@@ -16,14 +16,14 @@ from ackstate import LedgerMap, Position
 from ackstate.analysis.crash.bookkeeper_cluster import JARS, LEDGERS_ROOT, bookkeeper_options, running_cluster
 from ackstate.analysis.crash.zookeeper_server import java_program
 from ackstate.cursor import ManagedCursor, persist_all
-from ackstate.cursor.stores.bookkeeper import BookKeeperStore
-from ackstate.cursor.stores.bookkeeper_ledger import Replication
+from ackstate.stores.bookkeeper import BookKeeperStore
+from ackstate.stores.bookkeeper_ledger import Replication
 from benchmarks.measurement import Against, BenchmarkReport, Spread, TimedPart, Timing, timed_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+    from ackstate.stores.bookkeeper_client import BookKeeperClient
 
 ABOUT = (
     "Three bookies with synced journals and ZooKeeper on one machine, each in its own process; ensemble, write and ack "

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from time import process_time
 from typing import NamedTuple
 
-from ackstate.cursor.stores.sqlite_log import check_log
 from ackstate.errors import CorruptStateError
+from ackstate.stores.sqlite_log import check_log
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 COMMITS = 100

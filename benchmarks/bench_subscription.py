@@ -13,9 +13,9 @@ from ackstate import LedgerMap, Position
 from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionType
-from ackstate.cursor.topic.message_log import Message
-from ackstate.cursor.topic.sole_use import SoleUse
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.topic.message_log import Message
+from ackstate.topic.sole_use import SoleUse
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 
 if TYPE_CHECKING:

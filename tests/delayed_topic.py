@@ -14,12 +14,12 @@ from ackstate.cursor import (
     Subscription,
     SubscriptionOptions,
 )
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.subscription import SubscriptionType
-from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.topic.message_log import NO_DELAY
 
 TICK_MS = 10
 FAR_MS = 10**9

@@ -13,9 +13,9 @@ from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.memory import MemoryStore
 from traces import runs_of
 
 NAMES = {"topic": "t", "subscription": "s"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ackstate.cursor import MemoryStore
-from ackstate.cursor.stores.pulsar_layout import PulsarLayout
+from ackstate.stores.pulsar_layout import PulsarLayout
 
 TOPIC = "persistent://public/default/t1"
 NODE = "/managed-ledgers/public/default/persistent/t1"

@@ -16,7 +16,7 @@ from ackstate.cursor import (
     SqliteStore,
 )
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.stores.sqlite_seal import SEAL_BYTES, RowSeal
+from ackstate.stores.sqlite_seal import SEAL_BYTES, RowSeal
 from ackstate.wire import native
 from command_line import run, tree
 

@@ -10,8 +10,8 @@ from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message, persist_all
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import GateLimits
+from ackstate.stores.memory import Fault, FaultKind
 
 
 class ScheduleStory:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ackstate import Position
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import DelayConfig, SnapshotStorage
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 KEY = "#pulsar.internal.delayed.bucket"
 

@@ -12,9 +12,9 @@ from ackstate.cursor import (
     SubscriptionOptions,
 )
 from ackstate.cursor.subscription import SubscriptionType
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.topic.message_log import NO_DELAY
 
 
 class NumberedTopic:

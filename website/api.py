@@ -64,9 +64,9 @@ PAGES = (
     ),
     ApiPage(
         "asyncio",
-        "ackstate.cursor.aio: asyncio",
+        "ackstate.aio: asyncio",
         "Topics and subscriptions with calls to await.",
-        {"Classes": _of("ackstate.cursor.aio", "AsyncTopics AsyncTopic AsyncSubscription")},
+        {"Classes": _of("ackstate.aio", "AsyncTopics AsyncTopic AsyncSubscription")},
     ),
     ApiPage(
         "messages",
@@ -110,10 +110,10 @@ PAGES = (
         {
             "Stores": [
                 *_of("ackstate.cursor", "SqliteStore FileStore MemoryStore"),
-                "ackstate.cursor.stores.zookeeper.ZooKeeperStore",
+                "ackstate.stores.zookeeper.ZooKeeperStore",
             ],
             "The contract of a store": _of("ackstate.cursor", "Store LedgerStore MetadataStore"),
-            "The conformance suite": _of("ackstate.cursor.testing", "check_store"),
+            "The conformance suite": _of("ackstate.testing", "check_store"),
             "Errors": _of(
                 "ackstate.cursor",
                 "StoreError StoreFullError StoreLockedError LedgerFencedError LedgerNotFoundError "

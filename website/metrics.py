@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
 from ackstate.cursor import MemoryStore, PolicyStore, PublishCounters
 from ackstate.cursor.metrics import CursorCollector, PersistTimer
-from ackstate.cursor.topic.publish_metrics import PublishCollector
-from ackstate.cursor.topic.retention_metrics import BacklogCollector
+from ackstate.topic.publish_metrics import PublishCollector
+from ackstate.topic.retention_metrics import BacklogCollector
 from website.markdown import table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Exporter:
 
 def exporters() -> tuple[Exporter, ...]:
     """Return all classes that export metrics."""
-    cursor, topic, admin = "ackstate.cursor.metrics", "ackstate.cursor.topic", "ackstate.analysis.admin.numbers"
+    cursor, topic, admin = "ackstate.cursor.metrics", "ackstate.topic", "ackstate.analysis.admin.numbers"
     return (
         Exporter(f"{cursor}.CursorCollector", "Subscriptions and cursors.", CursorCollector().describe),
         Exporter(f"{cursor}.PersistTimer", "The duration of persists and recoveries.", _of_the_timer),

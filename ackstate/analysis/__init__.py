@@ -1,6 +1,4 @@
 """Record traces, crash cursors, estimate redelivery with Spark, and report. The only package that uses Spark."""
 
-from ackstate.checkout import alias
-
 if __name__ == "analysis":
-    alias(__name__)
+    raise ImportError("analysis is a link to a folder of ackstate: import ackstate.analysis")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from ackstate.cursor.dispatch.block_reason import BlockReason
-    from ackstate.cursor.inspect.hole_report import HoleReport
     from ackstate.cursor.subscription import Subscription
+    from ackstate.dispatch.block_reason import BlockReason
+    from ackstate.inspect.hole_report import HoleReport
 
 
 class _Explained(BaseModel):

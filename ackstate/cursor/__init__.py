@@ -3,14 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ackstate.checkout import alias
 from ackstate.renamed import warn_renamed
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
-    from ackstate.cursor.dispatch.stats import ConsumerUse, DispatchStats, RuleStats
-    from ackstate.cursor.inspect.hole_report import HoleReport
-    from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
     from ackstate.cursor.journal.deletion import delete_subscription
     from ackstate.cursor.journal.format import Format, Repair
     from ackstate.cursor.journal.hole_pins import BucketReferences
@@ -43,9 +39,6 @@ if TYPE_CHECKING:
         StoreLockedError,
         VersionMismatchError,
     )
-    from ackstate.cursor.stores.file import FileStore
-    from ackstate.cursor.stores.memory import MemoryStore
-    from ackstate.cursor.stores.sqlite import SqliteStore
     from ackstate.cursor.subscription import (
         AckRefusedError,
         BlockReason,
@@ -58,14 +51,20 @@ if TYPE_CHECKING:
         SubscriptionOptions,
         SubscriptionType,
     )
-    from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
-    from ackstate.cursor.topic.deletion import delete_topic
-    from ackstate.cursor.topic.message import NO_DELAY, Message
-    from ackstate.cursor.topic.message_log import MessageLog
-    from ackstate.cursor.topic.policy_store import Policies, PolicyOwner, PolicyStore
-    from ackstate.cursor.topic.publish_all import publish_all
-    from ackstate.cursor.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
-    from ackstate.cursor.topic.retention import (
+    from ackstate.dispatch.stats import ConsumerUse, DispatchStats, RuleStats
+    from ackstate.inspect.hole_report import HoleReport
+    from ackstate.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
+    from ackstate.stores.file import FileStore
+    from ackstate.stores.memory import MemoryStore
+    from ackstate.stores.sqlite import SqliteStore
+    from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+    from ackstate.topic.deletion import delete_topic
+    from ackstate.topic.message import NO_DELAY, Message
+    from ackstate.topic.message_log import MessageLog
+    from ackstate.topic.policy_store import Policies, PolicyOwner, PolicyStore
+    from ackstate.topic.publish_all import publish_all
+    from ackstate.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+    from ackstate.topic.retention import (
         BacklogPolicy,
         BacklogQuotaExceededError,
         BacklogReport,
@@ -73,12 +72,12 @@ if TYPE_CHECKING:
         backlog_report,
         trim_log,
     )
-    from ackstate.cursor.topic.settings import TopicSettings
-    from ackstate.cursor.topic.start import Start, StartTime
-    from ackstate.cursor.topic.subscribing import SubscriptionRequest
-    from ackstate.cursor.topic.subscription_type import SubscriptionTypeError
-    from ackstate.cursor.topic.topic import Topic
-    from ackstate.cursor.topic.topics import Topics
+    from ackstate.topic.settings import TopicSettings
+    from ackstate.topic.start import Start, StartTime
+    from ackstate.topic.subscribing import SubscriptionRequest
+    from ackstate.topic.subscription_type import SubscriptionTypeError
+    from ackstate.topic.topic import Topic
+    from ackstate.topic.topics import Topics
 
 __all__ = [
     "AUTO",
@@ -259,4 +258,4 @@ def __dir__() -> list[str]:
 
 
 if __name__ == "cursor":
-    alias(__name__)
+    raise ImportError("cursor is a link to a folder of ackstate: import ackstate.cursor")

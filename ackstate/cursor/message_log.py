@@ -7,6 +7,6 @@ from ackstate.renamed import moved_names
 __all__ = ["NO_DELAY", "Message", "MessageLog"]
 
 if TYPE_CHECKING:
-    from ackstate.cursor.topic.message_log import NO_DELAY, Message, MessageLog
+    from ackstate.topic.message_log import NO_DELAY, Message, MessageLog
 else:
     __getattr__ = moved_names(__name__, "ackstate.cursor", __all__)

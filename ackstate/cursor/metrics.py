@@ -15,9 +15,9 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate.cursor.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.cursor.topic_name import parse_topic, persistence_name
+from ackstate.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.errors import CursorClosedError
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-    from ackstate.cursor.dispatch.stats import DispatchStats
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import CursorStats, PersistResult
     from ackstate.cursor.subscription import Subscription
-    from ackstate.cursor.topic.topics import Topics
+    from ackstate.dispatch.stats import DispatchStats
     from ackstate.position import Position
+    from ackstate.topic.topics import Topics
 
 
 class _Labels(NamedTuple):

@@ -1,7 +1,7 @@
 """The storage of a cursor: two small protocols, with their durability contract in prose.
 
 A `LedgerStore` stores logs of opaque entries, a `MetadataStore` small values that are changed by compare-and-set. A
-`Store` has one of each. `ackstate.cursor.testing.check_store` is the contract as code: every store passes it.
+`Store` has one of each. `ackstate.testing.check_store` is the contract as code: every store passes it.
 
 Durability. When a mutating call returns, its change is synced: it survives a crash of the process or the machine, and a
 power cut. A mutating call that raises `StoreError` has happened entirely or not at all; to find out, read the data

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.dispatch.admission import AckRefusedError
-from ackstate.cursor.dispatch.block_reason import BlockReason
-from ackstate.cursor.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, SubscriptionType
-from ackstate.cursor.dispatch.delivery import DeadLetterPolicy, Delivery, DispatchRound
-from ackstate.cursor.dispatch.options import SubscriptionOptions, check_parts, check_same_log
-from ackstate.cursor.dispatch.subscription_dispatch import SubscriptionDispatch
-from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.topic.start import Start, StartTime, start_position
+from ackstate.dispatch.admission import AckRefusedError
+from ackstate.dispatch.block_reason import BlockReason
+from ackstate.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, SubscriptionType
+from ackstate.dispatch.delivery import DeadLetterPolicy, Delivery, DispatchRound
+from ackstate.dispatch.options import SubscriptionOptions, check_parts, check_same_log
+from ackstate.dispatch.subscription_dispatch import SubscriptionDispatch
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
+from ackstate.inspect.hole_report import HoleReason
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position, check_position, checked_positions
+from ackstate.topic.start import Start, StartTime, start_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult, Receipt
-    from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.topic.message_log import MessageLog
 
 __all__ = [
     "AckRefusedError",

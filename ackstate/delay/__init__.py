@@ -1,6 +1,5 @@
 """Delayed messages: one index for a topic, one view of it for each subscription; no clock."""
 
-from ackstate.checkout import alias
 from ackstate.delay.buckets.index import BucketedDelayIndex
 from ackstate.delay.buckets.recovery import BucketRecoveryReport
 from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
@@ -26,4 +25,4 @@ __all__ = [
 ]
 
 if __name__ == "delay":
-    alias(__name__)
+    raise ImportError("delay is a link to a folder of ackstate: import ackstate.delay")

@@ -1,6 +1,5 @@
 """Limits on dispatch and on publishing: numbers in, a verdict out; no cursor, no clock."""
 
-from ackstate.checkout import alias
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.policies import (
@@ -33,4 +32,4 @@ __all__ = [
 ]
 
 if __name__ == "limits":
-    alias(__name__)
+    raise ImportError("limits is a link to a folder of ackstate: import ackstate.limits")

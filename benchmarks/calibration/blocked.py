@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryStore
 from benchmarks.calibration.player import OverSubscription
 from benchmarks.calibration.workload import CalibrationWorkload
 

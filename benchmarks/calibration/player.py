@@ -9,14 +9,14 @@ from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor, Subscription
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.memory import MemoryStore
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.subscription import SubscriptionOptions
-from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
+from ackstate.stores.file import FileStore
+from ackstate.stores.memory import MemoryStore
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.topic.message_log import Message, MessageLog
 from benchmarks.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.replay.policy import Policy
-from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryStore
 from benchmarks.calibration.mistakes import mistakes
 from benchmarks.calibration.player import Player, RecoveryResult, open_store, over_store, recover
 from benchmarks.calibration.points import grid

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ackstate.analysis.workloads.delayed_messages import TICK_MS, mixed_delays
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.cursor import SqliteStore
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from benchmarks.delay.footprint import owned_bytes
 from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
 

@@ -14,8 +14,8 @@ from pyroaring import BitMap
 from ackstate import DeletedRanges, LedgerMap, Position
 from ackstate.analysis.workloads.delayed_messages import TICK_MS, end_of
 from ackstate.cursor import ManagedCursor, MemoryStore
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
 from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
 from benchmarks.delay.footprint import Ruler, in_new_process, owned_bytes

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate import AckStateError
+from ackstate.aio import AsyncTopics
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import CursorConfig, FileStore, Subscription, TopicSettings
-from ackstate.cursor.aio import AsyncTopics
 from examples.broker.broker import Broker
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate import AckStateError
+    from ackstate.aio import AsyncSubscription, AsyncTopic, AsyncTopics
     from ackstate.cursor import Start, Subscription, SubscriptionType
-    from ackstate.cursor.aio import AsyncSubscription, AsyncTopic, AsyncTopics
 
 _LAST_ACKS_S = 0.3  # Clients collect acks for a tenth of a second before they send them.
 

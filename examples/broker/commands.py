@@ -15,7 +15,7 @@ from examples.broker.pulsar_api_pb2 import ServerError
 
 if TYPE_CHECKING:
     from ackstate import Position
-    from ackstate.cursor.aio import AsyncTopic
+    from ackstate.aio import AsyncTopic
     from examples.broker.broker import Broker
     from examples.broker.connection import Connection
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate import Position
+    from ackstate.aio import AsyncSubscription, AsyncTopic
     from ackstate.cursor import Start, StartTime
-    from ackstate.cursor.aio import AsyncSubscription, AsyncTopic
     from examples.broker.consumer import Consumer
 
 _OF_THE_BROKER = 2**64 - 1  # the request id of a command that no client has requested

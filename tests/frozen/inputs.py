@@ -15,8 +15,8 @@ from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Message, StoreError, Topics, TopicSettings
 from ackstate.cursor.journal.format import Format
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import GateLimits
+from ackstate.stores.memory import Fault, FaultKind
 from frozen.command import TRACES, answer_of
 from trace_files import read_rows
 

@@ -32,14 +32,14 @@ from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.manifest import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.pulsar_conf import cursor_settings
-from ackstate.cursor.stores import bookkeeper_entries, bookkeeper_nodes, pulsar_rocksdb, zookeeper_nodes
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.pulsar_nodes import parse_pulsar_url
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.topic.log_ownership import decode_log_record
-from ackstate.cursor.topic.message import Message, decode_messages, encode_message
-from ackstate.cursor.topic.policy_store import decode_policies
 from ackstate.properties import decode_properties
+from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, pulsar_rocksdb, zookeeper_nodes
+from ackstate.stores.file import FileStore
+from ackstate.stores.pulsar_nodes import parse_pulsar_url
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.topic.log_ownership import decode_log_record
+from ackstate.topic.message import Message, decode_messages, encode_message
+from ackstate.topic.policy_store import decode_policies
 from ackstate.wire import native, native_pointer, native_shared, pulsar
 from ackstate.wire.native_deltas import JournalOffset, decode_deltas
 from ackstate.wire.pulsar import delay_snapshot

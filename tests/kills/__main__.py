@@ -24,19 +24,34 @@ from kills.mutants import find
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = Path(__file__).with_name("ledger.json")
 MEASURED = ROOT / "out" / "kills"
-FOLDERS = ("ackstate", "cursor", "limits", "delay", "analysis/trace", "analysis/replay", "analysis/estimate")
+ANALYSIS = "ackstate/analysis/"
 TESTS = ("tests/unit", "tests/model")
-MUTANT_COUNT, OF_ANALYSIS = 2_000, 300
+MUTANT_COUNT, ANALYSIS_COUNT = 2_000, 300
 KILLERS_MAX = 6
 SECONDS_MAX = 15.0
 """Of the tests that are run on one mutant, as measured with their lines."""
 GOES = (
-    "cursor/stores/file", "cursor/stores/kernel_directory", "cursor/stores/plain_files", "cursor/stores/temporary_copy",
-    "cursor/stores/zookeeper_ledgers", "cursor/stores/zookeeper_group", "cursor/stores/pulsar_rocksdb",
-    "cursor/steps", "cursor/writes", "cursor/former_names", "cursor/journal/shared_holes", "cursor/journal/hole_pins",
-    "cursor/journal/cursor_holes", "cursor/journal/filled_ranges", "cursor/state/auto_age", "ackstate/checkout",
-    "ackstate/renamed", "ackstate/spelling", "analysis/replay/state", "analysis/trace/generate",
-)  # fmt: skip
+    "ackstate/stores/file",
+    "ackstate/stores/kernel_directory",
+    "ackstate/stores/plain_files",
+    "ackstate/stores/temporary_copy",
+    "ackstate/stores/zookeeper_ledgers",
+    "ackstate/stores/zookeeper_group",
+    "ackstate/stores/pulsar_rocksdb",
+    "ackstate/cursor/steps",
+    "ackstate/cursor/writes",
+    "ackstate/cursor/former_names",
+    "ackstate/cursor/journal/shared_holes",
+    "ackstate/cursor/journal/hole_pins",
+    "ackstate/cursor/journal/cursor_holes",
+    "ackstate/cursor/journal/filled_ranges",
+    "ackstate/cursor/state/auto_age",
+    "ackstate/checkout",
+    "ackstate/renamed",
+    "ackstate/spelling",
+    "ackstate/analysis/replay/state",
+    "ackstate/analysis/trace/generate",
+)
 """Modules that go: their mutants would prove nothing."""
 
 
@@ -140,17 +155,23 @@ def present():
     """Return where each mutant is now, by its key: its path and site."""
     return {
         site.mutant.key: (path.relative_to(ROOT), site)
-        for path, site in find(ROOT, FOLDERS)
-        if not str(path.relative_to(ROOT)).startswith(GOES)
+        for path, site in find(ROOT)
+        if is_mutated(str(path.relative_to(ROOT)))
     }
+
+
+def is_mutated(path):
+    """Tell whether a module's mutants belong in the ledger: of the analysis, only what computes its numbers."""
+    rest = path.removeprefix(ANALYSIS)
+    return not path.startswith(GOES) and (rest == path or rest.startswith(("trace/", "replay/", "estimate/")))
 
 
 def sample(places):
     """Return entries of mutants to try: of the library mostly, some of the analysis, in no order."""
     chosen = random.Random(19_966)
-    of_analysis = {key for key in places if places[key][0].parts[0] == "analysis"}
-    keys = chosen.sample(sorted(places.keys() - of_analysis), MUTANT_COUNT - OF_ANALYSIS)
-    keys += chosen.sample(sorted(of_analysis), OF_ANALYSIS)
+    of_analysis = {key for key in places if places[key][0].is_relative_to(ANALYSIS)}
+    keys = chosen.sample(sorted(places.keys() - of_analysis), MUTANT_COUNT - ANALYSIS_COUNT)
+    keys += chosen.sample(sorted(of_analysis), ANALYSIS_COUNT)
     chosen.shuffle(keys)
     return [{"key": key, "module": str(places[key][0]), **places[key][1].mutant._asdict()} for key in keys]
 
@@ -178,7 +199,6 @@ def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
     """Return the tests that fail on a mutant, at most so many, and the one that does not end."""
     path, site = places[entry["key"]]
     module = ".".join(path.with_suffix("").parts)
-    module = module if module.startswith("ackstate.") else f"ackstate.{module}"
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         try:
             status = pytest(

@@ -79,13 +79,12 @@ def mutated(text: str, order: int) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-def find(root: Path, folders: tuple[str, ...]) -> Iterator[tuple[Path, Site]]:
-    """Yield the mutants of all modules below some folders."""
-    for folder in folders:
-        for path in sorted((root / folder).rglob("*.py")):
-            if not path.name.endswith("_pb2.py"):
-                for site in sites(path.read_text(encoding="utf-8")):
-                    yield path, site
+def find(root: Path) -> Iterator[tuple[Path, Site]]:
+    """Yield the mutants of all modules of the product."""
+    for path in sorted((root / "ackstate").rglob("*.py")):
+        if not path.name.endswith("_pb2.py"):
+            for site in sites(path.read_text(encoding="utf-8")):
+                yield path, site
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.AST, str]]:

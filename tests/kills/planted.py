@@ -26,11 +26,11 @@ class Planted(NamedTuple):
 
 
 _CURSOR, _MODEL = "tests/unit/cursor/test_", "tests/model/cursor/test_"
-_JOURNAL, _PLANNER = "cursor/journal/journal.py", "cursor/persist/planner.py"
-_ACKS, _BATCHES = "cursor/state/unpersisted_acks.py", "cursor/state/unpersisted_batches.py"
-_ROUNDS, _REPLAY_QUEUE = "cursor/dispatch/rounds.py", "cursor/dispatch/replay_queue.py"
-_UNACKED = "cursor/dispatch/unacked_messages.py"
-_STORES = "cursor/stores/"
+_JOURNAL, _PLANNER = "ackstate/cursor/journal/journal.py", "ackstate/cursor/persist/planner.py"
+_ACKS, _BATCHES = "ackstate/cursor/state/unpersisted_acks.py", "ackstate/cursor/state/unpersisted_batches.py"
+_ROUNDS, _REPLAY_QUEUE = "ackstate/dispatch/rounds.py", "ackstate/dispatch/replay_queue.py"
+_UNACKED = "ackstate/dispatch/unacked_messages.py"
+_STORES = "ackstate/stores/"
 _SQLITE, _UNREADABLE = f"{_CURSOR}sqlite.py::test_", f"{_CURSOR}sqlite_unreadable.py::test_"
 _SQLITE_LOG = f"{_CURSOR}sqlite_log.py::test_"
 
@@ -76,12 +76,12 @@ UNNOTICED = (
         (f"{_CURSOR}pace.py::test_a_ledger_that_failed_is_tried_again_after_a_clock_went_back",),
     ),
     Planted(
-        "R2", "cursor/journal/recovery.py", " or bool(snapshot.batch)", "",
+        "R2", "ackstate/cursor/journal/recovery.py", " or bool(snapshot.batch)", "",
         "An orphan journal of batch acks alone is not looked for: the cursor opens as new.",
         (f"{_CURSOR}managed.py::test_an_orphan_journal_of_batch_acks_alone_is_not_absent",),
     ),
     Planted(
-        "G2", "limits/broker.py", "gone = self._counted + self._promised\n", "gone = self._counted\n",
+        "G2", "ackstate/limits/broker.py", "gone = self._counted + self._promised\n", "gone = self._counted\n",
         "A promise is kept when a gate closes: the broker's total stays above 0.",
         ("tests/unit/limits/test_gate_broker.py"
          "::test_a_subscription_that_leaves_takes_what_it_was_promised_with_it",),
@@ -99,20 +99,20 @@ UNNOTICED = (
         ("tests/system/cursor/test_store_conformance.py::test_sqlite_store_keeps_the_contract",),
     ),
     Planted(
-        "Y1", "analysis/replay/cursor_replay.py",
+        "Y1", "ackstate/analysis/replay/cursor_replay.py",
         "            if self._cursor.view.is_persist_due(now_ms=at_ms):\n                return at_ms\n", "",
         "The replay looks at young acks only once.",
         ("tests/model/analysis/replay/test_replay.py::test_a_story_tells_of_a_planted_bug",),
     ),
     Planted(
-        "Y2", "analysis/replay/persist_ticks.py",
+        "Y2", "ackstate/analysis/replay/persist_ticks.py",
         "        self._waiting.clear()\n        self._flush_at = self.tick_at(at_ms + self._flush_ms)\n",
         "        self._waiting.clear()\n",
         "In the replay the old flush interval continues after a reset.",
         ("tests/unit/analysis/replay/test_persist_ticks.py::test_the_flush_interval_starts_again_after_a_reset",),
     ),
     Planted(
-        "D1", "delay/calendar.py", "min(self._fresh_first_ms, int(due_ms.min()))", "int(due_ms.min())",
+        "D1", "ackstate/delay/calendar.py", "min(self._fresh_first_ms, int(due_ms.min()))", "int(due_ms.min())",
         "Delayed messages are handed out late: a later one hides the first.",
         ("tests/unit/delay/test_feed.py::test_many_at_a_time_are_as_one_by_one",
          "tests/model/delay/test_calendar_model.py::TestCalendar::runTest"),
@@ -124,7 +124,7 @@ UNNOTICED = (
         (f"{_SQLITE_LOG}a_last_transaction_may_be_torn_anywhere",),
     ),
     Planted(
-        "overdrawn permits", "cursor/dispatch/permits.py",
+        "overdrawn permits", "ackstate/dispatch/permits.py",
         "self.total += max(after, 0) - max(before, 0)", "self.total += after - before",
         "A consumer that a batch brought below zero stops all others.",
         (f"{_CURSOR}rounds.py::test_a_consumer_that_a_batch_overdrew_stops_no_other",),
@@ -136,12 +136,12 @@ UNNOTICED = (
         (f"{_CURSOR}rounds.py::test_a_round_that_fails_after_it_sent_returns_the_permits",),
     ),
     Planted(
-        "young after a reset", "cursor/persist/reset.py", "            persister.young_age.clear()\n", "",
+        "young after a reset", "ackstate/cursor/persist/reset.py", "            persister.young_age.clear()\n", "",
         "After a seek young acks are persisted as old.",
         (f"{_CURSOR}generations.py::test_what_was_sent_before_a_reset_is_young_again_after_it",),
     ),
     Planted(
-        "empty last ledger", "cursor/topic/retention.py",
+        "empty last ledger", "ackstate/topic/retention.py",
         "(mark_delete > ledgers.last_confirmed and mark_delete.entry_id >= 0)", "mark_delete > ledgers.last_confirmed",
         "A mark-delete before the first entry of the empty last ledger keeps the log for ever.",
         (f"{_CURSOR}retention.py::test_a_mark_delete_before_the_empty_last_ledger_holds_nothing",),
@@ -154,18 +154,18 @@ UNNOTICED = (
          "::test_a_log_of_empty_ledgers_ends_before_the_first_entry_of_the_last",),
     ),
     Planted(
-        "truncated batches", "cursor/persist/round.py",
+        "truncated batches", "ackstate/cursor/persist/round.py",
         "if taken.cut_count or taken.batch_cut_count:", "if taken.cut_count:",
         "A truncation by the limit on batches alone is neither logged nor counted.",
         (f"{_CURSOR}pulsar_mode.py::test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut",),
     ),
     Planted(
-        "pause", "cursor/persist/trigger.py", "max(interval_ms, _PAUSE_MS)", "interval_ms",
+        "pause", "ackstate/cursor/persist/trigger.py", "max(interval_ms, _PAUSE_MS)", "interval_ms",
         "A broker with a flush interval of 0 does not pause after a persist that failed.",
         (f"{_CURSOR}pace.py::test_a_persist_that_failed_is_not_tried_again_at_once",),
     ),
     Planted(
-        "due for others", "delay/buckets/shared.py",
+        "due for others", "ackstate/delay/buckets/shared.py",
         "        self.due_log.append(due)\n        return False\n", "        return False\n",
         "A message that one view delivers before the index says is lost for the other views.",
         ("tests/unit/delay/test_shared_use.py"
@@ -178,7 +178,7 @@ UNNOTICED = (
         (),
     ),
     Planted(
-        "closed meanwhile", "cursor/persist/persist_all.py",
+        "closed meanwhile", "ackstate/cursor/persist/persist_all.py",
         "isinstance(outcome, AckStateError) and not isinstance(outcome, CursorClosedError)",
         "isinstance(outcome, AckStateError)",
         "A cursor that another thread closes meanwhile is reported as one that could not be closed.",
@@ -203,7 +203,7 @@ UNNOTICED = (
         (f"{_CURSOR}rounds.py::test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_time",),
     ),
     Planted(
-        "first ledger kept", "analysis/replay/acked.py",
+        "first ledger kept", "ackstate/analysis/replay/acked.py",
         "            if ledger_id < self.complete_below:\n                bitmap.add_range",
         "            if ledger_id <= self.complete_below:\n                bitmap.add_range",
         "After a restart the replay takes later entries of the first ledger that is kept for acked.",
@@ -211,20 +211,20 @@ UNNOTICED = (
          "::test_a_restart_acks_nothing_of_the_first_ledger_that_is_kept",),
     ),
     Planted(
-        "error of the store", "cursor/subscription.py",
+        "error of the store", "ackstate/cursor/subscription.py",
         "self._admission.persisted(outcome, now_ms=self._latest_ms)",
         "self._admission.persisted(None, now_ms=self._latest_ms)",
         "A blocked subscription does not name the store that fails.",
         (f"{_CURSOR}explain_holes.py::test_the_byte_rule_names_the_store_that_fails",),
     ),
     Planted(
-        "error of the store, forgotten", "cursor/subscription.py",
+        "error of the store, forgotten", "ackstate/cursor/subscription.py",
         "self._admission.store_error if outcome.route is PersistTarget.NOTHING else None", "None",
         "A persist that wrote nothing takes the blame off the store.",
         (f"{_CURSOR}explain_holes.py::test_a_persist_with_nothing_to_write_does_not_clear_the_store",),
     ),
     Planted(
-        "cleared delays", "cursor/subscription.py", "            self._messages.delayed.forget()\n", "",
+        "cleared delays", "ackstate/cursor/subscription.py", "            self._messages.delayed.forget()\n", "",
         "A cleared backlog leaves its delayed messages in the tracker.",
         (f"{_CURSOR}delayed_subscription.py::test_a_cleared_backlog_stays_clear",),
     ),
@@ -324,12 +324,12 @@ FOUND = (
         (f"{_SQLITE_LOG}a_lost_frame_is_refused_where_short_transactions_follow_it",),
     ),
     Planted(
-        "O17", "cursor/dispatch/hole_queue.py", "max(entry_id - 1, 0)", "entry_id - 1",
+        "O17", "ackstate/dispatch/hole_queue.py", "max(entry_id - 1, 0)", "entry_id - 1",
         "An ack at the begin of a ledger while holes are filled: the next dispatch fails with an `OverflowError`.",
         (f"{_CURSOR}never_stuck.py::test_a_poison_message_that_frees_most_does_not_starve_the_others",),
     ),
     Planted(
-        "O18", "cursor/persist/persist_all.py", "error if is_one else copy(error)", "error",
+        "O18", "ackstate/cursor/persist/persist_all.py", "error if is_one else copy(error)", "error",
         "Cursors that could not be written together share one error, with the outcomes of all of them.",
         (f"{_CURSOR}persist_all.py::test_each_that_could_not_be_written_anywhere_says_why_it_could_not",),
     ),
@@ -339,7 +339,7 @@ FOUND = (
         (f"{_MODEL}key_order.py::test_what_was_acked_past_the_subscription_does_not_hold_its_key_up",),
     ),
     Planted(
-        "O20", "cursor/persist/reset.py", "            state.begin_reset(mark_delete)\n", "",
+        "O20", "ackstate/cursor/persist/reset.py", "            state.begin_reset(mark_delete)\n", "",
         "After a seek whose write failed but reached the disk, receipts still count as durable.",
         (f"{_CURSOR}failed_seek.py::test_no_receipt_counts_that_a_crash_may_void",),
     ),
@@ -350,7 +350,7 @@ FOUND = (
         (f"{_CURSOR}subscription.py::test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides",),
     ),
     Planted(
-        "O22", "cursor/state/view.py",
+        "O22", "ackstate/cursor/state/view.py",
         "for each in state.resets_begun)\n        return max(state.unp",
         "for each in (min(state.resets_begun),))\n        return max(state.unp",
         "After two failed seeks the un-persisted bytes are those of the lower one, which may be fewer.",

@@ -19,9 +19,8 @@ if _LINES:
     import coverage
 
     ROOT = Path(__file__).resolve().parents[2]
-    _FOLDERS = ("ackstate", "cursor", "limits", "delay", "analysis")
     _coverage = coverage.Coverage(
-        data_file=f"{_LINES}/lines.{os.getpid()}", config_file=False, include=[f"{ROOT}/{each}/*" for each in _FOLDERS]
+        data_file=f"{_LINES}/lines.{os.getpid()}", config_file=False, include=[f"{ROOT}/ackstate/*"]
     )
 
     def pytest_configure(config):

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.store import StoreLockedError
-from ackstate.cursor.stores.pulsar_cluster import open_cluster
+from ackstate.stores.pulsar_cluster import open_cluster
 from live.cluster import Standalone
 from live.command import ackstate_json
 from live.findings import Section

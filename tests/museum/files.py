@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import wraps
 
-from ackstate.cursor.stores import file_commit, file_generation, file_log
-from ackstate.cursor.stores.kernel_directory import KernelFile
+from ackstate.stores import file_commit, file_generation, file_log
+from ackstate.stores.kernel_directory import KernelFile
 from ackstate.wire import native
 from museum.exhibit import Exhibit, Replacement
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 import ackstate.cursor.state.persist_limits
-from ackstate.cursor.dispatch.limit_usage import LimitUsage
+from ackstate.dispatch.limit_usage import LimitUsage
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.rule_state import RuleState
 from ackstate.selection import select

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ackstate.cursor.stores import sqlite_connection, sqlite_database, sqlite_mark, sqlite_seal
+from ackstate.stores import sqlite_connection, sqlite_database, sqlite_mark, sqlite_seal
 from ackstate.wire import native
 from museum.exhibit import Exhibit, Replacement
 from museum.files import FILES, _Believed

@@ -13,9 +13,9 @@ from starlette.routing import Match
 
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.cursor.store import StoreError, VersionMismatchError
-from ackstate.cursor.topic.policy_store import POLICIES_OF
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import DelayPolicyRefusedError
+from ackstate.topic.policy_store import POLICIES_OF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,8 +23,8 @@ from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topi
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.analysis.admin.tokens import OneToken
 from ackstate.cursor.store import Store, StoreError
-from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore
 from ackstate.errors import AckStateError
+from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.live_topics import LiveTopics

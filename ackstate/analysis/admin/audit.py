@@ -11,7 +11,7 @@ from ackstate.analysis.admin.guard import WHO
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from ackstate.cursor.topic.policy_store import PolicyOwner
+    from ackstate.topic.policy_store import PolicyOwner
 
 _LOG = logging.getLogger("ackstate.admin.audit")
 

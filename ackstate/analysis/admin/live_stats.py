@@ -20,9 +20,9 @@ from ackstate.analysis.admin.internal_stats import (
     PersistentTopicInternalStats,
     PulsarResponse,
 )
-from ackstate.cursor.dispatch.consumers import SubscriptionType
 from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.topic_name import persistence_name
+from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import CursorClosedError
 
 if TYPE_CHECKING:

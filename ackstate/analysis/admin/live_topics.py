@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.subscription import Subscription
-    from ackstate.cursor.topic.message_log import MessageLog
     from ackstate.limits.gate import GateLimits
+    from ackstate.topic.message_log import MessageLog
 
 PERSISTENT = "persistent"
 

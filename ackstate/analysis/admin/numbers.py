@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from ackstate.cursor.topic.policy_store import PolicyStore
+    from ackstate.topic.policy_store import PolicyStore
 
 _UNMATCHED = "none"
 _BROKEN = 500

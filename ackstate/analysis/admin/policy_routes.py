@@ -12,8 +12,8 @@ from ackstate.analysis.admin.audit import log_change
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.resolve import NumberPolicy
 from ackstate.cursor.store import ABSENT
-from ackstate.cursor.topic.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
 from ackstate.limits import DelayedDeliveryPolicies
+from ackstate.topic.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable

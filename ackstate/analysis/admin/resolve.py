@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.topic.policy_store import Policies
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
 from ackstate.limits.policies import (
@@ -21,12 +20,13 @@ from ackstate.limits.policies import (
 from ackstate.limits.rules import GATE_KEYS
 from ackstate.limits.settable import check_fixed_delay_kept, check_namespace_settable, check_topic_settable
 from ackstate.properties import check_spelling
+from ackstate.topic.policy_store import Policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore
     from ackstate.limits import EffectiveDelayedDelivery
+    from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 
 _NOTHING = DelayedDeliveryPolicies()
 # The broker's properties that `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.inspect.findings import CursorInspection, Note
     from ackstate.cursor.store import Store
+    from ackstate.inspect.findings import CursorInspection, Note
 
 
 def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyBytesOption = None) -> None:
@@ -39,7 +39,7 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
     Exit status: 0 all cursors open, 1 some do not or are left out, 2 the store
     cannot be read.
     """
-    from ackstate.cursor.inspect.store import inspect_store
+    from ackstate.inspect.store import inspect_store
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         notes = _store_notes(opened)
@@ -60,8 +60,8 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
 
 def _store_notes(store: Store) -> list[Note]:
     """Return the notes about the store as a whole."""
-    from ackstate.cursor.inspect.findings import Note
-    from ackstate.cursor.stores.file import FileStore
+    from ackstate.inspect.findings import Note
+    from ackstate.stores.file import FileStore
 
     tail = store.discarded if isinstance(store, FileStore) else None
     if tail is None:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.inspect.findings import CursorInspection, JournalRecord
     from ackstate.cursor.journal.format import CursorState
     from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.inspect.findings import CursorInspection, JournalRecord
     from ackstate.range_store import Run
 
 _SHOWN = 20  # ranges and batches, without --all-ranges
@@ -48,7 +48,7 @@ def inspect(
 
     Exit status: 0, 1 if a cursor cannot be opened, 2 if the store cannot be read.
     """
-    from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
+    from ackstate.inspect.store import find_cursors, inspect_cursor
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)

@@ -20,10 +20,10 @@ from ackstate.errors import AckStateError, CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ackstate.cursor.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
+    from ackstate.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.position import Position
+    from ackstate.stores.pulsar_layout import PulsarLayout
 
 _ZOOKEEPER = "zookeeper://"
 _BOOKKEEPER = "bookkeeper://"
@@ -70,7 +70,7 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
 
 def _opened(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.cursor.stores.pulsar_nodes import is_pulsar_url
+    from ackstate.stores.pulsar_nodes import is_pulsar_url
 
     if store.startswith((_ZOOKEEPER, _BOOKKEEPER)):
         return _in_cluster(store)
@@ -89,8 +89,8 @@ def opened_cluster(url: str, *, only_reads: bool, bookies: int | None = None) ->
         AckStateError: The cluster cannot be reached, or a package is missing.
     """
     try:
-        from ackstate.cursor.stores.bookkeeper_ledger import Replication
-        from ackstate.cursor.stores.pulsar_cluster import open_cluster
+        from ackstate.stores.bookkeeper_ledger import Replication
+        from ackstate.stores.pulsar_cluster import open_cluster
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
     try:
@@ -101,11 +101,11 @@ def opened_cluster(url: str, *, only_reads: bool, bookies: int | None = None) ->
 
 
 def _copied(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.cursor.stores.file import FileStore
-    from ackstate.cursor.stores.file_generation import holds_store
-    from ackstate.cursor.stores.sqlite import SqliteStore
-    from ackstate.cursor.stores.sqlite_mark import MADE, has_our_mark
-    from ackstate.cursor.stores.temporary_copy import COPY_BYTES_MAX
+    from ackstate.stores.file import FileStore
+    from ackstate.stores.file_generation import holds_store
+    from ackstate.stores.sqlite import SqliteStore
+    from ackstate.stores.sqlite_mark import MADE, has_our_mark
+    from ackstate.stores.temporary_copy import COPY_BYTES_MAX
 
     try:
         names = [path.name for path in Path(store).iterdir()]
@@ -140,10 +140,10 @@ def _in_cluster(store: str) -> Store:
 
 def _open_in_cluster(scheme: str) -> Callable[..., Store]:
     if scheme == _BOOKKEEPER:
-        from ackstate.cursor.stores.bookkeeper import BookKeeperStore
+        from ackstate.stores.bookkeeper import BookKeeperStore
 
         return BookKeeperStore.open_to_read
-    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+    from ackstate.stores.zookeeper import ZooKeeperStore
 
     return ZooKeeperStore.open_to_read
 
@@ -215,7 +215,7 @@ def text_of(position: Position | None) -> str | None:
 
 def unread_json(store: Store) -> list[dict[str, str]]:
     """Return the parts of a Pulsar cluster that were left out of a listing, and why."""
-    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
+    from ackstate.stores.pulsar_layout import PulsarLayout
 
     unread = store.metadata.unread if isinstance(store, PulsarLayout) else {}
     return [{"path": path, "why": unread[path]} for path in sorted(unread)]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from kazoo.client import KazooClient
 
-    from ackstate.cursor.stores.bookkeeper import BookKeeperOptions
-    from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+    from ackstate.stores.bookkeeper import BookKeeperOptions
+    from ackstate.stores.bookkeeper_client import BookKeeperClient
 
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
@@ -60,7 +60,7 @@ def bookkeeper_options(client: BookKeeperClient | None = None) -> BookKeeperOpti
     Args:
         client: A client to share.
     """
-    from ackstate.cursor.stores.bookkeeper import BookKeeperOptions  # noqa: PLC0415 - kazoo is an extra
+    from ackstate.stores.bookkeeper import BookKeeperOptions  # noqa: PLC0415 - kazoo is an extra
 
     return BookKeeperOptions(class_path=str(JARS), settings=_CLIENT_SETTINGS, client=client)
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash import dying
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import LogFencedError
 from ackstate.position import Position
+from ackstate.topic.message_log import Message, MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,12 +140,12 @@ def _report(line: str) -> None:
 def _opened(kind: str, hosts: str, root: str) -> Store:
     if kind == "bookkeeper":
         from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options  # noqa: PLC0415 - an extra
-        from ackstate.cursor.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - an extra
+        from ackstate.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - an extra
 
         return BookKeeperStore(
             hosts, root=root, bookkeeper=bookkeeper_options(), session_timeout_s=2.0, call_timeout_s=20.0
         )
-    from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
+    from ackstate.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
 
     return ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)
 

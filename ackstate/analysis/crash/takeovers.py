@@ -28,10 +28,10 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import RecoverySource
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.topic.message_log import Message, MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

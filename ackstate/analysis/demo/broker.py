@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import DelayIndexRegistry
 from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.position import Position
+from ackstate.topic.message_log import NO_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.trace.recorder import check_segment, read_recording, segments
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.stores.sqlite_database import STORE_FILES
 from ackstate.errors import AckStateError
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite_database import STORE_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

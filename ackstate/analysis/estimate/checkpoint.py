@@ -23,8 +23,8 @@ from uuid import uuid4
 from ackstate.analysis.atomic_write import open_lock, write_atomically
 from ackstate.analysis.location import StorePath, remove_tree
 from ackstate.analysis.replay.state_fields import VERSION, CheckpointError, Fields, check_version
-from ackstate.cursor.stores.directory_lock import sync_path
 from ackstate.errors import UnsupportedVersionError
+from ackstate.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ackstate.cursor.state.auto_age import AgeChooser
     from ackstate.cursor.state.young_age import YoungAge
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.memory import MemoryStore
     from ackstate.delivery_ruler import DeliveryRuler
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.memory import MemoryStore
 
 TOPIC, SUBSCRIPTION = "replayed", "replayed"
 """Names of every cursor of a replay."""

@@ -24,8 +24,8 @@ from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

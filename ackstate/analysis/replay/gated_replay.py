@@ -5,7 +5,7 @@ its delivery waited. A message without a delivery in the trace is delivered at t
 persist makes room for happen in the millisecond after it. Each entry of a cumulative ack is acked individually.
 Messages that wait when the process dies were never sent.
 
-The gate and the promotion of young acks are the library's own (`ackstate.cursor.dispatch.admission`): the limit is
+The gate and the promotion of young acks are the library's own (`ackstate.dispatch.admission`): the limit is
 never exceeded, not even by a byte. The model does not cover three things: consumers that would have requested less,
 messages that fill holes and are sent while the gate is closed (only redelivered or delayed messages can), and
 subscription types with a single active consumer, which have no gate.

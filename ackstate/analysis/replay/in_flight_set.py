@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.state_fields import compact_entries
-from ackstate.cursor.dispatch.deliveries import Sent
+from ackstate.dispatch.deliveries import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ CONSUMER = "replayed"
 
 @final
 class InFlightSet:
-    """See `ackstate.cursor.dispatch.deliveries.Reservations`: single messages of one consumer, all fully reserved.
+    """See `ackstate.dispatch.deliveries.Reservations`: single messages of one consumer, all fully reserved.
 
     Memory: a bitmap of the messages.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
-from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

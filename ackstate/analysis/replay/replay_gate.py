@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.replay.in_flight_set import CONSUMER
-from ackstate.cursor.dispatch.admission import Admission
-from ackstate.cursor.dispatch.deliveries import Sent
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.cursor.store import StoreError
+from ackstate.dispatch.admission import Admission
+from ackstate.dispatch.deliveries import Sent
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.record_size import isolated_range_bytes

@@ -10,7 +10,7 @@ from ackstate.analysis.trace.check import check_events, read_chunks
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import CHUNK_EVENTS, TraceError
 from ackstate.analysis.trace.parquet import new_trace
-from ackstate.cursor.stores.directory_lock import sync_path
+from ackstate.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

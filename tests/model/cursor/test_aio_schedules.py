@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from ackstate.aio import AsyncTopics
 from ackstate.cursor import (
     CursorConfig,
     DeadLetterPolicy,
@@ -21,7 +22,6 @@ from ackstate.cursor import (
     SubscriptionType,
     TopicSettings,
 )
-from ackstate.cursor.aio import AsyncTopics
 from ackstate.errors import AckStateError, CursorClosedError
 
 PERMITS = 5

@@ -6,7 +6,7 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 
 ENTRIES = 60
 CONFIG = CursorConfig(compaction_bytes_min=150)

@@ -7,8 +7,8 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import CursorConfig, MemoryStore
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from delayed_topic import NONE, Bucketed, DelayedTopic, MemoryMachine
 
 CUTS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]

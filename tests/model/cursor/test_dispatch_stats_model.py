@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
-from ackstate.cursor.dispatch.delayed import DelayedMessages
-from ackstate.cursor.dispatch.deliveries import Deliveries
+from ackstate.dispatch.delayed import DelayedMessages
+from ackstate.dispatch.deliveries import Deliveries
 from planted import assert_caught
 from topics import NumberedTopic
 

@@ -7,8 +7,8 @@ import pytest
 
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT, StoreError
-from ackstate.cursor.stores import file_generation
 from ackstate.errors import CorruptStateError
+from ackstate.stores import file_generation
 from fake_directory import (
     LOG,
     DiedError,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
-from ackstate.cursor.dispatch.consumers import Consumers
-from ackstate.cursor.dispatch.replay_queue import ReplayQueue
-from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.delay.position_set import PositionSet
+from ackstate.dispatch.consumers import Consumers
+from ackstate.dispatch.replay_queue import ReplayQueue
+from ackstate.dispatch.unacked_messages import UnackedMessages
 from ackstate.limits import GateLimits
 from planted import assert_caught
 from topics import NumberedTopic

@@ -26,9 +26,10 @@ from ackstate.cursor import (
     Subscription,
     trim_log,
 )
-from ackstate.cursor.inspect.store import inspect_store
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.log_ownership import (
+from ackstate.cursor.writes import PutValue
+from ackstate.inspect.store import inspect_store
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.log_ownership import (
     LogOwnership,
     LogRecord,
     decode_log_record,
@@ -36,8 +37,7 @@ from ackstate.cursor.topic.log_ownership import (
     log_owner,
     log_path,
 )
-from ackstate.cursor.topic.message_log import NO_DELAY
-from ackstate.cursor.writes import PutValue
+from ackstate.topic.message_log import NO_DELAY
 from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -493,7 +493,7 @@ TestOwners = Owners.TestCase
 
 
 def no_fence(patch):
-    patch("ackstate.cursor.topic.log_ownership._fence", lambda _: iter(()))
+    patch("ackstate.topic.log_ownership._fence", lambda _: iter(()))
 
 
 def a_record_that_anyone_may_replace(patch):

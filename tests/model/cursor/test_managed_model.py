@@ -28,9 +28,9 @@ from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.unpersisted_batches import UnpersistedBatches
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.writes import DeleteLedger
 from ackstate.limits import GateLimits
+from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from planted import assert_caught
 from strategies import few

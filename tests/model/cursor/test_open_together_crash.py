@@ -25,8 +25,8 @@ from ackstate.cursor import (
     persist_all,
 )
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.cursor.writes import AppendEntry, CreateLedger
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 
 NAMES = "abcd"
 LEDGERS = {3: 40}

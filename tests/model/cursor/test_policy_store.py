@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ackstate import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.cursor import MemoryStore, StoreError, VersionMismatchError
 from ackstate.cursor.store import ABSENT
-from ackstate.cursor.topic.policy_store import (
+from ackstate.limits import DelayedDeliveryPolicies
+from ackstate.topic.policy_store import (
     Policies,
     PolicyOwner,
     PolicyStore,
@@ -20,7 +21,6 @@ from ackstate.cursor.topic.policy_store import (
     decode_policies,
     encode_policies,
 )
-from ackstate.limits import DelayedDeliveryPolicies
 from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -20,8 +20,8 @@ from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.state.view import AckView
-from ackstate.cursor.stores.memory import MemoryDisk
 from ackstate.record_size import isolated_range_bytes, range_bytes
+from ackstate.stores.memory import MemoryDisk
 
 LEDGER = 5
 DISPLACING = PersistLimits(range_count_max=1, displaces=True)

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ackstate import LogFencedError, Position
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Retention, StoreError, trim_log
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic import retention
-from ackstate.cursor.topic.log_ownership import LogOwnership, log_owner
-from ackstate.cursor.topic.message_log import MessageLog as Log
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import retention
+from ackstate.topic.log_ownership import LogOwnership, log_owner
+from ackstate.topic.message_log import MessageLog as Log
 
 NAMES = st.sampled_from("ab")
 ENTRY_BYTES = 16 + 2  # of a message without a key and with two bytes

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ackstate.cursor import AckRefusedError, CursorConfig, SubscriptionOptions, SubscriptionType
-from ackstate.cursor.dispatch.round_waiter import RoundWaiter
-from ackstate.cursor.dispatch.rounds import Rounds
-from ackstate.cursor.topic.message_log import NO_DELAY, Message
+from ackstate.dispatch.round_waiter import RoundWaiter
+from ackstate.dispatch.rounds import Rounds
 from ackstate.limits import GateLimits
+from ackstate.topic.message_log import NO_DELAY, Message
 from topics import NumberedTopic
 
 NAMES = "abc"

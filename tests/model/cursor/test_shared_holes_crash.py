@@ -23,7 +23,7 @@ from ackstate.cursor.journal.native import SharedCursorRecord
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.cursor.steps import run
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.native_shared import decode_shared, is_shared
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata
 

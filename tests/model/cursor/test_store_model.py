@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.store import ABSENT, StoreError
-from ackstate.cursor.stores import zookeeper_ledgers, zookeeper_metadata
-from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+from ackstate.stores import zookeeper_ledgers, zookeeper_metadata
+from ackstate.stores.memory import MemoryDisk, MemoryStore
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.zookeeper import ZooKeeperStore
 from planted import assert_caught
 from strategies import few
 

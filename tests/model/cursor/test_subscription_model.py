@@ -15,12 +15,12 @@ from ackstate.analysis.crash.model.client_events import ack, append, dispatch
 from ackstate.analysis.crash.model.settings import Tracker
 from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message
-from ackstate.cursor.dispatch.admission import Admission
-from ackstate.cursor.dispatch.deliveries import Deliveries
 from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.dispatch.admission import Admission
+from ackstate.dispatch.deliveries import Deliveries
 from ackstate.limits import Accounting, GateLimits, Rule
+from ackstate.stores.memory import Fault, FaultKind
 from schedule_stories import ScheduleStory
 
 

@@ -20,9 +20,9 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.journal.journal import ROOT, cursor_owner, cursor_path
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
-from ackstate.cursor.topic.deletion import delete_topic, stored_topics
-from ackstate.cursor.topic.log_ownership import log_owner
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.topic.deletion import delete_topic, stored_topics
+from ackstate.topic.log_ownership import log_owner
 
 SUBSCRIPTION = "s"
 PATH = cursor_path("t", SUBSCRIPTION)

@@ -13,12 +13,12 @@ import pytest
 from ackstate import Position
 from ackstate.cursor import MemoryStore
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.recovery import DropReason
 from ackstate.delay.buckets.snapshots import BucketSnapshots
 from ackstate.delay.calendar import Calendar
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 CONFIG = DelayConfig(
     min_index_count_per_bucket=3, max_indexes_per_segment=2, max_bucket_count=2, is_deliver_at_time_strict=True

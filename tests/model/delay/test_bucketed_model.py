@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ackstate import Position
 from ackstate.cursor import MemoryStore
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.messages import BucketedMessages
 from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.delay.buckets.snapshots import BucketSnapshots
 from ackstate.delay.calendar import Calendar
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from planted import assert_caught
 

@@ -8,8 +8,8 @@ import pytest
 from ackstate import Position
 from ackstate.cursor import MemoryStore
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from delay_driver import NO_DELAY, DelayBroker
 from tracker_kinds import BucketedKind, BucketedViewsKind, InMemoryKind, ViewsKind
 

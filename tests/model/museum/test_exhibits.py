@@ -20,12 +20,12 @@ from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
 from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import ABSENT, StoreError
-from ackstate.cursor.stores import sqlite_database
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.stores import sqlite_database
+from ackstate.stores.file import FileStore
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.stores.sqlite import SqliteStore
 from delayed_topic import Bucketed, DelayedTopic
 from museum.exhibits import EXHIBITS
 

@@ -27,17 +27,17 @@ from ackstate.cursor.store import (
     StoreError,
     Versioned,
 )
-from ackstate.cursor.stores import bookkeeper_client
-from ackstate.cursor.stores.bookkeeper import BookKeeperStore
-from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
-from ackstate.cursor.stores.bookkeeper_groups import GroupWriter
-from ackstate.cursor.stores.bookkeeper_ledger import Replication
-from ackstate.cursor.stores.bookkeeper_ledgers import BookKeeperLedgers
-from ackstate.cursor.stores.bookkeeper_nodes import SegmentStatus
-from ackstate.cursor.stores.bookkeeper_segments import Segments
-from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-from ackstate.cursor.testing import check_store
 from ackstate.errors import CorruptStateError
+from ackstate.stores import bookkeeper_client
+from ackstate.stores.bookkeeper import BookKeeperStore
+from ackstate.stores.bookkeeper_client import BookKeeperClient
+from ackstate.stores.bookkeeper_groups import GroupWriter
+from ackstate.stores.bookkeeper_ledger import Replication
+from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
+from ackstate.stores.bookkeeper_nodes import SegmentStatus
+from ackstate.stores.bookkeeper_segments import Segments
+from ackstate.stores.zookeeper import ZooKeeperStore
+from ackstate.testing import check_store
 from command_line import assert_one_line, run
 from waiting import wait_until
 
@@ -314,7 +314,7 @@ def test_a_batch_without_its_end_is_cut_off(open_store, monkeypatch, client):
 
 
 def batch_of(count):
-    from ackstate.cursor.stores.bookkeeper_entries import encode_batch
+    from ackstate.stores.bookkeeper_entries import encode_batch
 
     return encode_batch([b"x"] * count, None)
 
@@ -588,7 +588,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path, monkeypatch, missing, me
 def test_a_missing_java_is_named_in_one_line():
     program = (
         "from jpype._jvmfinder import LinuxJVMFinder\n"
-        "from ackstate.cursor.stores.bookkeeper_java import JavaUnavailableError, start_java\n"
+        "from ackstate.stores.bookkeeper_java import JavaUnavailableError, start_java\n"
         "LinuxJVMFinder._locations, LinuxJVMFinder._java = (), '/nowhere'\n"
         "try:\n"
         "    start_java([], [])\n"

@@ -11,7 +11,6 @@ from ackstate.analysis.crash.bookkeeper_cluster import JARS
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.in_place import import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
-from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -19,12 +18,13 @@ from ackstate.cursor.store import (
     StoreError,
     VersionMismatchError,
 )
-from ackstate.cursor.stores import pulsar_ledgers
-from ackstate.cursor.stores.bookkeeper_appends import append_all
-from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
-from ackstate.cursor.stores.bookkeeper_ledger import Replication
-from ackstate.cursor.stores.pulsar_cluster import open_cluster
-from ackstate.cursor.stores.pulsar_ledgers import PulsarLedgers
+from ackstate.inspect.store import inspect_store
+from ackstate.stores import pulsar_ledgers
+from ackstate.stores.bookkeeper_appends import append_all
+from ackstate.stores.bookkeeper_client import BookKeeperClient
+from ackstate.stores.bookkeeper_ledger import Replication
+from ackstate.stores.pulsar_cluster import open_cluster
+from ackstate.stores.pulsar_ledgers import PulsarLedgers
 from ackstate.wire.pulsar.range_list import varint
 from pulsar_nodes import NODE, POLICIES, TOPIC
 

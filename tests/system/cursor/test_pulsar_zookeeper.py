@@ -7,8 +7,8 @@ import pytest
 
 from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.store import ABSENT, StoreError, VersionMismatchError
-from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic
-from ackstate.cursor.stores.pulsar_zookeeper import PulsarZooKeeper
+from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic
+from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 from pulsar_nodes import NODE, POLICIES, TOPIC
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT, StoreError, StoreLockedError
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.stores.sqlite_connection import SqliteConnection
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite_connection import SqliteConnection
 from forked import in_child, living_child
 
 LOG = "ackstate.sqlite3-wal"
@@ -56,7 +56,7 @@ def test_a_child_that_closes_what_it_inherited_loses_what_the_parent_writes(tmp_
 
 CHILD_ENDS = """
 import os, sys
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.ledgers.create("orders")
 child = os.fork()

@@ -12,9 +12,9 @@ import pytest
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreFullError
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.cursor.writes import AppendEntry, DeleteLedger, PutValue
 from ackstate.errors import CorruptStateError
+from ackstate.stores.sqlite import SqliteStore
 from store_directories import append_until, assert_works, downgraded, names_in
 
 DATABASE = "ackstate.sqlite3"

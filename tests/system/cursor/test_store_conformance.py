@@ -13,13 +13,13 @@ from ackstate.cursor.store import (
     StoreError,
     check_path,
 )
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-from ackstate.cursor.stores.zookeeper_session import ZooKeeperSession
-from ackstate.cursor.testing import check_store
 from ackstate.cursor.writes import AppendEntry, CreateLedger, FenceLedger, write_each
+from ackstate.stores.file import FileStore
+from ackstate.stores.memory import MemoryDisk, MemoryStore
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.zookeeper import ZooKeeperStore
+from ackstate.stores.zookeeper_session import ZooKeeperSession
+from ackstate.testing import check_store
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,6 @@ from ackstate.cursor import (
     Retention,
     trim_log,
 )
-from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
@@ -39,10 +38,11 @@ from ackstate.cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from ackstate.cursor.stores import zookeeper_nodes as nodes
-from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-from ackstate.cursor.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.inspect.store import inspect_store
+from ackstate.stores import zookeeper_nodes as nodes
+from ackstate.stores.zookeeper import ZooKeeperStore
+from ackstate.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
 from ackstate.wire.pulsar import Compression
 from waiting import wait_until
 

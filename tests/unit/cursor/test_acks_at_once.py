@@ -19,8 +19,8 @@ from ackstate.cursor import (
     Subscription,
     SubscriptionType,
 )
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.stores.memory import Fault, FaultKind
 
 
 class TopicWithSmallLimits:

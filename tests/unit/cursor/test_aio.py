@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 
-import ackstate.cursor.topic.topic as topic_module
+import ackstate.topic.topic as topic_module
+from ackstate.aio import AsyncTopics
 from ackstate.cursor import (
     BacklogPolicy,
     BacklogQuotaExceededError,
@@ -23,10 +24,6 @@ from ackstate.cursor import (
     SubscriptionType,
     SubscriptionTypeError,
 )
-from ackstate.cursor.aio import AsyncTopics
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.settings import TopicSettings
-from ackstate.cursor.topic.start import Start
 from ackstate.errors import (
     AckStateError,
     CursorClosedError,
@@ -35,6 +32,9 @@ from ackstate.errors import (
     TopicClosedError,
 )
 from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.settings import TopicSettings
+from ackstate.topic.start import Start
 
 
 class MovedClock:

@@ -12,7 +12,7 @@ from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, St
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.store import PayloadTooLargeError
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.stores.memory import Fault, FaultKind
 
 ONE_BATCH = CursorConfig(format=Format.PULSAR, batch_count_max=1)
 

@@ -10,14 +10,14 @@ from contextlib import closing
 import pytest
 
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores import bookkeeper_client
-from ackstate.cursor.stores.bookkeeper_appends import append_all
-from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
-from ackstate.cursor.stores.busy_ledgers import BusyLedgers
+from ackstate.stores import bookkeeper_client
+from ackstate.stores.bookkeeper_appends import append_all
+from ackstate.stores.bookkeeper_client import BookKeeperClient
+from ackstate.stores.busy_ledgers import BusyLedgers
 
 CHILD = """
 import socket, sys
-from ackstate.cursor.stores.bookkeeper_frames import FrameReader, frame
+from ackstate.stores.bookkeeper_frames import FrameReader, frame
 
 requests, replies = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
 reader = FrameReader(requests)

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.cursor.stores import bookkeeper_nodes as nodes
-from ackstate.cursor.stores import zookeeper_nodes
-from ackstate.cursor.stores.bookkeeper_bookies import unavailable_bookies
-from ackstate.cursor.stores.bookkeeper_class_path import find_jars
-from ackstate.cursor.stores.bookkeeper_entries import (
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores import bookkeeper_nodes as nodes
+from ackstate.stores import zookeeper_nodes
+from ackstate.stores.bookkeeper_bookies import unavailable_bookies
+from ackstate.stores.bookkeeper_class_path import find_jars
+from ackstate.stores.bookkeeper_entries import (
     ENTRY_ROOM_BYTES,
     Entry,
     EntryKind,
@@ -21,12 +22,11 @@ from ackstate.cursor.stores.bookkeeper_entries import (
     decode_entry,
     encode_batch,
 )
-from ackstate.cursor.stores.bookkeeper_errors import BookKeeperError, error_of
-from ackstate.cursor.stores.bookkeeper_frames import Failure, FrameReader, frame
-from ackstate.cursor.stores.bookkeeper_ledger import Replication
-from ackstate.cursor.stores.bookkeeper_nodes import Segment, SegmentedLedger, SegmentStatus, WriterState
-from ackstate.cursor.stores.zookeeper_nodes import LedgerStatus, NodeKind
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores.bookkeeper_errors import BookKeeperError, error_of
+from ackstate.stores.bookkeeper_frames import Failure, FrameReader, frame
+from ackstate.stores.bookkeeper_ledger import Replication
+from ackstate.stores.bookkeeper_nodes import Segment, SegmentedLedger, SegmentStatus, WriterState
+from ackstate.stores.zookeeper_nodes import LedgerStatus, NodeKind
 
 uint64 = st.integers(0, 2**64 - 1)
 groups = st.none() | st.builds(Group, uint64, uint64)

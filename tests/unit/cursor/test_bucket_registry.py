@@ -7,8 +7,8 @@ import pytest
 from ackstate import CursorClosedError, CursorFencedError, LedgerMap
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
 from ackstate.cursor.store import ABSENT, VersionMismatchError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 
 LOG = LedgerMap.from_counts({3: 20})
 KEY = "#pulsar.internal.delayed.bucket_3_7"

@@ -8,7 +8,7 @@ from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, persist_all
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.steps import run
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.stores.memory import Fault, FaultKind
 
 LOG = LedgerMap.from_counts({3: 20})
 FORMATS = pytest.mark.parametrize("form", list(Format))

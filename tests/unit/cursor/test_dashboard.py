@@ -23,9 +23,9 @@ from ackstate.cursor import (
     backlog_report,
 )
 from ackstate.cursor.metrics import CursorCollector, PersistTimer
-from ackstate.cursor.topic.retention_metrics import BacklogCollector
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.topic.retention_metrics import BacklogCollector
 from promql import check_query, samples_of, texts_of
 
 ORDERS = "persistent://public/default/orders"

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from ackstate.aio import AsyncTopics
 from ackstate.cursor import (
     DeadLetterPolicy,
     ManagedCursor,
@@ -24,9 +25,8 @@ from ackstate.cursor import (
     Topics,
     TopicSettings,
 )
-from ackstate.cursor.aio import AsyncTopics
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.topic import Topic
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.topic import Topic
 
 KINDS = pytest.mark.parametrize("kind", SubscriptionType)
 

@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionType
-from ackstate.cursor.dispatch.delayed import DelayedMessages
-from ackstate.cursor.dispatch.message_reader import MessageReader
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.topic.message import NO_DELAY, encode_message
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.dispatch.delayed import DelayedMessages
+from ackstate.dispatch.message_reader import MessageReader
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.topic.message import NO_DELAY, encode_message
 
 DUE_MS = 5_000
 every_kind = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])

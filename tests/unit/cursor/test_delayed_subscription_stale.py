@@ -7,13 +7,13 @@ when the reader meets it.
 import pytest
 
 from ackstate import Position
-from ackstate.cursor.dispatch.unacked_messages import UnackedMessages
 from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.cursor.subscription import SubscriptionType
-from ackstate.cursor.topic.message_log import log_owner
 from ackstate.delay import BucketedDelayIndex, DelayConfig
 from ackstate.delay.buckets.recovery import DropReason
+from ackstate.dispatch.unacked_messages import UnackedMessages
 from ackstate.limits import GateLimits
+from ackstate.topic.message_log import log_owner
 from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
 
 LATER_LEDGER = Position(10**6, 0)

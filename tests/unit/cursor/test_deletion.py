@@ -6,14 +6,14 @@ import pytest
 
 from ackstate import CursorFencedError, LedgerMap, Position, UnsupportedVersionError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, delete_subscription
-from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.journal.hole_pins import BucketReferences, HolePins
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.term_floor import PATH as TERMS
 from ackstate.cursor.journal.term_floor import raise_term_floor, term_floor
 from ackstate.cursor.results import RecoverySource
 from ackstate.cursor.steps import run
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.inspect.store import inspect_store
+from ackstate.stores.memory import Fault, FaultKind
 
 P = Position
 CURSOR = cursor_path("t", "s")

@@ -9,13 +9,13 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import StoreError, SubscriptionType
-from ackstate.cursor.dispatch.consumers import Consumers
-from ackstate.cursor.dispatch.deliveries import Deliveries, Sent
-from ackstate.cursor.dispatch.hole_queue import HoleQueue
-from ackstate.cursor.dispatch.replay_queue import ReplayQueue, Waiting
-from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.cursor.view import CursorView
 from ackstate.delay.position_set import PositionSet
+from ackstate.dispatch.consumers import Consumers
+from ackstate.dispatch.deliveries import Deliveries, Sent
+from ackstate.dispatch.hole_queue import HoleQueue
+from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
+from ackstate.inspect.hole_report import HoleReason
 from topics import NumberedTopic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED

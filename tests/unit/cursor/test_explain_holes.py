@@ -6,8 +6,8 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import CursorConfig, Message, StoreError, Subscription
-from ackstate.cursor.inspect.hole_report import HoleReason
 from ackstate.errors import InvalidPositionError
+from ackstate.inspect.hole_report import HoleReason
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 

@@ -8,7 +8,7 @@ import pytest
 
 from ackstate import DeletedRanges, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.stores.memory import Fault, FaultKind
 
 P = Position
 MODES = [CursorConfig(), CursorConfig(format=Format.PULSAR)]

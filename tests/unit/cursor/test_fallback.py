@@ -20,8 +20,8 @@ from ackstate.cursor import (
     persist_all,
 )
 from ackstate.cursor.journal.recovery import Recovery
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.stores.sqlite import SqliteStore
 
 P = Position
 SECOND_MS = 1_000

@@ -9,11 +9,11 @@ import pytest
 
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT, LedgerFencedError, StoreError, StoreFullError, StoreLockedError
-from ackstate.cursor.stores import file_generation
-from ackstate.cursor.stores.file_log import laid_out_size
-from ackstate.cursor.stores.memory import MemoryStore
-from ackstate.cursor.testing import check_store
 from ackstate.errors import CorruptStateError
+from ackstate.stores import file_generation
+from ackstate.stores.file_log import laid_out_size
+from ackstate.stores.memory import MemoryStore
+from ackstate.testing import check_store
 from fake_directory import (
     CALLS,
     LOG,

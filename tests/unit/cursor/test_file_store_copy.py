@@ -15,8 +15,8 @@ import pytest
 
 from ackstate.cursor import FileStore, SqliteStore
 from ackstate.cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
-from ackstate.cursor.stores import file_generation, temporary_copy
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores import file_generation, temporary_copy
 from fake_directory import LOG, end_of, history_of_calls, state_of
 from store_directories import assert_works, hold, start
 

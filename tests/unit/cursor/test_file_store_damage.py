@@ -7,9 +7,9 @@ import pytest
 
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT
-from ackstate.cursor.stores import file_log
-from ackstate.cursor.stores.file_records import APPEND_SIZE, entry_records
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.stores import file_log
+from ackstate.stores.file_records import APPEND_SIZE, entry_records
 from fake_directory import (
     CALLS,
     GOLDEN,

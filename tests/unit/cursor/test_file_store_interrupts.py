@@ -8,8 +8,8 @@ import pytest
 
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT, StoreError, StoreFullError
-from ackstate.cursor.stores import file_commit
-from ackstate.cursor.stores.group_commit import Call
+from ackstate.stores import file_commit
+from ackstate.stores.group_commit import Call
 from fake_directory import LOG, FakeDirectory, FakeFile, end_of, full, state_in, state_of
 
 CHANGES = [

@@ -8,9 +8,10 @@ import pytest
 
 from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT
-from ackstate.cursor.stores import file_log
-from ackstate.cursor.stores.file_log import BASE_END, CHANGES, HEADER, LogOffset, LogReader, encode_group
-from ackstate.cursor.stores.file_records import (
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.stores import file_log
+from ackstate.stores.file_log import BASE_END, CHANGES, HEADER, LogOffset, LogReader, encode_group
+from ackstate.stores.file_records import (
     APPEND_SIZE,
     IndexedLedger,
     begin_record,
@@ -18,7 +19,6 @@ from ackstate.cursor.stores.file_records import (
     entry_records,
     put_record,
 )
-from ackstate.errors import AckStateError, CorruptStateError
 from fake_directory import LOG, FakeDirectory, FakeFile, copied, end_of, history_of_calls, opened, state_of
 
 

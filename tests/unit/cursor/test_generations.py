@@ -6,7 +6,7 @@ import pytest
 
 from ackstate import Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, PersistTarget
-from ackstate.cursor.stores.memory import MemoryDisk
+from ackstate.stores.memory import MemoryDisk
 
 P = Position
 SECOND_MS = 1_000

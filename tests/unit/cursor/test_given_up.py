@@ -11,9 +11,9 @@ from ackstate import LedgerMap, Position
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.store import remarks
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Repair, StoreError, UnreadableCursorError
-from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.inspect.store import inspect_store
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.pulsar import CursorInfo, encode_cursor_info
 
 P = Position

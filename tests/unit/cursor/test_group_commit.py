@@ -23,8 +23,8 @@ from ackstate.cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError
+from ackstate.stores.sqlite import SqliteStore
 from waiting import wait_until
 
 PATIENCE_S = 30
@@ -482,7 +482,7 @@ def test_whatever_the_threads_do_each_call_is_there_once_or_not_at_all(tmp_path)
 
 APPENDERS = """
 import os, sys, threading
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 
 def append():

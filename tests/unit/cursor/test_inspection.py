@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
-from ackstate.cursor.inspect.findings import Status
-from ackstate.cursor.inspect.store import find_cursors, inspect_cursor, inspect_store
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.store import ABSENT, Versioned
-from ackstate.cursor.topic.log_ownership import log_path
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.inspect.findings import Status
+from ackstate.inspect.store import find_cursors, inspect_cursor, inspect_store
+from ackstate.topic.log_ownership import log_path
 from ackstate.wire import native, native_pointer
 
 TOPIC, SUBSCRIPTION = "persistent://a/b/orders", "billing/eu"

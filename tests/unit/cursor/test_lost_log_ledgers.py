@@ -20,10 +20,10 @@ from ackstate.cursor import (
     Topic,
     TopicSettings,
 )
-from ackstate.cursor.inspect import store as inspection
-from ackstate.cursor.stores.file import FileStore
 from ackstate.cursor.subscription import SubscriptionOptions
 from ackstate.errors import InvalidPositionError
+from ackstate.inspect import store as inspection
+from ackstate.stores.file import FileStore
 from ackstate.wire import pulsar
 from ackstate.wire.pulsar import CursorInfo
 

@@ -23,7 +23,7 @@ from ackstate.cursor import (
     StoreError,
 )
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.wire import native, native_pointer
 
 P = Position

@@ -10,7 +10,7 @@ from ackstate.cursor.store import (
     StoreFullError,
     VersionMismatchError,
 )
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
 
 MUTATIONS = {
     "create": lambda store: store.ledgers.create("new"),

@@ -21,7 +21,7 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.store import PayloadTooLargeError
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.pulsar import Compression, CursorInfo, decode_cursor_info, encode_cursor_info
 from ackstate.wire.pulsar.compression import MAGIC, compress
 from strategies import few

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ackstate import CursorClosedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore, StoreError
 from ackstate.cursor.metrics import CursorCollector, PersistTimer
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.stores.memory import Fault, FaultKind
 
 ORDERS = "persistent://public/default/orders"
 LEDGER_NAME = "public/default/persistent/orders"

@@ -24,11 +24,11 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.stores.memory import MemoryDisk
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.record_size import isolated_range_bytes
+from ackstate.stores.memory import MemoryDisk
+from ackstate.topic.message_log import NO_DELAY
 
 BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
 # A cursor ledger that cannot be written leaves nothing: the metadata store is not given so much.

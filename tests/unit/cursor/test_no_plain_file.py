@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ackstate.cursor.store import ABSENT, StoreError
-from ackstate.cursor.stores import plain_files, sqlite_database
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.plain_files import open_file
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores import plain_files, sqlite_database
+from ackstate.stores.file import FileStore
+from ackstate.stores.plain_files import open_file
+from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works
 
 OPENINGS = {each.__qualname__: each for each in (FileStore, FileStore.open_copy, SqliteStore, SqliteStore.open_copy)}

@@ -14,7 +14,7 @@ from ackstate.cursor.journal.format import Format, Repair
 from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.sqlite_database import DATABASE
+from ackstate.stores.sqlite_database import DATABASE
 
 LOG = {3: 30}
 ACKED = Position(3, 5)

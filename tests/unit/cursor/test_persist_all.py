@@ -17,7 +17,7 @@ from ackstate.cursor import (
     persist_all,
 )
 from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position
 

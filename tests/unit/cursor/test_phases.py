@@ -17,7 +17,7 @@ from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Pe
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.persist.round import Round
 from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.stores.memory import MemoryDisk
+from ackstate.stores.memory import MemoryDisk
 
 PATIENCE_S = 30
 ENTRIES = 40

@@ -10,8 +10,8 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, PersistTarget, StoreError, SubscriptionOptions
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.limits import Rule
+from ackstate.stores.memory import Fault, FaultKind
 from topics import NumberedTopic
 
 BYTES = Rule.UNPERSISTED_ACK_RECORD_BYTES

@@ -15,10 +15,6 @@ from ackstate.cursor import (
     TopicPublisher,
     publish_all,
 )
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.log_ownership import LogFencedError
-from ackstate.cursor.topic.message_log import NO_DELAY
-from ackstate.cursor.topic.publisher import OVERRIDDEN, REJECTED
 from ackstate.delay import TopicDelayIndex
 from ackstate.errors import CorruptStateError
 from ackstate.limits.policies import (
@@ -27,6 +23,10 @@ from ackstate.limits.policies import (
     DeliveryDelayExceededError,
     effective,
 )
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.log_ownership import LogFencedError
+from ackstate.topic.message_log import NO_DELAY
+from ackstate.topic.publisher import OVERRIDDEN, REJECTED
 
 
 def messages(*payloads, deliver_at_ms=NO_DELAY):

@@ -21,11 +21,11 @@ from ackstate.cursor import (
     Subscription,
     TopicPublisher,
 )
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.message_log import NO_DELAY
-from ackstate.cursor.topic.publish_metrics import PublishCollector
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.message_log import NO_DELAY
+from ackstate.topic.publish_metrics import PublishCollector
 
 ORDERS = "persistent://public/default/orders"
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"

@@ -9,19 +9,19 @@ import pytest
 from ackstate import CorruptStateError, Position, UnsupportedVersionError
 from ackstate.analysis.pulsar.transfer.export import topics_of
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
-from ackstate.cursor.inspect.store import find_cursors, inspect_cursor
 from ackstate.cursor.store import StoreError, VersionMismatchError
-from ackstate.cursor.stores.pulsar_names import decoded, managed_ledger_name, pulsar_path
-from ackstate.cursor.stores.pulsar_nodes import check_topic, is_pulsar_url, parse_pulsar_url
-from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
-from ackstate.cursor.stores.pulsar_rocksdb import (
+from ackstate.inspect.store import find_cursors, inspect_cursor
+from ackstate.ledger_map import LedgerMap
+from ackstate.stores.pulsar_names import decoded, managed_ledger_name, pulsar_path
+from ackstate.stores.pulsar_nodes import check_topic, is_pulsar_url, parse_pulsar_url
+from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
+from ackstate.stores.pulsar_rocksdb import (
     RocksDbValue,
     closed_ledger_last,
     decode_value,
     encode_value,
     ledger_path,
 )
-from ackstate.ledger_map import LedgerMap
 from ackstate.wire.pulsar import Compression, decode_cursor_info
 from ackstate.wire.pulsar.compression import compress
 from ackstate.wire.pulsar.ledger_info import MessageLedger, decode_ledger_info

@@ -26,14 +26,14 @@ from ackstate.cursor import (
     backlog_report,
     trim_log,
 )
-from ackstate.cursor.inspect.findings import Status
-from ackstate.cursor.inspect.store import inspect_store
-from ackstate.cursor.inspect.stored_holes import explain_holes
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.store import Versioned
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.log_ownership import decode_log_record, encode_log_record, log_owner, log_path
 from ackstate.delay import TopicDelayIndex
+from ackstate.inspect.findings import Status
+from ackstate.inspect.store import inspect_store
+from ackstate.inspect.stored_holes import explain_holes
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.log_ownership import decode_log_record, encode_log_record, log_owner, log_path
 
 NOTHING_KEPT = Retention()
 ENTRY_BYTES = 16 + 4  # of a message without a key and with four bytes

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from ackstate import Position
 from ackstate.cursor import BacklogReport
-from ackstate.cursor.topic.retention_metrics import BacklogCollector
+from ackstate.topic.retention_metrics import BacklogCollector
 
 ORDERS = "persistent://public/default/orders"
 LABELS = {"namespace": "public/default", "topic": ORDERS}

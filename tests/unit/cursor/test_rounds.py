@@ -17,7 +17,7 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.dispatch.round_waiter import RoundWaiter
+from ackstate.dispatch.round_waiter import RoundWaiter
 from ackstate.limits import GateLimits
 from topics import NumberedTopic
 

@@ -20,7 +20,7 @@ import pytest
 
 from ackstate import Keep, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, SqliteStore
-from ackstate.cursor.stores.memory import MemoryDisk
+from ackstate.stores.memory import MemoryDisk
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
 CAUSES = ("unwritten", "young", "cut")

@@ -21,8 +21,6 @@ from ackstate.cursor import (
     StoreError,
     UnreadableCursorError,
 )
-from ackstate.cursor.inspect.findings import Status
-from ackstate.cursor.inspect.store import inspect_store
 from ackstate.cursor.journal import cursor_holes, filled_ranges
 from ackstate.cursor.journal.hole_pins import ROOT, BucketReferences
 from ackstate.cursor.journal.journal import cursor_path
@@ -30,6 +28,8 @@ from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING
 from ackstate.cursor.steps import run
 from ackstate.cursor.store import ABSENT
+from ackstate.inspect.findings import Status
+from ackstate.inspect.store import inspect_store
 from ackstate.wire import native
 from ackstate.wire.native_shared import is_shared
 from ackstate.wire.pulsar.delay_snapshot import SegmentMetadata, encode_metadata

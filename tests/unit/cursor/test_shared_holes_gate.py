@@ -6,10 +6,10 @@ from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Sub
 from ackstate.cursor.journal.filled_ranges import FilledCount
 from ackstate.cursor.journal.hole_pins import BucketReferences
 from ackstate.cursor.journal.shared_holes import SharedHoles
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.topic.message_log import NO_DELAY
 
 RANGES_MAX = 60
 FAR_MS = 1_000_000

@@ -9,8 +9,8 @@ from ackstate.cursor import ManagedCursor, MemoryStore, PersistTarget
 from ackstate.cursor.journal.hole_pins import ROOT, BucketReferences
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.shared_holes import SharedHoles
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.wire.native_shared import is_shared
 
 ENTRIES = 2_000

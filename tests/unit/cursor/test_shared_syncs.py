@@ -28,9 +28,9 @@ from ackstate.cursor import (
     persist_all,
 )
 from ackstate.cursor.journal.journal import Journal, cursor_path
-from ackstate.cursor.stores.file_commit import FileLog
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.cursor.writes import AppendEntry
+from ackstate.stores.file_commit import FileLog
+from ackstate.stores.memory import Fault, FaultKind
 
 P = Position
 NAMES = [f"topic {number}" for number in range(6)]

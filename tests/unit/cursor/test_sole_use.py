@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
-from ackstate.cursor.topic.sole_use import SoleUse
+from ackstate.topic.sole_use import SoleUse
 
 
 class Elsewhere:

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
-from ackstate.cursor.stores import sqlite_database, temporary_copy
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.stores import sqlite_database, temporary_copy
+from ackstate.stores.sqlite import SqliteStore
 from store_directories import append_until, assert_works, contents_of, downgraded, hold, names_in, start
 
 DATABASE = "ackstate.sqlite3"
@@ -279,7 +279,7 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
 
 OPENER = """
 import sys
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite import SqliteStore
 from ackstate.cursor.store import StoreLockedError
 try:
     SqliteStore(sys.argv[1])
@@ -366,7 +366,7 @@ def test_threads_share_a_store(tmp_path):
 
 APPENDER = """
 import sys
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 ledger_id = store.ledgers.create("billing")
 print(ledger_id, flush=True)

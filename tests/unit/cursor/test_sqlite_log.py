@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ackstate.cursor.store import LedgerNotFoundError
-from ackstate.cursor.stores import sqlite_log
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.stores.sqlite_log import check_log
 from ackstate.errors import CorruptStateError
+from ackstate.stores import sqlite_log
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite_log import check_log
 
 DATABASE = "ackstate.sqlite3"
 LOG = f"{DATABASE}-wal"

@@ -5,10 +5,10 @@ from contextlib import closing
 import pytest
 
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores import sqlite_database, sqlite_mark
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores import sqlite_database, sqlite_mark
+from ackstate.stores.file import FileStore
+from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works, contents_of, names_in
 
 DATABASE = "ackstate.sqlite3"

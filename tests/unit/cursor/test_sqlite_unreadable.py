@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores import sqlite_database
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.errors import CorruptStateError
+from ackstate.stores import sqlite_database
+from ackstate.stores.sqlite import SqliteStore
 
 
 def die_after_appending(directory, entries):

@@ -21,11 +21,11 @@ from ackstate.cursor import (
     SubscriptionType,
     UnreadableCursorError,
 )
-from ackstate.cursor.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.store import Versioned
-from ackstate.cursor.topic.subscription_type import TYPE_PROPERTY
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
+from ackstate.topic.subscription_type import TYPE_PROPERTY
 
 TOPIC = "persistent://a/b/orders"
 PATH = cursor_path(TOPIC, "s")

@@ -8,10 +8,10 @@ import pytest
 
 from ackstate import CursorClosedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
-from ackstate.cursor.topic.message_log import NO_DELAY
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.topic.message_log import NO_DELAY
 
 
 class TopicOnStore:

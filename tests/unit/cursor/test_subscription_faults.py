@@ -20,7 +20,7 @@ from ackstate.cursor import (
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.cursor.inspect.hole_report import HoleReason
+from ackstate.inspect.hole_report import HoleReason
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 

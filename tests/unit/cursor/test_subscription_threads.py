@@ -23,8 +23,8 @@ from ackstate.cursor import (
     Subscription,
 )
 from ackstate.cursor.subscription import AckRefusedError
-from ackstate.cursor.topic.message_log import Message
 from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.topic.message_log import Message
 
 LIMIT = 1_024
 MESSAGES = 1_500

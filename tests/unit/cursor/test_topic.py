@@ -23,9 +23,9 @@ from ackstate.cursor import (
     TopicSettings,
     delete_topic,
 )
-from ackstate.cursor.inspect.store import inspect_store
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.inspect.store import inspect_store
 from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
+from ackstate.stores.memory import Fault, FaultKind
 
 ORDERS = PolicyOwner("public", "default", "orders")
 P = Position

@@ -25,7 +25,7 @@ from ackstate.cursor import (
     publish_all,
 )
 from ackstate.cursor.journal.deletion import delete_subscription
-from ackstate.cursor.stores.memory import Fault, FaultKind
+from ackstate.stores.memory import Fault, FaultKind
 
 SETTINGS = {"entries_per_ledger_max": 10, "cursor": CursorConfig(flush_interval_ms=0)}
 LIMITED = Retention(backlog_bytes_max=1_000, backlog_policy=BacklogPolicy.REFUSE_PUBLISH)

@@ -18,10 +18,10 @@ import pytest
 from ackstate import Position
 from ackstate.cursor import MemoryStore
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.delay.buckets.snapshots import ATTEMPT_COUNT
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "bucket.jsonl.gz"
 

@@ -6,9 +6,9 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import MemoryStore, StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 

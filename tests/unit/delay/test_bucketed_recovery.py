@@ -7,10 +7,10 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import MemoryStore, StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.recovery import DroppedBucket, DropReason
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, encode_metadata
 from small_buckets import KEY, config, fill, keys_of, poll, ranges, storage_of
 

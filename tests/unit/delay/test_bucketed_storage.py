@@ -6,9 +6,9 @@ import pytest
 
 from ackstate import CorruptStateError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 from ackstate.delay import BucketedDelayIndex, SnapshotStorage
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 

@@ -10,12 +10,12 @@ import pytest
 from website import api
 
 DOCUMENTED = Counter(name for page in api.PAGES for names in page.names.values() for name in names)
-NOT_IN_A_PACKAGE = {"ackstate.cursor.stores.zookeeper.ZooKeeperStore"}  # needs the extra `zookeeper`
+NOT_IN_A_PACKAGE = {"ackstate.stores.zookeeper.ZooKeeperStore"}  # needs the extra `zookeeper`
 MODULES = (
     "ackstate",
     "ackstate.cursor",
-    "ackstate.cursor.aio",
-    "ackstate.cursor.testing",
+    "ackstate.aio",
+    "ackstate.testing",
     "ackstate.delay",
     "ackstate.limits",
 )

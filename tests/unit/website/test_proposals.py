@@ -21,7 +21,7 @@ def linked_files(page):
 
 
 def sources():
-    folders = ("ackstate", "limits", "delay", "cursor", "analysis", "benchmarks")
+    folders = ("ackstate", "benchmarks")
     return "\n".join(
         path.read_text(encoding="utf-8")
         for folder in folders

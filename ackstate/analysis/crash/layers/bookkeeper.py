@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.bookkeeper_cluster import BookKeeperCluster
     from ackstate.analysis.crash.process_layer import RunSize
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
+    from ackstate.stores.bookkeeper_client import BookKeeperClient
 
 _RUNS_OF_A_CLUSTER = 40  # then another cluster starts with empty disks
 _SESSION_TIMEOUT_S = 2.0
@@ -50,7 +50,7 @@ def bookkeeper(first_seed: int) -> Iterator[RunOutcome]:
     try:
         import jpype  # noqa: F401, PLC0415 - an extra
 
-        from ackstate.cursor.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - kazoo is an extra
+        from ackstate.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - kazoo is an extra
     except ImportError as error:
         raise LayerSkippedError(f"BookKeeper needs pip install 'ackstate[bookkeeper]' ({error})") from error
     seeds = count(first_seed)

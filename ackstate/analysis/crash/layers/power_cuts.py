@@ -28,7 +28,7 @@ from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, check
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
-from ackstate.cursor.stores.directory_lock import sync_path
+from ackstate.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

@@ -40,7 +40,7 @@ def zookeeper(first_seed: int) -> Iterator[RunOutcome]:
         LayerSkippedError: There is no Java, no pyspark or no kazoo.
     """
     try:
-        from ackstate.cursor.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
+        from ackstate.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is an extra
     except ImportError as error:
         raise LayerSkippedError(f"ZooKeeper needs kazoo: pip install 'ackstate[zookeeper]' ({error})") from error
     seeds = count(first_seed)

@@ -15,8 +15,8 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor, persist_all
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import FaultKind, MemoryDisk, MemoryStore
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.stores.memory import FaultKind, MemoryDisk, MemoryStore
 
 if TYPE_CHECKING:
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription

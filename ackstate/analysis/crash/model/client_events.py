@@ -9,18 +9,18 @@ from ackstate.analysis.crash.model import checks
 from ackstate.analysis.crash.model.numbered_log import words_of
 from ackstate.analysis.crash.model.settings import CONSUMERS, TICK_MS, Tracker
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.dispatch.admission import AckRefusedError
 from ackstate.cursor.store import PayloadTooLargeError
 from ackstate.cursor.subscription import SubscriptionType
-from ackstate.cursor.topic.message_log import NO_DELAY, Message
+from ackstate.dispatch.admission import AckRefusedError
+from ackstate.topic.message_log import NO_DELAY, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
-    from ackstate.cursor.dispatch.delivery import Delivery
-    from ackstate.cursor.topic.message_log import MessageLog
+    from ackstate.dispatch.delivery import Delivery
+    from ackstate.topic.message_log import MessageLog
 
 
 def publish(simulation: BrokerSimulation, side: SimulatedSubscription, count: int | None = None) -> None:  # noqa: ARG001 - as every event

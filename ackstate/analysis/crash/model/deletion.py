@@ -11,8 +11,8 @@ from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.journal.journal import cursor_owner
 from ackstate.cursor.results import RecoverySource
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.errors import CursorFencedError
+from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription

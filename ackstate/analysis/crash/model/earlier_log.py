@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, final
 from ackstate.analysis.crash.model.client_events import append
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.errors import CursorFencedError
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.message_log import Message, MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.memory import MemoryDisk
+    from ackstate.stores.memory import MemoryDisk
 
 
 @final

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.cursor.topic.message_log import Message
+    from ackstate.topic.message_log import Message
 
 
 class NumberRun(NamedTuple):

@@ -12,7 +12,7 @@ from ackstate.cursor.subscription import SubscriptionType
 if TYPE_CHECKING:
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
-    from ackstate.cursor.dispatch.delivery import Delivery
+    from ackstate.dispatch.delivery import Delivery
 
 _ROUND_EVERY = 3
 

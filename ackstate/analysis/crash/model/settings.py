@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.state.auto_age import AutoAge
-from ackstate.cursor.stores.memory import FaultKind
 from ackstate.cursor.subscription import SubscriptionType
 from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep
+from ackstate.stores.memory import FaultKind
 from ackstate.wire.pulsar import LimitRule, RangeForm
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ from ackstate.analysis.crash.model.settings import CONSUMERS, RETRY_MS
 from ackstate.analysis.crash.model.work import Work
 from ackstate.analysis.crash.model.written import BYTES_MIN, AckSnapshot, Written, attempted_states, held_of, instant_of
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.cursor.dispatch.delivery import DeadLetterPolicy
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionOptions
+from ackstate.dispatch.delivery import DeadLetterPolicy
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.limits.gate import DispatchGate
+from ackstate.stores.memory import MemoryStore
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.model.settings import Encoded
     from ackstate.analysis.crash.model.simulation import BrokerSimulation
     from ackstate.analysis.crash.model.written import Held
-    from ackstate.cursor.dispatch.delivery import Delivery
     from ackstate.cursor.results import PersistResult, Receipt
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.memory import Fault
+    from ackstate.dispatch.delivery import Delivery
     from ackstate.limits.rules import Rule
     from ackstate.position import Position
+    from ackstate.stores.memory import Fault
 
 _HOUR = 3_600_000
 

@@ -23,13 +23,13 @@ from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscr
 from ackstate.analysis.crash.model.watched_store import WatchedStore
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
-from ackstate.cursor.topic.bucket_registry import MetadataBucketRegistry
-from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits import BrokerLimit
 from ackstate.position import Position
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.topic.message_log import Message, MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

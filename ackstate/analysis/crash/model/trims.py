@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.crash.model.broker_events import crash
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
-from ackstate.cursor.topic.retention import Retention, trim_log
+from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic.retention import Retention, trim_log
 
 if TYPE_CHECKING:
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.model.settings import Encoded
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ackstate.analysis.crash.model.simulated_subscription import SimulatedSubscription
-    from ackstate.cursor.stores.memory import MemoryDisk
+    from ackstate.stores.memory import MemoryDisk
 
 
 @final

@@ -12,9 +12,9 @@ from ackstate.cursor.journal.journal import cursor_owner
 from ackstate.cursor.journal.native import content_of
 from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.errors import AckStateError
 from ackstate.position import Position
+from ackstate.stores.memory import MemoryStore
 from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.recovery import StoredCursor
     from ackstate.cursor.results import PersistResult
     from ackstate.cursor.state.persist_limits import PersistLimits
-    from ackstate.cursor.stores.memory import MemoryDisk
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.memory import MemoryDisk
 
 
 BYTES_MIN = 10_000

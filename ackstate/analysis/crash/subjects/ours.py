@@ -16,10 +16,10 @@ from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.file import FileStore
+from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

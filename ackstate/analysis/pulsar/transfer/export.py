@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor, Fingerprint
-from ackstate.cursor.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.cursor.journal.journal import ROOT
 from ackstate.cursor.journal.recovery import Recovery
 from ackstate.cursor.store import LedgerNotFoundError
-from ackstate.cursor.stores.pulsar_names import DOMAIN
 from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.position import Position
+from ackstate.stores.pulsar_names import DOMAIN
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.pulsar_layout import PulsarLayout
 
 _FINGERPRINTS_MAX = 100
 _OWN_CURSORS = ("__compaction", "pulsar.dedup")

@@ -9,14 +9,14 @@ from ackstate.analysis.pulsar.transfer.fit import check_fingerprints, fitted
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.stores.pulsar_ownership import hold_topic
 from ackstate.errors import AckStateError
+from ackstate.stores.pulsar_ownership import hold_topic
 
 if TYPE_CHECKING:
     from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.cursor.stores.pulsar_layout import PulsarLayout
     from ackstate.position import Position
+    from ackstate.stores.pulsar_layout import PulsarLayout
 
 _COUNT_MAX = 2**31
 

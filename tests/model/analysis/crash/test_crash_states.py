@@ -29,13 +29,13 @@ from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
 from ackstate.cursor.persist.planner import RecordPlanner
-from ackstate.cursor.stores import file_commit, file_generation, sqlite_database
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.memory import MemoryStore
-from ackstate.cursor.topic import message_log
-from ackstate.cursor.topic.log_ownership import LogOwnership
-from ackstate.cursor.topic.message_log import MessageLog
 from ackstate.errors import CorruptStateError
+from ackstate.stores import file_commit, file_generation, sqlite_database
+from ackstate.stores.file import FileStore
+from ackstate.stores.memory import MemoryStore
+from ackstate.topic import message_log
+from ackstate.topic.log_ownership import LogOwnership
+from ackstate.topic.message_log import MessageLog
 
 SEEDS = (35, 7, 28)
 HAPPENED = (
@@ -200,7 +200,7 @@ def test_a_torn_tail_that_counts_is_found(monkeypatch):
     def counts_anything(tail, place, *, offset):
         return ""
 
-    monkeypatch.setattr("ackstate.cursor.stores.file_log.torn_reason", counts_anything)
+    monkeypatch.setattr("ackstate.stores.file_log.torn_reason", counts_anything)
     outcome = found_by(store_without())
     assert "are there" in outcome.broken[0].found + " ".join(outcome.broken[0].story)
 

@@ -19,9 +19,9 @@ from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores import file_log, sqlite_database, sqlite_seal
 from ackstate.errors import CorruptStateError
 from ackstate.position import Position
+from ackstate.stores import file_log, sqlite_database, sqlite_seal
 from museum.page import DATABASE_BITS
 
 NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)

@@ -16,7 +16,7 @@ from ackstate.cursor import CursorConfig, Format
 from ackstate.cursor.journal import deletion
 from ackstate.cursor.journal.format import CursorRecord
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
-from ackstate.cursor.stores.memory import FaultKind
+from ackstate.stores.memory import FaultKind
 from schedule_stories import ScheduleStory
 
 P = Position

@@ -8,12 +8,11 @@ import pytest
 
 import ackstate.cursor.journal.native
 import ackstate.cursor.persist.planner
-import ackstate.cursor.topic.message_log
+import ackstate.topic.message_log
 from ackstate.analysis.crash.model.callbacks import CountedRequests
 from ackstate.analysis.crash.model.simulation import judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
-from ackstate.cursor.dispatch.delayed import DelayedMessages
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.persist.persister import Persister
@@ -22,10 +21,11 @@ from ackstate.cursor.persist.round import Round
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import FaultKind, _MemoryLedgers
-from ackstate.cursor.topic.log_ownership import LogOwnership, log_path
 from ackstate.cursor.writes import PutValue
 from ackstate.delay.position_set import PositionSet
+from ackstate.dispatch.delayed import DelayedMessages
+from ackstate.stores.memory import FaultKind, _MemoryLedgers
+from ackstate.topic.log_ownership import LogOwnership, log_path
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
     new_owner_keeps_the_term,
@@ -217,7 +217,7 @@ def does_not_raise_the_term(patch):
 
 
 def lets_an_earlier_owner_publish(patch):
-    patch("ackstate.cursor.topic.log_ownership._fence", lambda _: iter(()))
+    patch("ackstate.topic.log_ownership._fence", lambda _: iter(()))
     publishes_as_an_earlier_owner()
 
 

@@ -24,11 +24,11 @@ from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.subscription import Subscription
-from ackstate.cursor.topic.message_log import Message, MessageLog
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
+from ackstate.stores.memory import MemoryStore
+from ackstate.topic.message_log import Message, MessageLog
 from chunks import chunk_of
 from replay_runs import by_days, goes_on
 from strategies import few

@@ -23,10 +23,10 @@ from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.cursor.view import CursorView
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.memory import MemoryStore
 from chunks import chunk_of
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement, assert_agreement_fails, replayed
 from strategies import few

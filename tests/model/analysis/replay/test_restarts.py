@@ -22,9 +22,9 @@ from ackstate.analysis.trace.bad_rows import BadRows
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.rows import KINDS
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.stores.memory import MemoryStore
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.memory import MemoryStore
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, by_days, replayed
 from strategies import few
 

@@ -19,7 +19,7 @@ from ackstate.analysis.admin import server
 from ackstate.analysis.admin.resolve import BrokerPolicies
 from ackstate.analysis.cli import main
 from ackstate.cursor import SqliteStore, VersionMismatchError
-from ackstate.cursor.topic.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
+from ackstate.topic.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
 from command_line import assert_one_line, run, run_apart
 from waiting import wait_until
 

@@ -29,7 +29,7 @@ def test_the_command_itself_says_it_by_its_status(path):
 
 @pytest.mark.slow
 def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp_path, capsys):
-    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+    from ackstate.stores.zookeeper import ZooKeeperStore
 
     with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks/one")) as store:
         fill(store)
@@ -47,7 +47,7 @@ def test_a_store_in_zookeeper_is_looked_at_while_it_is_open_and_none_is_made(tmp
 
 @pytest.mark.slow
 def test_a_look_at_a_store_in_zookeeper_leaves_every_node_as_it_was(tmp_path, capsys, monkeypatch):
-    from ackstate.cursor.stores.zookeeper import ZooKeeperStore
+    from ackstate.stores.zookeeper import ZooKeeperStore
 
     with running_server(tmp_path) as server, closing(ZooKeeperStore(server.hosts, root="/acks")) as store:
         fill(store)

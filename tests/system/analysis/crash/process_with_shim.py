@@ -29,10 +29,10 @@ from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.persist import persist_all
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores import kernel_directory, sqlite_database
-from ackstate.cursor.stores.kernel_directory import KernelDirectory, KernelFile
-from ackstate.cursor.stores.sqlite import SqliteStore
 from ackstate.position import Position
+from ackstate.stores import kernel_directory, sqlite_database
+from ackstate.stores.kernel_directory import KernelDirectory, KernelFile
+from ackstate.stores.sqlite import SqliteStore
 
 SHIM = loaded()
 NEVER = CallFault(1 << 40, Action.FAIL)

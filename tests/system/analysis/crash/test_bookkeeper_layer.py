@@ -11,9 +11,9 @@ from ackstate.analysis.crash.layers import bookkeeper as layer
 from ackstate.analysis.crash.layers.bookkeeper import SharedClient, bookkeeper, run
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.takeovers import SIZE
-from ackstate.cursor.stores.bookkeeper import BookKeeperStore
-from ackstate.cursor.stores.bookkeeper_client import BookKeeperClient
-from ackstate.cursor.stores.bookkeeper_ledgers import BookKeeperLedgers
+from ackstate.stores.bookkeeper import BookKeeperStore
+from ackstate.stores.bookkeeper_client import BookKeeperClient
+from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
 
 pytestmark = pytest.mark.slow
 EVENTS = (

@@ -23,8 +23,8 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import SIZE_BYTES, LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.kernel_directory import KernelFile
+from ackstate.stores.file import FileStore
+from ackstate.stores.kernel_directory import KernelFile
 from fake_directory import end_of
 
 BLOCK = 4096

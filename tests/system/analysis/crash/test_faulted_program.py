@@ -14,8 +14,8 @@ from ackstate.analysis.crash.layers.system_calls.script import Script, Setting, 
 from ackstate.analysis.crash.observed_cursor import NEVER_OPENED, NUMBERING
 from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.analysis.workloads.step import Step, StepKind
-from ackstate.cursor.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from ackstate.position import Position
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 
 SEEDS = 32
 OCCURS = (

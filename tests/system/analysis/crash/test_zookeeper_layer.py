@@ -12,9 +12,9 @@ from ackstate.analysis.crash.layers import zookeeper as layer
 from ackstate.analysis.crash.layers.zookeeper import run, zookeeper
 from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.store import ABSENT
-from ackstate.cursor.stores.zookeeper import ZooKeeperStore
-from ackstate.cursor.stores.zookeeper_ledgers import ZooKeeperLedgers
-from ackstate.cursor.topic.log_ownership import LogOwnership, LogRecord
+from ackstate.stores.zookeeper import ZooKeeperStore
+from ackstate.stores.zookeeper_ledgers import ZooKeeperLedgers
+from ackstate.topic.log_ownership import LogOwnership, LogRecord
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_what_is_missing_is_named(monkeypatch, tmp_path):
     with pytest.raises(LayerSkippedError, match="pyspark"):
         next(zookeeper(0))
     monkeypatch.undo()
-    monkeypatch.setitem(__import__("sys").modules, "ackstate.cursor.stores.zookeeper", None)
+    monkeypatch.setitem(__import__("sys").modules, "ackstate.stores.zookeeper", None)
     with pytest.raises(LayerSkippedError, match="kazoo"):
         next(zookeeper(0))
 

@@ -17,7 +17,7 @@ from ackstate.analysis.demo.recovery import recover
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Recorder, read_recording
 from ackstate.cursor import ManagedCursor, MemoryStore, SqliteStore
-from ackstate.cursor.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from traces import last_state
 
 pytestmark = pytest.mark.slow

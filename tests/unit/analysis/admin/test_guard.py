@@ -15,7 +15,7 @@ from ackstate.analysis.admin.guard import BODY_BYTES_MAX, Guard
 from ackstate.analysis.admin.server import ServerSettings, listening
 from ackstate.analysis.admin.tokens import TokenFile, checked_token
 from ackstate.cursor import MemoryStore, PolicyStore
-from ackstate.cursor.topic.policy_store import PolicyOwner
+from ackstate.topic.policy_store import PolicyOwner
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
 SCOPE = {"type": "http", "path": PATH, "raw_path": PATH.encode(), "client": ("127.0.0.1", 4444)}

@@ -9,7 +9,6 @@ import pytest
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.cursor import PolicyStore, StoreError
 from ackstate.cursor.store import ABSENT
-from ackstate.cursor.topic.policy_store import PolicyOwner
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.limits import (
     BrokerDelayedDelivery,
@@ -17,6 +16,7 @@ from ackstate.limits import (
     DelayPolicyRefusedError,
     check_namespace_settable,
 )
+from ackstate.topic.policy_store import PolicyOwner
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/orders"

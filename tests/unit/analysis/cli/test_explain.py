@@ -13,7 +13,7 @@ import pytest
 from ackstate import Position
 from ackstate.analysis.cli.explain import _duration
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, SqliteStore
-from ackstate.cursor.topic.message_log import log_owner
+from ackstate.topic.message_log import log_owner
 from command_line import assert_one_line, run, tree
 
 TOPIC = "persistent://a/b/orders"

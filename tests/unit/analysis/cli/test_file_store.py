@@ -9,7 +9,7 @@ import pytest
 
 from ackstate.cursor import FileStore, SqliteStore
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.stores.file_records import APPEND_SIZE
+from ackstate.stores.file_records import APPEND_SIZE
 from command_line import assert_one_line, run, tree
 from sample_store import NAMES, TOPIC, fill, fsck
 

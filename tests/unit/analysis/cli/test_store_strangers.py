@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from ackstate.cursor import FileStore, SqliteStore
-from ackstate.cursor.stores import file_copy
+from ackstate.stores import file_copy
 from command_line import CommandOutcome, assert_one_line, run, run_apart
 from sample_store import fill
 from tests.unit.cursor.test_no_plain_file import STRANGERS, let_go, stale_names

@@ -9,9 +9,9 @@ import pytest
 from ackstate.analysis.crash.simulated_crash import DiskHistory, fates
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.cursor.store import StoreLockedError
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.kernel_directory import KernelDirectory
-from ackstate.cursor.testing import check_store
+from ackstate.stores.file import FileStore
+from ackstate.stores.kernel_directory import KernelDirectory
+from ackstate.testing import check_store
 
 
 @pytest.fixture(params=["simulated", "kernel"])

@@ -28,8 +28,8 @@ from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, check_fingerp
 from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor, import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.journal.format import CursorState
-from ackstate.cursor.stores.pulsar_ownership import TopicOwnedError
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.pulsar_ownership import TopicOwnedError
 from command_line import assert_one_line, run
 from pulsar_nodes import NODE, OWNED, TOPIC, layout_of, new_nodes
 

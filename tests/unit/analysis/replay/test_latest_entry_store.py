@@ -12,7 +12,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
-from ackstate.cursor.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryStore
 from chunks import chunk_of
 
 SETTINGS = {"flush_interval_ms": 100, "format": "PULSAR", "range_form": "LIST", "range_count_max": 10_000}

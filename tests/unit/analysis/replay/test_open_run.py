@@ -15,7 +15,7 @@ from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet, worst_
 from ackstate.analysis.replay.open_run import OpenRun, delivery_costs
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.dispatch.deliveries import Sent
+from ackstate.dispatch.deliveries import Sent
 from ackstate.position import Position
 from gated_runs import POLICIES, TakenEvents, anything, curve_of, policy_of, traffic
 from strategies import few

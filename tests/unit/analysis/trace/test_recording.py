@@ -26,8 +26,8 @@ from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import Change, CursorConfig, CursorListener, ManagedCursor, MemoryStore, persist_all
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.store import StoreError
-from ackstate.cursor.stores.memory import Fault, FaultKind
 from ackstate.selection import Keep
+from ackstate.stores.memory import Fault, FaultKind
 from topics import NumberedTopic
 from trace_files import crashes_of, subscriptions_of
 from traces import replay

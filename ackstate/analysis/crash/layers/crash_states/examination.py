@@ -22,7 +22,7 @@ from ackstate.analysis.crash.layers.crash_states.story import Examined, Workload
 from ackstate.analysis.crash.layers.crash_states.workload import draw_workload
 from ackstate.analysis.crash.simulated_crash import DiskHistory
 from ackstate.analysis.crash.simulated_disk import CallKind, SimulatedDisk
-from ackstate.cursor.stores.file import FileStore
+from ackstate.stores.file import FileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.oracle import Broken
     from ackstate.analysis.crash.simulated_crash import CrashState
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.store_directory import StoreDirectory
+    from ackstate.stores.store_directory import StoreDirectory
 
 _STEPS = 16
 _STEPS_ON_SQLITE = 20

@@ -18,10 +18,10 @@ from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.analysis.crash.simulated_crash import DiskHistory
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError, SimulatedDisk
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.topic.log_ownership import log_owner
-from ackstate.cursor.topic.message_log import Message, MessageLog
-from ackstate.cursor.topic.retention import Retention, trim_log
 from ackstate.position import Position
+from ackstate.topic.log_ownership import log_owner
+from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.retention import Retention, trim_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layers.crash_states.recovery import Files
     from ackstate.cursor.store import Store
-    from ackstate.cursor.stores.store_directory import StoreDirectory
+    from ackstate.stores.store_directory import StoreDirectory
 
     OpenStore = Callable[[StoreDirectory], Store]
 

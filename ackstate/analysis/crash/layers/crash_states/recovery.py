@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.oracle import State
     from ackstate.analysis.crash.simulated_crash import CrashState
     from ackstate.cursor.store import Store, Versioned
-    from ackstate.cursor.stores.store_directory import StoreDirectory
+    from ackstate.stores.store_directory import StoreDirectory
 
 _LATER_MS = 10_000_000
 _ONE_IN = 13  # of the crash states of a recovery, besides those that are always checked

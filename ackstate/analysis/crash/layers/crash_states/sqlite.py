@@ -25,8 +25,8 @@ from ackstate.analysis.crash.layers.crash_states.recovery import broken_by_lefto
 from ackstate.analysis.crash.layers.crash_states.story import Examined, WorkloadFailure
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor.stores.sqlite import SqliteStore
-from ackstate.cursor.stores.sqlite_database import DATABASE
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.sqlite_database import DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from ackstate.analysis.crash.layers.damage.kinds import LogFile, damages
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
-from ackstate.cursor.stores import sqlite_database
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.file_log import MAGIC
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores import sqlite_database
+from ackstate.stores.file import FileStore
+from ackstate.stores.file_log import MAGIC
+from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

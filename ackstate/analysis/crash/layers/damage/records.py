@@ -14,7 +14,7 @@ from ackstate.analysis.crash.observed_cursor import TOPIC
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.store import Versioned
-from ackstate.cursor.stores.memory import MemoryDisk, MemoryStore
+from ackstate.stores.memory import MemoryDisk, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -35,8 +35,8 @@ from ackstate.analysis.crash.promises import Promise, gravest
 from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
-from ackstate.cursor.stores.file import FileStore
-from ackstate.cursor.stores.sqlite import SqliteStore
+from ackstate.stores.file import FileStore
+from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -1,0 +1,232 @@
+"""The consumers of a subscription, and which of them receives the messages of a key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from hashlib import blake2b
+from itertools import repeat
+from typing import TYPE_CHECKING, cast, final
+
+import google_crc32c
+
+from ackstate.dispatch.permits import Permits
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ackstate.position import Position
+    from ackstate.topic.message import Message
+
+ANYONE = ""
+"""The owner of a message that any consumer may have."""
+
+_SLOT_COUNT = 65_536
+_EVERYTHING = b""
+_CLOSED_MAX = 1_000
+
+
+class SubscriptionType(Enum):
+    """How a subscription distributes messages, by Pulsar's name."""
+
+    EXCLUSIVE = "Exclusive"
+    FAILOVER = "Failover"
+    SHARED = "Shared"
+    KEY_SHARED = "Key_Shared"
+
+    @property
+    def is_single_active(self) -> bool:
+        """Whether one consumer at a time receives everything, in order; no limit holds it back, as in Pulsar."""
+        return self is SubscriptionType.EXCLUSIVE or self is SubscriptionType.FAILOVER
+
+
+class ConsumerBusyError(AckStateError):
+    """An exclusive subscription has a consumer already, or a consumer of that name is open."""
+
+
+class ConsumerClosedError(AckStateError):
+    """The consumer was closed and not opened again: no one would return the messages sent to it."""
+
+
+@final
+class Consumers:
+    """The open consumers of a subscription, in the order they came.
+
+    Args:
+        kind: The type of the subscription.
+
+    Attributes:
+        kind: The type of the subscription.
+        needs_keys: Whether the key of a message decides which consumer receives it.
+        permits: How many messages each may still receive.
+    """
+
+    def __init__(self, kind: SubscriptionType) -> None:
+        self.kind = kind
+        self.needs_keys = kind is SubscriptionType.KEY_SHARED
+        self.permits = Permits()
+        # The consumer that has unacked messages of a key, which receives the next ones as well, and how many it has.
+        # Invariant: both have the same keys.
+        self._holders: dict[bytes, str] = {}
+        self._held: Counter[bytes] = Counter()
+        self._names: dict[str, int] = {}  # to its priority
+        self._closed: dict[str, None] = {}  # the latest to be closed last
+        self._slot_owners: dict[int, str] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The open consumers."""
+        return tuple(self._names)
+
+    @property
+    def active(self) -> str | None:
+        """The only receiver, with Exclusive and Failover: the consumer of the lowest priority, then by name."""
+        if not self.kind.is_single_active:
+            return None
+        return min(self._names, key=lambda name: (self._names[name], name), default=None)
+
+    def open(self, name: str, *, priority: int) -> None:
+        """Open a consumer.
+
+        Raises:
+            ConsumerBusyError: It is open, or the subscription is exclusive and another has it.
+            TypeError: The name is not text, or the priority is not an integer.
+            ValueError: The name is empty, or cannot be written as UTF-8.
+        """
+        _check_consumer(name, priority)
+        if name in self._names:
+            raise ConsumerBusyError(f"consumer {name!r} is open: close it first, or choose another name")
+        if self._names and self.kind is SubscriptionType.EXCLUSIVE:
+            raise ConsumerBusyError(f"consumer {name!r}: {self.active!r} has this exclusive subscription")
+        self._names[name] = priority
+        # With Key_Shared no priority counts, as in Pulsar.
+        self.permits.open(name, priority=0 if self.needs_keys else priority)
+        self._closed.pop(name, None)
+        self._slot_owners.clear()
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a consumer is open."""
+        return bool(self._names)
+
+    def check_not_closed(self, name: str) -> None:
+        """Refuse one of the last 1,000 consumers that were closed, unless it was opened again.
+
+        Raises:
+            ConsumerClosedError: It is one of them.
+            TypeError: The name is not text.
+            ValueError: The name is empty, or cannot be written as UTF-8.
+        """
+        _check_name(name)
+        if name in self._closed:
+            raise ConsumerClosedError(f"consumer {name!r} was closed: open it again first (consumer_opened)")
+
+    def close(self, name: str) -> None:
+        """Close a consumer; no-op if it is not open."""
+        if self._names.pop(name, None) is not None:
+            self.permits.close(name)
+            self._closed[name] = None
+            if len(self._closed) > _CLOSED_MAX:
+                del self._closed[next(iter(self._closed))]
+        self._slot_owners.clear()
+
+    def sticky_key(self, position: Position, key: bytes | None) -> bytes | None:
+        """Return the key that assigns a message to a consumer and orders it; None if any may have it, in any order.
+
+        That is its own key, or its position if it has none. If one consumer receives everything, all have one key.
+        """
+        if not self.needs_keys:
+            return _EVERYTHING if self.kind.is_single_active else None
+        return _key_of(position) if key is None else key
+
+    def sticky_keys(self, messages: Sequence[tuple[Position, Message]]) -> list[bytes]:
+        """Return `sticky_key` of each message, if keys decide which consumer receives a message."""
+        keys = [message.key for _, message in messages]
+        if None in keys:
+            keys = [
+                _key_of(position) if key is None else key for (position, _), key in zip(messages, keys, strict=True)
+            ]
+        return cast("list[bytes]", keys)
+
+    def hold_keys(self, consumer: str, keys: Sequence[bytes]) -> None:
+        """Note that a message of each key was sent to a consumer, which receives the next ones of these keys as well.
+
+        No other consumer has a message of one of them.
+        """
+        self._holders.update(zip(keys, repeat(consumer)))
+        self._held.update(keys)
+
+    def release(self, keys: Iterable[bytes | None]) -> list[bytes]:
+        """Note that messages of keys are acked or returned; None is no key.
+
+        Returns:
+            The keys of which it was the last message that a consumer had.
+        """
+        held, released = self._held, []
+        for key in keys:
+            if key is None or key not in held:
+                continue
+            if held[key] > 1:
+                held[key] -= 1
+            else:
+                del held[key], self._holders[key]
+                released.append(key)
+        return released
+
+    def release_keys(self) -> None:
+        """Note that no consumer has any message."""
+        self._holders.clear()
+        self._held.clear()
+
+    def owners(self, keys: Sequence[bytes | None]) -> list[str]:
+        """Return the owner of each key."""
+        owner_of, holder_of = self.owner, self._holders.get
+        return [holder_of(key) or owner_of(key) for key in keys]  # type: ignore[arg-type] # no key has no holder
+
+    def owner(self, key: bytes | None) -> str:
+        """Return the owner of a key: the consumer that has messages of it, else the winner of its slot; else `ANYONE`.
+
+        Each slot goes to the consumer that comes first in an order of the slot's own (rendezvous hashing), so that a
+        consumer that comes or goes moves only its own slots.
+        """
+        if key is None or not self._names or not self.needs_keys:
+            return ANYONE
+        holder = self._holders.get(key)
+        if holder is not None:
+            return holder
+        slot = google_crc32c.value(key) % _SLOT_COUNT
+        owner = self._slot_owners.get(slot)
+        if owner is None:
+            seed = slot.to_bytes(2, "little")
+            # Not by a CRC: that is linear, and would give one consumer of five half the keys of its neighbours.
+            owner = max(self._names, key=lambda name: (blake2b(seed + name.encode(), digest_size=8).digest(), name))
+            self._slot_owners[slot] = owner
+        return owner
+
+
+def _key_of(position: Position) -> bytes:
+    """Return the key of a message that has none of its own."""
+    # No other key begins with this many zeros by accident; if one did, it would only share a consumer.
+    return bytes(8) + b"%d:%d" % position
+
+
+def _check_consumer(name: str, priority: int) -> None:
+    """Refuse names and priorities that could not be compared or hashed later."""
+    _check_name(name)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise TypeError(f"priority of consumer {name!r} must be an integer, got {priority!r}")
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a consumer must be text, got {name!r}")
+    if not name:
+        raise ValueError("the name of a consumer must not be empty")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name of a consumer must be UTF-8, got {name!r}") from None

@@ -1,0 +1,239 @@
+"""The unacked messages of a subscription, by where they are: in flight, queued for sending, or delayed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.delay.position_set import PositionSet
+from ackstate.dispatch.delayed import DelayedMessages
+from ackstate.dispatch.hole_queue import HoleQueues
+from ackstate.dispatch.message_reader import MessageReader
+from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
+from ackstate.entry_bitmap import bitmaps_of
+from ackstate.inspect.hole_report import HoleReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyroaring import BitMap
+
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.dispatch.admission import Admission
+    from ackstate.dispatch.consumers import Consumers
+    from ackstate.dispatch.deliveries import Sent
+    from ackstate.dispatch.delivery import Batch
+    from ackstate.position import Position
+    from ackstate.topic.message_log import Message, MessageLog
+
+_UNREADABLE_RETRY_MS = 60_000
+
+
+@final
+class UnackedMessages:
+    """Follows each message that the reader has passed until it is acked.
+
+    Args:
+        log: The topic's messages.
+        cursor: The ack state.
+        delays: Its delayed messages; None delivers every message at once.
+        admission: Holds the messages in flight.
+        consumers: The open consumers.
+        hole_tries_max: How often a message is sent to fill a hole before others that were sent less often.
+
+    Attributes:
+        waiting: The messages that wait to be sent.
+        delayed: The messages that are not yet due.
+        reader: Reads the messages.
+        holes: The ack holes that waiting messages fill.
+        dead_lettered_messages: How many messages were ever handed over as dead letters, those of a batch one by one.
+    """
+
+    def __init__(  # noqa: PLR0913 - its parts
+        self,
+        log: MessageLog,
+        cursor: ManagedCursor,
+        *,
+        delays: DelayedDeliveryTracker | None,
+        admission: Admission,
+        consumers: Consumers,
+        hole_tries_max: int,
+    ) -> None:
+        self.holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
+        self.waiting = ReplayQueue(consumers.owners, became_ready=self._became_ready)
+        self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
+        self.reader = MessageReader(log, postpone=self._postpone)
+        self._cursor = cursor
+        self._admission = admission
+        self._gate = admission.gate
+        self._round_waiter = admission.round_waiter
+        self._consumers = consumers
+        self._acked_count = cursor.view.acked_count  # as far as it was reported here
+        self._queued = self.waiting.positions  # follows the queue
+        self.dead_lettered_messages = 0
+
+    def withdraw(self, batch: Batch) -> None:
+        """Queue the messages of a batch that never reached its consumer."""
+        for position, sent in self._complete([delivery.position for delivery in batch.deliveries]):
+            self._admission.deliveries.uncount(sent)
+            count = sent.delivery_count - 1
+            reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
+            self.put(position, Waiting(reason, count, sent.key))
+        self._admission.refresh()
+
+    def give_back(self, positions: Sequence[Position], reason: HoleReason, *, until_ms: int = 0) -> int:
+        """Queue messages that were in flight, and return how many those were, the messages of a batch one by one."""
+        completed = self._complete(positions)
+        self.holes.expect(len(completed))
+        for position, sent in completed:
+            if not self._cursor.is_acked(position):
+                self.put(position, Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms))
+        return sum(sent.message_count for _, sent in completed)
+
+    def put(self, position: Position, waiting: Waiting) -> None:
+        """Queue a message, unless it is queued or in flight."""
+        if position not in self.waiting and position not in self._admission.deliveries:
+            self.waiting.put(position, waiting)
+
+    def acked(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
+        """Note an ack: the message is neither in flight nor queued, and the holes beside it have changed."""
+        sent = self._admission.complete(position)
+        if sent is not None and sent.key is not None:
+            self._release((sent.key,))
+        self._acked_count += newly_acked
+        if position in self._queued:
+            self.waiting.take(position)
+        # Each ack comes here, so nothing is called that has no work.
+        if self.reader.kept:
+            self.reader.forget((position,))
+        if self.holes.queues:
+            self.holes.note(position)
+        if self._round_waiter.wants_room or (self._gate is not None and self._gate.is_closed):
+            self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
+
+    def acked_all(
+        self, positions: Sequence[Position], entries: Mapping[int, BitMap], newly_acked: int, *, now_ms: int
+    ) -> None:
+        """Note acks, as `acked` for each; `entries` are the same positions by ledger."""
+        self._complete(positions, entries)
+        self._acked_count += newly_acked
+        if self.waiting.in_order().has_any(entries):
+            for position in self._queued & set(positions):
+                self.waiting.take(position)
+        self.reader.forget(positions)
+        self.holes.note_all(positions)
+        self._admission.usage_decreased(now_ms=now_ms)
+
+    def acked_in_batch(self, position: Position, *, now_ms: int) -> None:
+        """Note that messages of a batch in flight were acked, and that others of it were not."""
+        sent = self._admission.deliveries.get(position)
+        words = self._cursor.view.batch.get(position)
+        if sent is not None and words is not None:
+            self._admission.reduce(position, max(1, _unacked_count(words)))
+        self._admission.usage_decreased(now_ms=now_ms)
+
+    def completes_batch(self, position: Position, unacked_words: Sequence[int]) -> bool:
+        """Return whether an ack that leaves these messages of a batch unacked acks the last unacked ones."""
+        known = self._cursor.view.batch.get(position)
+        return not any(unacked_words) or (
+            known is not None and not any(before & after for before, after in zip(known, unacked_words, strict=False))
+        )
+
+    def acked_up_to(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
+        """Note that everything up to a position was acked."""
+        self._complete(self._admission.deliveries.at_most(position))
+        self._acked_count += newly_acked
+        for each in self.waiting.up_to(position):
+            self.waiting.take(each)
+        self.reader.forget_up_to(position)
+        if position.entry_id >= 0:  # Else no hole has another lower end: none spans two ledgers.
+            self.holes.note(position)  # The hole above it may have begun below it.
+        self._admission.usage_decreased(now_ms=now_ms)
+
+    def forget_owner(self, consumer: str) -> None:
+        """Forget the holes of a consumer that is gone."""
+        self.holes.forget(consumer)
+
+    def clear(self) -> None:
+        """Forget everything: the reader restarts elsewhere, and nothing is in flight."""
+        self._admission.clear()
+        self._consumers.release_keys()
+        self.waiting.clear()
+        self.reader.clear()
+        self.holes.clear()
+        self._acked_count = self._cursor.view.acked_count
+        self.delayed.clear()
+
+    def unacked_in(self, position: Position, message: Message) -> int:
+        """Return how many messages of an entry are not acked."""
+        words = self._cursor.view.batch.get(position) if message.message_count > 1 else None
+        if words is None:
+            return message.message_count
+        return max(1, min(_unacked_count(words), message.message_count))
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """See `AckedAndSent`."""
+        self._cursor.view.discard_acked(ledger_id, entries)
+
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        """See `AckedAndSent`."""
+        unsent = PositionSet()
+        for ledger_id, entries in self._cursor.view.unacked_between(first, min(end, self._cursor.read_position)):
+            unsent.update_entries(ledger_id, entries)
+        unsent.difference_update(self._admission.deliveries.in_order())
+        unsent.difference_update(self.waiting.in_order())
+        for position in self.delayed:
+            unsent.discard(position)
+        return unsent
+
+    def _complete(
+        self, positions: Sequence[Position], entries: Mapping[int, BitMap] | None = None
+    ) -> list[tuple[Position, Sent]]:
+        """Take messages out of flight, release their keys, and return those that were in flight.
+
+        Args:
+            positions: The messages.
+            entries: The same by ledger, if they are known so.
+        """
+        completed = self._admission.complete_all(positions, bitmaps_of(positions) if entries is None else entries)
+        if completed and self._consumers.needs_keys:
+            self._release([sent.key for _, sent in completed])
+        return completed
+
+    def _release(self, keys: Sequence[bytes | None]) -> None:
+        for key in self._consumers.release(keys):
+            self.waiting.key_moved(key)
+
+    def _became_ready(self, positions: Sequence[Position]) -> None:
+        if self.holes.queues:
+            self.holes.note_all(positions)
+        self._round_waiter.messages_came()
+
+    def notice_acks_elsewhere(self) -> None:
+        """Remove queued messages that were acked with the cursor itself, past the subscription; rebuild the holes.
+
+        Complexity: O(1) if there was none, else O(containers of the queue + queued messages that were acked).
+        """
+        acked_count = self._cursor.view.acked_count
+        if self._acked_count == acked_count:
+            return
+        self._acked_count = acked_count
+        self.holes.clear()
+        acked, unacked = PositionSet(), PositionSet()
+        for each in (acked, unacked):
+            each.update(self.waiting.in_order())
+        unacked.apply(self._cursor.view.discard_acked)
+        acked.difference_update(unacked)
+        for position in acked:
+            self.waiting.take(position)
+
+    def _postpone(self, position: Position, now_ms: int) -> None:
+        """Postpone a message that cannot be read, so that it delays no other."""
+        lost = Waiting(HoleReason.DATA_LOST, key=self._consumers.sticky_key(position, None))
+        waiting = self.waiting.take(position) if position in self.waiting else lost
+        self.put(position, waiting._replace(until_ms=now_ms + _UNREADABLE_RETRY_MS))
+
+
+def _unacked_count(words: Sequence[int]) -> int:
+    """Count the unacked messages of a batch, given Pulsar's words: signed, a bit for each."""
+    return sum((word & (2**64 - 1)).bit_count() for word in words)

@@ -1,0 +1,1 @@
+"""The storages that come with the library; each passes `ackstate.testing.check_store`."""

@@ -1,0 +1,400 @@
+"""Stores in memory for tests, with scripted faults: mutation n fails, or is the last one.
+
+A `MemoryDisk` survives a crash. To crash, drop the `MemoryStore` and open a new one on the same ``store.disk``.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar, final
+
+from ackstate.cursor.store import (
+    ABSENT,
+    METADATA_VALUE_BYTES_MAX,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    StoreError,
+    StoreFullError,
+    Versioned,
+    VersionMismatchError,
+    check_owner,
+    check_path,
+    check_value_size,
+    children_prefix,
+)
+from ackstate.cursor.writes import write_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ackstate.cursor.writes import GroupStore
+
+_Result = TypeVar("_Result")
+
+
+class PowerCutError(StoreError):
+    """The process that held this store is dead, as scripted; only a new store on the same disk is usable."""
+
+
+class FaultKind(Enum):
+    """The effect of a fault on the scripted mutation."""
+
+    FAIL_BEFORE = "it fails and did not happen; the store survives"
+    FAIL_AFTER = "it happened and fails nevertheless; the store survives"
+    CRASH_BEFORE = "the process dies before it reaches the disk"
+    CRASH_AFTER = "the process dies after it reached the disk"
+    FULL = "the disk is full; it did not happen"
+    SYNC_FAILED = "the sync fails and it is not on the disk; the store refuses every call until it is opened again"
+
+
+_REACHES_DISK = frozenset({FaultKind.FAIL_AFTER, FaultKind.CRASH_AFTER})
+_CRASHES = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER})
+_ENDS_STORE = _CRASHES | {FaultKind.SYNC_FAILED}
+_ERROR_OF = dict.fromkeys(_CRASHES, PowerCutError) | {FaultKind.FULL: StoreFullError}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault at one mutation of a store.
+
+    Attributes:
+        mutation: The number of the mutation, as counted by `MemoryStore.mutation_count`: the first is 0.
+        kind: The effect of the fault.
+    """
+
+    mutation: int
+    kind: FaultKind
+
+    def __post_init__(self) -> None:
+        if self.mutation < 0:
+            raise ValueError(f"mutation must be at least 0, got {self.mutation}")
+
+
+@dataclass(slots=True)
+class _MemoryLedger:
+    owner: str
+    fenced: bool = False
+    entries: list[bytes] = field(default_factory=list)
+
+    def append(self, entry: bytes) -> int:
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def fence(self) -> int:
+        self.fenced = True
+        return len(self.entries) - 1
+
+
+@final
+class MemoryDisk:
+    """The contents that survive a crash. It is passed from store to store; callers use nothing of it but `_check`."""
+
+    def __init__(self) -> None:
+        # One lock for all stores on the disk: a second owner in a test is a second store.
+        self.lock = threading.Lock()
+        self.ledgers: dict[int, _MemoryLedger] = {}
+        self.values: dict[str, Versioned] = {}
+        # Above every id ever returned, also of deleted ledgers.
+        self.next_ledger_id = 1
+        # Above every version of every deleted value: a value that is created again never matches an old version.
+        self.first_version = 0
+
+    def make_ledger(self, owner: str) -> int:
+        """Create an empty ledger and return its id."""
+        self.ledgers[self.next_ledger_id] = _MemoryLedger(owner)
+        self.next_ledger_id += 1
+        return self.next_ledger_id - 1
+
+    def ledger(self, ledger_id: int) -> _MemoryLedger:
+        """Return a ledger; `LedgerNotFoundError` if there is none."""
+        if ledger_id not in self.ledgers:
+            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+        return self.ledgers[ledger_id]
+
+    def open_ledger(self, ledger_id: int) -> _MemoryLedger:
+        """Return a ledger that accepts appends; `LedgerFencedError` if it was fenced."""
+        ledger = self.ledger(ledger_id)
+        if ledger.fenced:
+            raise LedgerFencedError(f"ledger {ledger_id} was fenced")
+        return ledger
+
+    def expect(self, path: str, version: int) -> None:
+        """Raise `VersionMismatchError` unless a value is at a version, which may be `ABSENT`."""
+        found = self.values[path].version if path in self.values else ABSENT
+        if found != version:
+            raise VersionMismatchError(f"{path} is at version {found}, not {version}")
+
+    def _check(self) -> None:
+        assert all(0 < ledger_id < self.next_ledger_id for ledger_id in self.ledgers)
+        for ledger in self.ledgers.values():
+            assert all(type(entry) is bytes for entry in ledger.entries)
+        assert self.first_version >= 0
+        for path, (data, version) in self.values.items():
+            check_path(path)
+            assert type(data) is bytes
+            assert version >= 0
+
+
+@final
+class MemoryStore:
+    """A store whose disk is an object, with scripted faults; thread-safe.
+
+    Mutations are the calls that write, and each write of a `write_all`. A refused one (fenced, not found, another
+    version) does not count. Each is O(its own size).
+
+    Args:
+        disk: The disk of an earlier store; a new one by default. Several stores may share one at the same time.
+        faults: At most one for each mutation of this store.
+        metadata_value_bytes_max: The largest metadata value that can be written or read, in bytes; 64 MiB by default.
+
+    >>> store = MemoryStore(faults=[Fault(1, FaultKind.CRASH_AFTER)])
+    >>> ledger_id = store.ledgers.create("billing")
+    >>> store.ledgers.append(ledger_id, b"acked")
+    Traceback (most recent call last):
+    ackstate.stores.memory.PowerCutError: mutation 1: the process dies after it reached the disk
+    >>> MemoryStore(store.disk).ledgers.read(ledger_id, 0, 1)
+    [b'acked']
+    """
+
+    def __init__(
+        self,
+        disk: MemoryDisk | None = None,
+        *,
+        faults: Sequence[Fault] = (),
+        metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
+    ) -> None:
+        self._session = _Session(disk or MemoryDisk(), faults)
+        self._ledgers = _MemoryLedgers(self._session)
+        self._metadata = _MemoryMetadata(self._session, metadata_value_bytes_max)
+
+    @property
+    def disk(self) -> MemoryDisk:
+        """The disk, which survives this store."""
+        return self._session.disk
+
+    @property
+    def mutation_count(self) -> int:
+        """The number of mutations started on this store, failed ones included."""
+        return self._session.mutation_count
+
+    @property
+    def ledgers(self) -> _MemoryLedgers:
+        """The logs."""
+        return self._ledgers
+
+    @property
+    def metadata(self) -> _MemoryMetadata:
+        """The small values."""
+        return self._metadata
+
+    write_all = write_each
+    """See `GroupStore.write_all`. Each write is one mutation, so that a crash can come between any two."""
+
+    def inject(self, fault: Fault) -> None:
+        """Script one more fault, at a future mutation; it replaces a fault that is scripted there."""
+        if fault.mutation < self.mutation_count:
+            raise ValueError(f"mutation {fault.mutation} is over: {self.mutation_count} were begun")
+        self._session.faults[fault.mutation] = fault.kind
+
+    def forget_faults(self) -> None:
+        """Remove all scripted faults."""
+        self._session.faults.clear()
+
+    @property
+    def fired_fault_count(self) -> int:
+        """How many scripted faults have occurred."""
+        return self._session.fired_fault_count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every later call is refused: after a crash, a failed sync, or `close`."""
+        return self._session.end is not None
+
+    @property
+    def has_broken_ledgers(self) -> bool:
+        """Whether `break_ledgers` is in effect."""
+        return self._session.has_broken_ledgers
+
+    def break_ledgers(self) -> None:
+        """Fail every `create` and append, without effect, until `mend_ledgers`; metadata still works."""
+        self._session.has_broken_ledgers = True
+
+    def mend_ledgers(self) -> None:
+        """End the effect of `break_ledgers`."""
+        self._session.has_broken_ledgers = False
+
+    def close(self) -> None:
+        """Refuse every later call; no-op if closed or crashed."""
+        self._session.close()
+
+
+@final
+class _Session:
+    """The use of a disk by one store: its mutation count, its scripted faults, and how it ended."""
+
+    def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
+        self.disk = disk
+        self.mutation_count = self.fired_fault_count = 0
+        self.faults = {fault.mutation: fault.kind for fault in faults}
+        if len(self.faults) != len(faults):
+            raise ValueError("two faults are scripted for one mutation")
+        self.has_broken_ledgers = False
+        self.end: tuple[type[StoreError], str] | None = None  # why every later call is refused
+
+    # Methods instead of a generator, which would take half the time of an append.
+    def __enter__(self) -> MemoryDisk:
+        """Hold the disk for a call, unless this session is over."""
+        self.disk.lock.acquire()
+        if self.end is not None:
+            self.disk.lock.release()
+            error, reason = self.end
+            raise error(reason)
+        return self.disk
+
+    def __exit__(self, *error: object) -> None:
+        """Release the disk."""
+        self.disk.lock.release()
+
+    def check_ledgers(self) -> None:
+        """Raise `StoreError` if ledgers cannot be written."""
+        if self.has_broken_ledgers:
+            raise StoreError("no ledger can be written, as scripted")
+
+    def mutate(self, change: Callable[[], _Result]) -> _Result:
+        """Make a valid change, or cause the fault that is scripted for it. The caller holds the disk."""
+        number = self.mutation_count
+        self.mutation_count += 1
+        kind = self.faults.get(number)
+        if kind is None:
+            return change()
+        self.fired_fault_count += 1
+        if kind in _REACHES_DISK:
+            change()
+        error, reason = _ERROR_OF.get(kind, StoreError), f"mutation {number}: {kind.value}"
+        if kind in _ENDS_STORE:
+            self.end = (error, reason)
+        raise error(reason)
+
+    def close(self) -> None:
+        """End the session, unless a crash or a failed sync has ended it."""
+        with self.disk.lock:
+            if self.end is None:
+                self.end = (StoreError, "the store is closed")
+
+
+@final
+class _MemoryLedgers:
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    def create(self, owner: str) -> int:
+        """See `LedgerStore.create`."""
+        check_owner(owner)
+        with self._session as disk:
+            self._session.check_ledgers()
+            return self._session.mutate(lambda: disk.make_ledger(owner))
+
+    def append(self, ledger_id: int, entry: bytes) -> int:
+        """See `LedgerStore.append`."""
+        return self.append_all([(ledger_id, entry)])[0]
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
+        """See `LedgerStore.append_all`."""
+        # Copied before anything happens: a caller's buffer may change, and a str is refused here.
+        copies = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
+        with self._session as disk:
+            targets = [(disk.open_ledger(ledger_id), entry) for ledger_id, entry in copies]
+            self._session.check_ledgers()
+            return self._session.mutate(lambda: [ledger.append(entry) for ledger, entry in targets])
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """See `LedgerStore.read`."""
+        if not 0 <= first <= end:
+            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
+        with self._session as disk:
+            entries = disk.ledger(ledger_id).entries
+            if first < end and end > len(entries):
+                raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
+            return entries[first:end]
+
+    def last(self, ledger_id: int) -> int:
+        """See `LedgerStore.last`."""
+        with self._session as disk:
+            return len(disk.ledger(ledger_id).entries) - 1
+
+    def delete(self, ledger_id: int) -> None:
+        """See `LedgerStore.delete`."""
+        with self._session as disk:
+            self._session.mutate(lambda: disk.ledgers.pop(ledger_id, None))
+
+    def fence(self, ledger_id: int) -> int:
+        """See `LedgerStore.fence`."""
+        with self._session as disk:
+            return self._session.mutate(disk.ledger(ledger_id).fence)
+
+    def owned_by(self, owner: str) -> list[int]:
+        """See `LedgerStore.owned_by`."""
+        check_owner(owner)
+        with self._session as disk:
+            return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
+
+    def owners(self) -> list[str]:
+        """See `LedgerStore.owners`."""
+        with self._session as disk:
+            return sorted({ledger.owner for ledger in disk.ledgers.values()})
+
+
+@final
+class _MemoryMetadata:
+    def __init__(self, session: _Session, value_bytes_max: int) -> None:
+        self._session, self._value_bytes_max = session, value_bytes_max
+
+    def get(self, path: str) -> Versioned | None:
+        """See `MetadataStore.get`."""
+        check_path(path)
+        with self._session as disk:
+            value = disk.values.get(path)
+            if value is not None:
+                check_value_size(path, len(value.data), bytes_max=self._value_bytes_max)
+            return value
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
+        """See `MetadataStore.put`."""
+        check_path(path)
+        copy = bytes(memoryview(data))
+        check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
+        with self._session as disk:
+            disk.expect(path, expected_version)
+
+            def change() -> int:
+                version = disk.first_version if expected_version == ABSENT else expected_version + 1
+                disk.values[path] = Versioned(copy, version)
+                return version
+
+            return self._session.mutate(change)
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        """See `MetadataStore.delete`."""
+        check_path(path)
+        with self._session as disk:
+            disk.expect(path, expected_version)
+            if expected_version == ABSENT:
+                raise VersionMismatchError(f"{path} holds no value to delete")
+
+            def change() -> None:
+                disk.first_version = max(disk.first_version, expected_version + 1)
+                del disk.values[path]
+
+            self._session.mutate(change)
+
+    def children(self, path: str) -> list[str]:
+        """See `MetadataStore.children`."""
+        prefix = children_prefix(path)
+        with self._session as disk:
+            return sorted({each[len(prefix) :].partition("/")[0] for each in disk.values if each.startswith(prefix)})
+
+
+if TYPE_CHECKING:
+    _: type[GroupStore] = MemoryStore

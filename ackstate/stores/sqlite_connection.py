@@ -1,0 +1,309 @@
+"""Groups calls from many threads into one connection and one sync.
+
+Concurrent calls form a group (`ackstate.stores.group_commit`), which is one transaction with a savepoint for
+each call, so that a refused call undoes only its own changes.
+
+For a savepoint, SQLite copies each page that the call changes, beyond 64 KiB into the directory for temporary files;
+no room there counts as a full disk.
+
+On a full disk the log could grow to the last byte, and could then never be copied to the database, which has no room
+to grow. So before each commit the database file is given the room of all its pages: the log can be emptied at any time.
+A transaction that finds no room empties the log, which keeps the part of its room that a delete needs, and each of its
+calls is tried once more, alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from ackstate.cursor.store import StoreError, StoreFullError, StoreLockedError
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.stores.directory_lock import leave_to_parent_at_fork
+from ackstate.stores.group_commit import GroupCommit, fail
+from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, LOG_BYTES_KEPT, open_database
+from ackstate.stores.sqlite_seal import RowSeal
+from ackstate.stores.system_errors import FULL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ackstate.stores.group_commit import Call, SyncGroup
+
+_Result = TypeVar("_Result")
+
+# The errors that our fixed statements can meet only in a damaged file.
+_DAMAGE = frozenset(
+    {
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_FORMAT,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+    }
+)
+
+# The error message for a damaged file may be invalid UTF-8, which Python reports as a UnicodeDecodeError.
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+_MAKE_ROOM = (
+    "PRAGMA wal_checkpoint",
+    f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}",
+    # A log is cut to its limit by the first commit after it was emptied: one that changes nothing.
+    f"PRAGMA user_version = {FORMAT_VERSION}",
+)
+
+_INHERITED: set[Path] = set()  # Directories of stores that were open when this process was forked.
+
+
+@final
+class SqliteConnection:
+    """The only connection to a store's database, which refuses calls after a failure; thread-safe.
+
+    Attributes:
+        seal: Seals and checks the rows of this store.
+    """
+
+    def __init__(self, directory: Path, *, check_pages: bool) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()  # Held during each use of the connection.
+        self._groups: GroupCommit[sqlite3.Connection] = GroupCommit()
+        self._is_ours = True  # False in a forked child.
+        self._is_closed = False  # Once closed, nothing is left that a forked child could harm.
+        self._refusal = ""  # Why every call is refused; empty while the store is usable.
+        try:
+            self._claim, self._file, self._connection = open_database(directory, check_pages=check_pages)
+        except _ERRORS as error:
+            raise self._in_our_words(error) from error
+        leave_to_parent_at_fork(self)
+        try:
+            self._descriptor = self._file.fileno()
+            self.seal = RowSeal(self._salt())
+            ((self._page_size,),) = self._connection.execute("PRAGMA page_size")
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection for some queries, which all see one state."""
+        with self._lock:
+            self._roll_back()
+            if self._refusal:
+                raise StoreError(self._refusal)
+            try:
+                yield self._connection
+            except _ERRORS as error:
+                raise self._in_our_words(error) from error
+
+    def write(self, change: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Execute a change, sync, and return its result; a change that raises leaves no trace.
+
+        Args:
+            change: Called in any thread, and again if that thread is interrupted.
+        """
+        return self._groups.write(change, self._lead)
+
+    def write_all(self, changes: Sequence[Callable[[sqlite3.Connection], object]]) -> list[Any]:
+        """Execute changes in one transaction, and return the result of each, or its error."""
+        return self._groups.write_all(changes, self._lead)
+
+    def close(self) -> None:
+        """Close the connection first, and the lock last."""
+        with self._lock:
+            self._refusal = self._refusal or f"{self._directory}: the store is closed"
+            if self._is_ours:
+                # On a full disk, the rest of the log is left for the next opening.
+                with suppress(sqlite3.Error):
+                    self._connection.close()
+            # Not earlier: closing any descriptor of the database releases SQLite's locks on it.
+            self._file.close()
+            self._is_closed = True
+            self._claim.release()
+
+    def leave_to_parent(self) -> None:
+        """See `ackstate.stores.directory_lock.OpenedFile`."""
+        self._lock, self._groups = threading.Lock(), GroupCommit()
+        self._claim.leave_to_parent()
+        if self._is_closed:
+            return
+        # At exit, SQLite would close the connection, copy the log to the database and remove it, while the parent still
+        # writes to it. An object with one extra reference is never closed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        self._is_ours = False
+        self._refusal = f"{self._directory}: the store was open when this process was forked; its parent has it"
+        _INHERITED.add(self._directory.absolute())
+
+    def damage(self, found: str) -> CorruptStateError:
+        """Return the error for a database with impossible contents."""
+        database = str(self._directory / DATABASE)
+        return CorruptStateError(database, offset=0, expected="sound pages", found=found)
+
+    def integer(self, value: object) -> int:
+        """Return the value of a column if it is an integer; damage can change its type."""
+        if not isinstance(value, int):
+            raise self.damage(f"{value!r} where a number belongs")
+        return value
+
+    def blob(self, value: object) -> bytes:
+        """Return the value of a column if it is bytes."""
+        if not isinstance(value, bytes):
+            raise self.damage(f"{value!r} where bytes belong")
+        return value
+
+    def text(self, value: object) -> str:
+        """Return the value of a column if it is text."""
+        if not isinstance(value, str):
+            raise self.damage(f"{value!r} where text belongs")
+        return value
+
+    def _salt(self) -> bytes:
+        with self.reading() as connection:
+            row = connection.execute("SELECT salt FROM identity").fetchone()
+            return self.blob(row and row[0])
+
+    def _lead(self, group: SyncGroup[sqlite3.Connection]) -> None:
+        """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
+        with self._lock:
+            calls = self._groups.closed(group)
+            self._roll_back()
+            if self._refusal:
+                fail(calls, lambda: StoreError(self._refusal))
+            elif not self._has_committed(calls):
+                for call in calls:
+                    if self._has_made_room():
+                        call.error = None
+                        self._has_committed([call])
+            group.is_over = True
+
+    def _has_committed(self, calls: list[Call[sqlite3.Connection]]) -> bool:
+        """Execute calls in one transaction and give each its outcome; return False if the disk is full."""
+        is_committing = False
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for call in calls:
+                self._execute(call, is_alone=len(calls) == 1)
+            is_committing = True
+            if self._connection.in_transaction:
+                # The room of all pages, those that only the log has so far included.
+                ((page_count,),) = self._connection.execute("PRAGMA page_count")
+                if page_count * self._page_size > os.fstat(self._descriptor).st_size:
+                    self._file.allocate(page_count * self._page_size)
+                self._connection.execute("COMMIT")
+            for call in calls:
+                call.is_withdrawn = True
+        except (sqlite3.Error, OSError) as error:
+            return self._undo(calls, error, is_committing=is_committing)
+        except BaseException:
+            # This thread was interrupted. Unless the transaction was committed, the group's next call leads.
+            if is_committing and not self._connection.in_transaction:
+                for call in calls:
+                    call.is_withdrawn = True
+            raise
+        return True
+
+    def _has_made_room(self) -> bool:
+        """Empty the log, and give back what it does not need; return False if that fails."""
+        try:
+            if not self._refusal:
+                for statement in _MAKE_ROOM:
+                    self._connection.execute(statement).fetchall()
+        except sqlite3.Error as error:
+            if not _is_full(error):
+                self._distrust(error)
+            return False
+        return not self._refusal
+
+    def _execute(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
+        """Execute one call, or undo it and record why it is refused."""
+        if is_alone:
+            # A savepoint would copy each page that is changed: half of a ledger's size, to delete it.
+            self._try(call, undo="ROLLBACK")
+        else:
+            self._connection.execute("SAVEPOINT call")
+            self._try(call, undo="ROLLBACK TO call")
+            self._connection.execute("RELEASE call")
+
+    def _try(self, call: Call[sqlite3.Connection], *, undo: str) -> None:
+        try:
+            call.result = call.change(self._connection)
+        except Exception as error:
+            call.error = self._in_our_words(error) if isinstance(error, _ERRORS) else error
+            if self._ends_group(error):
+                raise
+            self._connection.execute(undo)
+
+    def _ends_group(self, error: Exception) -> bool:
+        # When memory is short, SQLite may have rolled back the whole transaction.
+        if not self._connection.in_transaction:
+            return True
+        # A call that meets a damaged page is undone alone: the damage concerns one cursor, not the others.
+        survived = sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CORRUPT
+        return isinstance(error, sqlite3.Error) and _primary_code(error) not in survived
+
+    def _undo(
+        self, calls: list[Call[sqlite3.Connection]], error: sqlite3.Error | OSError, *, is_committing: bool
+    ) -> bool:
+        """Undo a group, and give an error to each call that has no outcome yet; return False if the disk is full.
+
+        An error that only one call met, such as damage, is that call's outcome; for the other calls the store has
+        become unusable. A full disk or a failed commit is the outcome of every call.
+        """
+        is_full = _is_full(error)
+        if is_full:
+            self._roll_back(is_full=True)
+        else:
+            self._distrust(error)
+        if is_full or is_committing:
+            fail(calls, lambda: self._in_our_words(error))
+        else:
+            fail(calls, lambda: StoreError(self._refusal))
+        return not is_full
+
+    def _roll_back(self, *, is_full: bool = False) -> None:
+        """Roll back the open transaction, which this thread began or an interrupted one."""
+        try:
+            if not self._refusal and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if is_full:
+                ((page_count,),) = self._connection.execute("PRAGMA page_count")
+                self._file.truncate(page_count * self._page_size)
+        except (sqlite3.Error, OSError) as error:
+            self._distrust(error)
+
+    def _distrust(self, error: sqlite3.Error | OSError) -> None:
+        # The cached pages may now differ from those on the disk; a new opening reads and syncs them.
+        self._refusal = f"{self._directory}: a write failed ({error}); close the store and open it again"
+
+    def _in_our_words(self, error: sqlite3.Error | UnicodeDecodeError | OSError) -> AckStateError:
+        code = _primary_code(error)
+        if code in _DAMAGE:
+            return self.damage(str(error))
+        if _is_full(error):
+            return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
+        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            if self._directory.absolute() in _INHERITED:
+                reason = "it was open when this process was forked, and SQLite takes the parent's locks for ours: exec"
+                return StoreLockedError(f"{self._directory}: {reason}")
+            return StoreLockedError(f"{self._directory}: another program reads the database")
+        return StoreError(f"{self._directory}: {error}")
+
+
+def _is_full(error: sqlite3.Error | UnicodeDecodeError | OSError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return _primary_code(error) == sqlite3.SQLITE_FULL
+
+
+def _primary_code(error: sqlite3.Error | UnicodeDecodeError | OSError) -> int:
+    if isinstance(error, OSError):
+        return sqlite3.SQLITE_IOERR
+    # An error without a code is not SQLite's but Python's, about text that is invalid UTF-8.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return code & 0xFF

@@ -1,0 +1,374 @@
+"""Opens an SQLite database so that it is locked, undamaged, and on the disk.
+
+The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
+the other), ``MADE`` (`ackstate.stores.sqlite_mark`), and ``LOCK``, which contains the id of the process that has
+it open. ``LOCK`` stays; the kernel releases the lock on it whenever the process ends.
+
+``LOCK`` can be removed. SQLite's own locks do not help then: they belong to the process, and are released when it
+closes any descriptor of the file. So the directory itself is locked too, before the database is first opened.
+
+SQLite opens its files by name. It would follow a link to a database, though not to a log, and a named pipe would
+block it. So the names are checked first (`ackstate.stores.plain_files`).
+
+Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.stores.sqlite_log`).
+It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
+into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them. The
+price: opening a store that was not closed may need some room, if an earlier release or another program wrote it.
+
+Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
+and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
+rows that are missing from an index: a row written next to a damaged key might never be found again. Bytes that changed
+within a row are noticed when it is read (`ackstate.stores.sqlite_seal`). The check of a 100 MB store takes 0.1 s
+(entries of 20 kB) to 0.4 s (of 150 bytes), and 0.1 s more if none of it is in the kernel's cache; it would take 1.3 to
+2.3 s if the file were not read from front to back first. Without the check, a damaged page is noticed when it is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sqlite3
+import struct
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from ackstate.cursor.store import StoreError, StoreFullError
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores.directory_lock import (
+    LOCK,
+    DirectoryClaim,
+    closed_to_others,
+    sync_names_above,
+    sync_path,
+)
+from ackstate.stores.kernel_directory import KernelFile
+from ackstate.stores.plain_files import (
+    check_files_to_write,
+    check_plain_files,
+    create_empty,
+    make_directory,
+    open_file,
+    open_to_read,
+    read_start,
+)
+from ackstate.stores.sqlite_log import check_journal, check_log
+from ackstate.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark
+from ackstate.stores.sqlite_schema import IDENTITY_TABLE, NEW_IDENTITY, SCHEMA, UNSEALED_SCHEMA, check_schema
+from ackstate.stores.sqlite_seal import RowSeal
+from ackstate.stores.system_errors import system_errors_in_our_words
+from ackstate.stores.temporary_copy import TemporaryCopy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DATABASE = "ackstate.sqlite3"
+"""The name of the database in a store's directory."""
+_UNFINISHED = "ackstate.sqlite3.new"
+# The files, in addition to LOCK, that a crash during the creation of a store can leave behind.
+_LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
+# The files next to a database that belong to it. The index of the log, "-shm", only repeats the log.
+_LOGS = ("-journal", "-wal")
+# Files that opening a store reads or writes in place; all its other files are removed or replaced.
+_OPENED = frozenset({LOCK, MADE, *(f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))})
+STORE_FILES = _OPENED | _LEFTOVERS | {UNFINISHED_MARK}
+"""Every name that a store's directory may hold."""
+
+# The header of an SQLite file: https://www.sqlite.org/fileformat2.html section 1.3
+_HEADER_SIZE = 100
+_MAGIC = b"SQLite format 3\0"
+_FORMAT_VERSION_OFFSET = 60
+_APPLICATION_ID_OFFSET = 68
+_APPLICATION_ID = int.from_bytes(b"acks", "big")
+FORMAT_VERSION = 2
+LOG_BYTES_KEPT = 256 << 10
+"""The room of the log that a full disk leaves to it, so that ledgers can be deleted."""
+_DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, of linux/falloc.h
+_libc = ctypes.CDLL(None)
+_UNSEALED_VERSION = 1  # Without checksums of rows; they are added when the store is opened.
+
+_PRAGMAS = (
+    # First: a foreign schema must have no effect before the schema is checked.
+    "trusted_schema = OFF",
+    "cell_size_check = ON",
+    # Exclusive also avoids a shared file for the index of the log, which a full disk could truncate.
+    "locking_mode = EXCLUSIVE",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    # Some distributions overwrite deleted pages with zeros, which doubles the cost of a delete.
+    "secure_delete = OFF",
+    # A log that one huge transaction has enlarged is truncated to this many bytes.
+    f"journal_size_limit = {8 << 20}",
+    "wal_checkpoint(TRUNCATE)",
+)
+
+# The finding of the check for a page that cannot be read, which is no damage.
+_UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
+
+
+def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, KernelFile, sqlite3.Connection]:
+    """Lock a directory, create its database if there is none, check it, and connect.
+
+    Returns:
+        The claim, which holds the locks until it is released; the database file; and the connection.
+
+    Raises:
+        AckStateError: See `ackstate.stores.sqlite.SqliteStore`.
+        sqlite3.Error: For the same reasons; the caller translates it.
+    """
+    with system_errors_in_our_words(f"{directory}: cannot open the store"):
+        _prepare(directory)
+        database = directory / DATABASE
+        claim = DirectoryClaim(directory)
+        try:
+            # Before LOCK is created: a foreign directory is left unchanged.
+            if database.exists():
+                _check_header(database)
+            claim.take_lock()
+            return claim, *_open_claimed(directory, check_pages=check_pages)
+        except BaseException:
+            claim.release()
+            raise
+
+
+def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
+    """Copy a closed store to a new temporary directory without changing a byte of it.
+
+    Meanwhile others can copy the store, but not open it. Its files may have `bytes_max` bytes in total.
+
+    Raises:
+        AckStateError: See `ackstate.stores.sqlite.SqliteStore.open_copy`.
+    """
+    with system_errors_in_our_words(f"{directory}: cannot open the store"):
+        check_plain_files(directory / name for name in _OPENED)
+        database = directory / DATABASE
+        if not database.exists():
+            _check_not_lost(directory)
+            raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
+        copy = TemporaryCopy(directory)
+        try:
+            with closed_to_others(directory):
+                is_marked(directory)
+                _check_header(database)
+                logs = [directory / f"{DATABASE}{suffix}" for suffix in _LOGS]
+                copy.take([database, *(log for log in logs if log.exists())], bytes_max=bytes_max)
+        except BaseException:
+            copy.cleanup()
+            raise
+        return copy
+
+
+def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[KernelFile, sqlite3.Connection]:
+    """Connect, after creating the database if there is none; the header of an existing one was checked."""
+    database, log = directory / DATABASE, directory / f"{DATABASE}-wal"
+    if database.exists():
+        _settle(log)
+        check_log(log, database)
+        check_journal(directory / f"{DATABASE}-journal")
+    else:
+        _check_not_lost(directory)
+        _create(directory)
+    # Each time, because the process that created the database may have died between the rename and this.
+    sync_path(directory)
+    if not is_marked(directory):
+        make_mark(directory)
+    if check_pages:
+        _read_through(database)
+    file = KernelFile(open_file(database, os.O_RDWR))
+    connection = _connect(database, check_pages=check_pages)
+    _keep_room(log)
+    return file, connection
+
+
+def _keep_room(log: Path) -> None:
+    """Give the log room beyond its end, so that a delete needs none; a disk without this room is no reason to fail."""
+    descriptor = open_file(log, os.O_RDWR)
+    try:
+        # Not `os.posix_fallocate`, which would also enlarge the file.
+        _libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(LOG_BYTES_KEPT))
+    finally:
+        os.close(descriptor)
+
+
+def _check_not_lost(directory: Path) -> None:
+    """Refuse a directory in which a store was created and whose database is missing."""
+    if is_marked(directory):
+        database = str(directory / DATABASE)
+        raise CorruptStateError(database, offset=0, expected="the database of a store that was made", found="none")
+
+
+def _settle(log: Path) -> None:
+    """Settle the log, if there is one, so that it is read as it is on the disk.
+
+    Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
+    during the copy would leave a permanent part of it there.
+    """
+    with suppress(FileNotFoundError), closing(KernelFile(open_file(log, os.O_RDONLY))) as file:
+        file.settle()
+
+
+def _prepare(directory: Path) -> None:
+    """Create a missing directory, and refuse one with foreign files before anything in it is touched."""
+    make_directory(directory)
+    check_files_to_write(directory / name for name in _OPENED)
+    names = {path.name for path in directory.iterdir()}
+    if DATABASE in names:
+        # Its header is checked under the lock: closing the file here would release the locks that SQLite holds on it
+        # elsewhere in this process.
+        return
+    if MADE in names and (names <= STORE_FILES or has_our_mark(directory)):
+        _check_not_lost(directory)
+    elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
+        foreign = min(names - _LEFTOVERS - {LOCK} or names)
+        raise StoreError(f"{directory} is not an ackstate store: it holds {foreign} and no {DATABASE}")
+
+
+def _check_header(database: Path) -> None:
+    """Refuse a file that is foreign, or newer, before SQLite touches it."""
+    header = read_start(database, _HEADER_SIZE)
+    name = str(database)
+    if len(header) < _HEADER_SIZE:
+        size = len(header)
+        raise CorruptStateError(name, offset=size, expected=f"a header of {_HEADER_SIZE} bytes", found=f"{size} bytes")
+    if not header.startswith(_MAGIC):
+        raise CorruptStateError(name, offset=0, expected=_MAGIC, found=header[: len(_MAGIC)])
+    (application_id,) = struct.unpack_from(">I", header, _APPLICATION_ID_OFFSET)
+    if application_id != _APPLICATION_ID:
+        raise CorruptStateError(
+            name,
+            offset=_APPLICATION_ID_OFFSET,
+            expected=f"application id {_APPLICATION_ID:#x} (an ackstate store)",
+            found=f"{application_id:#x}",
+        )
+    (version,) = struct.unpack_from(">I", header, _FORMAT_VERSION_OFFSET)
+    if version > FORMAT_VERSION:
+        raise UnsupportedVersionError(
+            f"{name} has format version {version}; this release reads up to version {FORMAT_VERSION}"
+        )
+    if version < _UNSEALED_VERSION:
+        expected = f"format version {_UNSEALED_VERSION} to {FORMAT_VERSION}"
+        raise CorruptStateError(name, offset=_FORMAT_VERSION_OFFSET, expected=expected, found=version)
+
+
+def _create(directory: Path) -> None:
+    """Create an empty database under a temporary name and rename it, so that a crash leaves all of it or none."""
+    # LOCK first: the files that a crash leaves are recognised as ours only if LOCK is there.
+    sync_path(directory)
+    sync_names_above(directory)
+    for name in _LEFTOVERS:
+        (directory / name).unlink(missing_ok=True)
+    unfinished = directory / _UNFINISHED
+    # SQLite gives its logs the mode of the database.
+    create_empty(unfinished)
+    with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
+        # Synced as a whole below. Created with a rollback journal, so that the ids are in the file's header.
+        for statement in (
+            "PRAGMA synchronous = OFF",
+            "BEGIN",
+            f"PRAGMA application_id = {_APPLICATION_ID}",
+            f"PRAGMA user_version = {FORMAT_VERSION}",
+            *SCHEMA,
+            "INSERT INTO first_version VALUES (0)",
+            NEW_IDENTITY,
+            "COMMIT",
+            "PRAGMA journal_mode = WAL",
+        ):
+            connection.execute(statement)
+    sync_path(unfinished)
+    unfinished.rename(directory / DATABASE)
+
+
+def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
+    """Open a database whose header was checked; do not create it if it was removed in the meantime."""
+    uri = f"{database.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
+    try:
+        if hasattr(connection, "setconfig"):  # From Python 3.12 on.
+            connection.setconfig(_DEFENSIVE, True)
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        version = _check_whole(database, connection)
+        if check_pages:
+            _check_pages(database, connection)
+        if version == _UNSEALED_VERSION:
+            _seal_rows(database, connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
+    """Return the format version; refuse a database that was truncated or has other tables.
+
+    Its log is empty, so the file must have the size that its header states.
+    """
+    ((page_count,),) = connection.execute("PRAGMA page_count")
+    ((page_size,),) = connection.execute("PRAGMA page_size")
+    expected, found = page_count * page_size, database.stat().st_size
+    if found < expected:
+        raise CorruptStateError(str(database), offset=found, expected=f"{expected} bytes", found=f"{found} bytes")
+    ((version,),) = connection.execute("PRAGMA user_version")
+    check_schema(database, connection, UNSEALED_SCHEMA if version == _UNSEALED_VERSION else SCHEMA)
+    return int(version)
+
+
+def _seal_rows(database: Path, connection: sqlite3.Connection) -> None:
+    """Upgrade a store of the previous version to the present one, all or nothing. Complexity: O(size of the store).
+
+    The whole store is written to the log, and SQLite saves the previous pages in the directory for temporary files:
+    meanwhile each needs as much free room as the store.
+
+    Raises:
+        StoreFullError: There is less room. Nothing was changed, or only the copy of the log to the database is missing.
+    """
+    try:
+        _seal_all_rows(connection)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+            raise
+        raise StoreFullError(
+            f"{database}: the disk is full: to add checksums to the rows of a store of version {_UNSEALED_VERSION},"
+            f" once, takes about {_room_to_seal(database)} free bytes there and as many in the directory for temporary"
+            " files; no entry or value was lost"
+        ) from error
+
+
+def _room_to_seal(database: Path) -> int:
+    # Each page is once in the log, whose frames have headers; and the seals make the rows longer.
+    return database.stat().st_size * 21 // 20
+
+
+def _seal_all_rows(connection: sqlite3.Connection) -> None:
+    for statement in ("BEGIN IMMEDIATE", IDENTITY_TABLE, NEW_IDENTITY):
+        connection.execute(statement)
+    ((salt,),) = connection.execute("SELECT salt FROM identity")
+    seal = RowSeal(salt)
+    connection.create_function("sealed_entry", 3, seal.entry, deterministic=True)
+    connection.create_function("sealed_value", 3, seal.value, deterministic=True)
+    for statement in (
+        "UPDATE entries SET data = sealed_entry(ledger_id, entry_id, data)",
+        "UPDATE metadata SET data = sealed_value(path, version, data)",
+        f"PRAGMA user_version = {FORMAT_VERSION}",
+        "COMMIT",
+        "PRAGMA wal_checkpoint(TRUNCATE)",
+    ):
+        connection.execute(statement).fetchall()
+
+
+def _read_through(database: Path) -> None:
+    """Read a file into the kernel's cache in one sweep: the check reads its pages in the order of the trees."""
+    with open_to_read(database) as file:
+        while file.read(1 << 20):
+            pass
+
+
+def _check_pages(database: Path, connection: sqlite3.Connection) -> None:
+    """Refuse a database with damaged pages."""
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        unread = _UNREAD.search(str(found))
+        if unread and int(unread[1]) & 0xFF == sqlite3.SQLITE_IOERR:
+            raise StoreError(f"{database} cannot be read: {found}")
+        raise CorruptStateError(str(database), offset=0, expected="sound pages", found=found)

@@ -1,0 +1,91 @@
+"""The mark ``MADE``, which distinguishes a store that lost its database from a new store.
+
+``MADE`` is in a store's directory as soon as its database has its name: a directory with the mark and without a
+database is a store that lost it, not a new one. The mark's bytes identify a store in SQLite; a `FileStore` has a mark
+of the same name with other bytes.
+
+12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from ackstate.cursor.store import StoreError
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores.directory_lock import sync_path
+from ackstate.stores.plain_files import create_empty, read_start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MADE = "MADE"
+"""The name of the mark in a store's directory."""
+UNFINISHED_MARK = "MADE.new"
+"""The leftover of a crash during the creation of the mark."""
+
+_MAGIC = b"ACKQ"
+_VERSION = 1
+_MARK_BYTES = 12
+_MARK_BYTES_MAX = 1024  # A newer one, or that of another kind of store, may be longer.
+
+
+def is_marked(directory: Path) -> bool:
+    """Return whether a store in SQLite was created in a directory.
+
+    Raises:
+        StoreError: There is a mark of another kind of store, or it is no plain file.
+        CorruptStateError: The mark is damaged.
+        UnsupportedVersionError: A newer release made it.
+        OSError: It cannot be read.
+    """
+    try:
+        found = read_start(directory / MADE, _MARK_BYTES_MAX)
+    except FileNotFoundError:
+        return False
+    if found == _mark(_VERSION):
+        return True
+    if len(found) < _MARK_BYTES or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
+        raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_VERSION), found=found)
+    if found[:4] != _MAGIC:
+        raise StoreError(f"{directory} is not an ackstate store of this kind: another kind of store wrote its {MADE}")
+    version = int.from_bytes(found[4:8], "little")
+    if version > _VERSION:
+        raise UnsupportedVersionError(
+            f"{directory / MADE} has version {version}; this release reads up to version {_VERSION}"
+        )
+    raise CorruptStateError(str(directory / MADE), offset=4, expected=_VERSION, found=version)
+
+
+def has_our_mark(directory: Path) -> bool:
+    """Return whether a store in SQLite, of any version, made the mark in a directory; False if there is none.
+
+    Raises:
+        StoreError: It is no plain file.
+    """
+    try:
+        return read_start(directory / MADE, len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def make_mark(directory: Path) -> None:
+    """Record, all or nothing, that a store was created here; the name of its database was synced before.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    unfinished = directory / UNFINISHED_MARK
+    create_empty(unfinished)
+    unfinished.write_bytes(_mark(_VERSION))
+    sync_path(unfinished)
+    unfinished.rename(directory / MADE)
+    sync_path(directory)
+
+
+def _mark(version: int) -> bytes:
+    head = _MAGIC + version.to_bytes(4, "little")
+    checksum: int = google_crc32c.value(head)
+    return head + checksum.to_bytes(4, "little")

@@ -1,0 +1,65 @@
+"""Deletes a topic: its subscriptions, its messages, and the record of its log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from ackstate.cursor.journal.deletion import delete_cursor
+from ackstate.cursor.steps import run
+from ackstate.cursor.topic_name import check_name
+from ackstate.inspect.stored_subscriptions import subscription_paths
+from ackstate.topic.log_ownership import LogOwnership, log_owner, log_path
+
+if TYPE_CHECKING:
+    from ackstate.cursor.store import Store
+
+
+def delete_topic(store: Store, topic: str) -> bool:
+    """Delete a topic with all of its subscriptions. Owners that have it open are fenced.
+
+    First the log is taken over. Then the subscriptions are deleted, then all messages at once, and last the record of
+    the log. So a crash leaves a topic that opens, with fewer subscriptions or without messages, or none. If another
+    owner opens the topic before the messages are deleted, it keeps them, and the subscriptions that are left.
+
+    Its policies stay, and so do delay buckets, which are where the caller has put them.
+
+    Returns:
+        Whether there was anything to delete.
+
+    Raises:
+        TypeError, ValueError: The topic is no text, or is empty.
+        UnsupportedVersionError: A newer release wrote the record of the log or of a subscription.
+        LogFencedError: Another owner has opened the topic meanwhile; some subscriptions may be deleted, no message is.
+        StoreError, CorruptStateError: The storage failed; a part may be deleted. Call again, or open the topic.
+
+    Complexity: O(ledgers of the store).
+    """
+    check_name("topic", topic)
+    paths = sorted(subscription_paths(store, topic))
+    is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
+    if not paths and not is_stored:
+        return False
+    ownership = run(store, LogOwnership.take_over(store, topic))
+    for path in paths:
+        delete_cursor(store, path, check=ownership.check)
+    ownership.delete()
+    return True
+
+
+def stored_topics(store: Store) -> list[str]:
+    """Return the names of all topics that have a message log, sorted.
+
+    Raises:
+        StoreError, CorruptStateError: The storage failed.
+
+    Complexity: O(ledgers of the store).
+    """
+    root, prefix = log_path("x").rpartition("/")[0], log_owner("")
+    owning = (owner.removeprefix(prefix) for owner in store.ledgers.owners() if owner.startswith(prefix))
+    return sorted({unquote(name) for name in (*store.metadata.children(root), *owning) if name})
+
+
+def _is_recorded(store: Store, topic: str) -> bool:
+    root, _, name = log_path(topic).rpartition("/")
+    return name in store.metadata.children(root)

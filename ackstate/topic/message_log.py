@@ -1,0 +1,447 @@
+"""The message log of a topic, in ledgers of a store.
+
+One owner at a time writes a log: `MessageLog.open` fences every earlier one (`ackstate.topic.log_ownership`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from contextlib import suppress
+from operator import index as operator_index
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from weakref import WeakSet
+
+from ackstate.cursor.steps import run
+from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.cursor.topic_name import check_name
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.integers import check_count, check_within, integer
+from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position, positions_of
+from ackstate.topic.ledger_sizes import LedgerSizes
+from ackstate.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
+from ackstate.topic.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
+from ackstate.topic.sole_use import SoleUse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ackstate.cursor.steps import Steps
+    from ackstate.cursor.store import Store
+    from ackstate.delay.shared_index import SharedDelayIndex
+
+__all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
+
+_COUNT_END = 2**32
+_TIME_MS_MAX = 2**63 - 1
+BYTES_PER_LEDGER_MAX = 2_048 << 20
+"""The bytes after which a ledger is closed, unless the caller that opens a log sets another limit."""
+
+
+class LogListener(Protocol):
+    """An object that a log reports publishes to."""
+
+    def messages_came(self) -> object:
+        """Called after each publish, inside that call: be quick, and raise nothing."""
+        ...
+
+
+class Publication(NamedTuple):
+    """Messages that are about to be appended to a log; made by `MessageLog.prepare`.
+
+    Attributes:
+        log: The log.
+        messages: The messages.
+        entries: For each the ledger that it goes to, and its bytes.
+        on_stored: Called when they are stored.
+    """
+
+    log: MessageLog
+    messages: Sequence[Message]
+    entries: list[tuple[int, bytes]]
+    on_stored: Callable[[], object] | None = None
+
+    def finish(self, appended: Sequence[int] | AckStateError) -> list[Position] | AckStateError:
+        """Take note of the outcome of the append, and return the positions or the error for the publisher.
+
+        This is a part of publishing: no call of a subscription may overlap with it.
+
+        Args:
+            appended: The entry ids, or why the append failed.
+        """
+        with self.log.sole_use:
+            if isinstance(appended, AckStateError):
+                is_lost = isinstance(appended, LedgerFencedError | LedgerNotFoundError)
+                return self.log._fenced(appended) if is_lost else appended
+            positions = self.log._published(self, appended) if appended else []
+        if self.on_stored is not None:
+            self.on_stored()
+        return positions
+
+
+@final
+class MessageLog:
+    """The messages of one topic, appended in batches with one sync each, in ledgers of a bounded number of entries.
+
+    Created by `open`. After an open the first batch begins a new ledger, as in Pulsar.
+
+    `read`, `feed` and the attributes may be used by any thread while nothing is published or trimmed. A publish or a
+    trim overlaps with no other call, nor with one of a cursor or subscription of the topic but a persist; a trim not
+    even with that. Overlaps that are noticed raise `RuntimeError`.
+
+    Attributes:
+        topic: The name of the topic.
+        ledgers: How many entries each ledger holds; the topic's cursors are opened with it.
+        sizes: How many bytes each ledger holds.
+        published_ms: The latest time at which a publish to a ledger was begun, by the clock of the log's owner; without
+            the ledgers whose time is not known.
+        store: Where the ledgers live.
+        sole_use: Held while `ledgers` is changed.
+    """
+
+    def __init__(
+        self, store: Store, topic: str, counts: dict[int, int], record: LogRecord, ownership: LogOwnership | None
+    ) -> None:
+        self.topic = topic
+        self.ledgers = LedgerMap.from_counts(counts)
+        self.sizes = LedgerSizes(store, self.ledgers, record.ledger_sizes)
+        self.published_ms = {each: time_ms for each, time_ms in record.published_ms if self.ledgers.has_ledger(each)}
+        self.store = store
+        self.sole_use = SoleUse(f"the message log of topic {topic!r}")
+        self._publishing = SoleUse(f"publish of topic {topic!r}")
+        self._ownership = ownership  # None for a log that is only read
+        self._trimmed: list[int] = []  # ledgers that are to be deleted once the record names a later one, lowest first
+        self._entries_per_ledger_max = 0
+        self._bytes_per_ledger_max = 0
+        self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
+        # Weak, since an index lives as long as its views, and a listener as long as its subscription.
+        self._fed: WeakSet[SharedDelayIndex] = WeakSet()
+        self._listeners: WeakSet[LogListener] = WeakSet()
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        *,
+        topic: str,
+        entries_per_ledger_max: int = 50_000,
+        bytes_per_ledger_max: int = BYTES_PER_LEDGER_MAX,
+        now_ms: int | None = None,
+    ) -> MessageLog:
+        """Open a topic's log and take it over from its owner, or create it if the store has none.
+
+        From then on no earlier owner can append, and all messages that any of them has published are in this log.
+
+        Args:
+            store: Where the ledgers live; stays open.
+            topic: Any text but an empty one.
+            entries_per_ledger_max: A ledger that has this many is closed and a new one begun; Pulsar's
+                ``managedLedgerMaxEntriesPerLedger``.
+            bytes_per_ledger_max: Likewise for a ledger whose entries have this many bytes; Pulsar's
+                ``managedLedgerMaxSizePerLedgerMbytes``, whose default is 2,048 MiB.
+            now_ms: The present. A ledger of which it is not known when the last publish was, as the owner before
+                crashed, counts as published to until now, or until the next one of which it is known.
+
+        Raises:
+            TypeError: The topic is no text, or a number no integer.
+            ValueError: The topic is empty, or a limit below 1, or that on entries above 2**32, or the time negative.
+            UnsupportedVersionError: A newer release has opened the log; nothing was changed.
+            CorruptStateError: The length of a ledger cannot be read.
+            StoreError: The storage failed.
+        """
+        steps = cls.opening(
+            store, topic=topic, entries_per_ledger_max=entries_per_ledger_max,
+            bytes_per_ledger_max=bytes_per_ledger_max, now_ms=now_ms,
+        )  # fmt: skip
+        return run(store, steps)
+
+    @classmethod
+    def opening(
+        cls,
+        store: Store,
+        *,
+        topic: str,
+        entries_per_ledger_max: int,
+        bytes_per_ledger_max: int,
+        now_ms: int | None,
+    ) -> Steps[MessageLog]:
+        """Open a topic's log as `open`, in steps that can be taken together with those of other logs."""
+        check_name("topic", topic)
+        check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
+        check_count("bytes_per_ledger_max", bytes_per_ledger_max, least=1)
+        now_ms = _checked_time(now_ms)
+        ownership = yield from LogOwnership.take_over(store, topic)
+        record = ownership.record
+        trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
+        counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
+        room = 0
+        if not counts:
+            first = yield from ownership.begin_ledger({}, {}, first_ledger_id=record.first_ledger_id)
+            counts, room, record = {first: 0}, entries_per_ledger_max, record._replace(ledger_sizes=((first, 0),))
+        log = cls(store, topic, counts, record, ownership)
+        log._entries_per_ledger_max, log._room, log._trimmed = entries_per_ledger_max, room, trimmed
+        log._bytes_per_ledger_max = bytes_per_ledger_max
+        if now_ms is not None:
+            log.date_ledgers(now_ms=now_ms)
+        with suppress(StoreError, CorruptStateError):  # Garbage, which the next trim deletes.
+            log._delete_trimmed()
+        return log
+
+    @classmethod
+    def find(cls, store: Store, *, topic: str) -> MessageLog | None:
+        """Return a topic's log to be read only, None if the store has none. Its owner keeps it; nothing is written.
+
+        Raises:
+            TypeError, ValueError: The topic is no text, or is empty.
+            CorruptStateError: The length of a ledger cannot be read.
+            StoreError: The storage failed.
+        """
+        check_name("topic", topic)
+        record = find_log_record(store.metadata, topic)
+        _, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
+        counts = {}
+        for ledger_id in ledger_ids:
+            with suppress(LedgerNotFoundError):  # Its owner may trim the log meanwhile.
+                counts[ledger_id] = store.ledgers.last(ledger_id) + 1
+        return cls(store, topic, counts, record, None) if counts else None
+
+    def feed(self, index: SharedDelayIndex) -> None:
+        """Report to a delay index, from now on, when each delayed message is due, as soon as it is published.
+
+        A subscription with a view of the index calls this when it is created. Messages that were published before are
+        offered to the index by the first reader that comes to them. The log holds no reference to the index.
+        """
+        if index not in self._fed:
+            self._fed.add(index)
+            index.complete_from = _following(self.ledgers.last_confirmed)
+
+    def add_listener(self, listener: LogListener) -> None:
+        """Report each later publish to a listener; no-op if it is registered. The log holds no reference to it."""
+        self._listeners.add(listener)
+
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> list[Position]:
+        """Append messages with one sync, all or nothing, and return their positions in order.
+
+        A batch that does not fit into the open ledger begins a new one, and may itself be larger than a ledger's limit.
+
+        Args:
+            messages: They are stored as they are.
+            now_ms: The present, from which a `Retention` counts the age of the ledger. Without it, the age counts from
+                the next trim.
+
+        Raises:
+            TypeError: `messages` is no sequence of `Message`, or a field of a message or the time is of another type.
+            ValueError: A number is out of range, or the log was opened by `find`.
+            LogFencedError: Another owner has opened the log; nothing was appended, and nothing ever will be.
+            StoreError: The append failed, or its outcome is unknown. The log's ledgers are as before; messages that
+                were stored nevertheless are in the log from the next append, or the next open, on.
+        """
+        with self._publishing:
+            publication = self.prepare(messages, now_ms=now_ms)
+            if not publication.entries:
+                return []
+            try:
+                appended: Sequence[int] | AckStateError = self.store.ledgers.append_all(publication.entries)
+            except (LedgerFencedError, LedgerNotFoundError) as error:
+                appended = error
+            outcome = publication.finish(appended)
+        if isinstance(outcome, AckStateError):
+            raise outcome
+        return outcome
+
+    def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
+        """Return the next messages, encoded for the open ledger; one with too little room for them is closed.
+
+        Raises:
+            As `publish`; nothing is stored.
+        """
+        return run(self.store, self.preparing(messages, now_ms=now_ms))
+
+    def preparing(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Steps[Publication]:
+        """Return the next messages as `prepare`, in steps that can be taken together with those of other logs."""
+        messages, now_ms = checked_messages(messages), _checked_time(now_ms)
+        contents = [encode_message(message) for message in messages]
+        ownership = self._owned("publish")
+        with self.sole_use:
+            if contents and self._room < len(contents):
+                yield from self._begin_ledger(ownership)
+        ledger_id = self.ledgers.current_ledger_id
+        if contents and now_ms is None:
+            self.published_ms.pop(ledger_id, None)
+        elif contents and now_ms is not None:
+            # Now, since an append whose outcome is unknown may have happened.
+            self.published_ms[ledger_id] = max(now_ms, self.published_ms.get(ledger_id, now_ms))
+        return Publication(self, messages, [(ledger_id, content) for content in contents])
+
+    def has_room_for(self, count: int) -> bool:
+        """Return whether a number of entries fits into the open ledger; else publishing them begins another."""
+        return self._room >= count
+
+    def date_ledgers(self, *, now_ms: int) -> None:
+        """Note that all publishes so far were before a time.
+
+        From then on a ledger of unknown time counts as published to until now, or until the next one of known time. So
+        does one of a later time, as the clock went back: else it would be kept for as long as the clock was wrong.
+        """
+        latest_ms = now_ms
+        for ledger_id in reversed(list(self.ledgers)):
+            latest_ms = self.published_ms[ledger_id] = min(now_ms, self.published_ms.get(ledger_id, latest_ms))
+
+    def end_ledger(self) -> None:
+        """Make the next batch begin a new ledger, unless the open one is empty. It costs nothing until then."""
+        if self.ledgers.entry_count(self.ledgers.current_ledger_id):
+            self._room = 0
+
+    def trim(self, before_ledger_id: int) -> int:
+        """Delete the closed ledgers below a ledger, acked or not, and return how many ledgers left the log.
+
+        `ackstate.topic.retention.trim_log` decides which ledgers may go. A cursor whose mark-delete position is
+        in such a ledger continues at the first entry that is left. No call of a subscription or cursor of the topic may
+        run meanwhile.
+
+        Once this returns, the log has none of them after any crash. If it raises, they are no longer in `ledgers`, and
+        the next trim or open deletes those that are left; or the next open finds all of them again.
+
+        Args:
+            before_ledger_id: Any ledger id; the last ledger of the log stays in any case.
+
+        Raises:
+            TypeError: The id is not an integer.
+            ValueError: The log was opened by `find`.
+            LogFencedError: Another owner has opened the log; nothing was deleted.
+            StoreError: The storage failed.
+            CorruptStateError: A ledger is damaged in such a way that it cannot be deleted.
+
+        Source: ``ManagedLedgerImpl.internalTrimLedgers`` of Apache Pulsar. Complexity: O(ledgers), and one write.
+        """
+        ownership, before = self._owned("trim"), min(operator_index(before_ledger_id), self.ledgers.current_ledger_id)
+        with self.sole_use:
+            leaving = [ledger_id for ledger_id in self.ledgers if ledger_id < before]
+            if leaving:
+                # In memory before the record: if it is unknown whether that was written, no cursor can go back to them.
+                self.ledgers.trim(before)
+                self.sizes.trim()
+                for ledger_id in leaving:
+                    self.published_ms.pop(ledger_id, None)
+                self._trimmed += leaving
+            if self._trimmed:
+                first_ledger_id = self.ledgers.first_ledger_id
+                ownership.trim(self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id)
+                self._delete_trimmed()
+        return len(leaving)
+
+    def _delete_trimmed(self) -> None:
+        while self._trimmed:
+            self.store.ledgers.delete(self._trimmed[0])
+            del self._trimmed[0]
+
+    def _owned(self, verb: str) -> LogOwnership:
+        if self._ownership is None:
+            raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to {verb}")
+        return self._ownership
+
+    def _published(self, publication: Publication, entry_ids: Sequence[int]) -> list[Position]:
+        ledger_id = publication.entries[0][0]
+        self.sizes.appended(ledger_id, sum([len(entry) for _, entry in publication.entries]))
+        self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
+        # Without a size, as after an append that failed, it ends by the number of its entries or by its age.
+        if self.sizes.known.get(ledger_id, 0) >= self._bytes_per_ledger_max:
+            self._room = 0
+        positions = list(positions_of(ledger_id, entry_ids))
+        if self._fed:
+            self._feed_all(positions, publication.messages)
+        for listener in self._listeners:
+            listener.messages_came()
+        return positions
+
+    def _fenced(self, cause: AckStateError) -> AckStateError:
+        assert self._ownership is not None
+        error = self._ownership.fenced()
+        error.__cause__ = cause
+        return error
+
+    def _begin_ledger(self, ownership: LogOwnership) -> Steps[None]:
+        """Close the open ledger and begin the next one."""
+        self._room = 0  # From here on it is closed, or may be.
+        last = yield from ownership.close_ledger()
+        if last is not None:
+            self._count_up_to(last, published=0)
+        first_ledger_id = self.ledgers.first_ledger_id
+        ownership.check()  # A former owner would leave behind the ledger that it creates.
+        ledger_id = yield from ownership.begin_ledger(
+            self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id
+        )
+        self.ledgers.roll(ledger_id)
+        self.sizes.begin(ledger_id)
+        self._room = self._entries_per_ledger_max
+
+    def _count_up_to(self, last: int, *, published: int) -> int:
+        """Count the entries of the open ledger up to its last one, and return how many are new.
+
+        The store has their number: an append that failed may have happened.
+        """
+        ledger_id = self.ledgers.current_ledger_id
+        new = last + 1 - self.ledgers.entry_count(ledger_id)
+        self.ledgers.append(new)
+        if new > published:
+            self.sizes.forget(ledger_id)
+            for index in self._fed:  # It lacks the messages of that append: their first reader offers them.
+                index.complete_from = Position(ledger_id, last + 1 - published)
+        return new
+
+    def _feed_all(self, positions: Sequence[Position], messages: Sequence[Message]) -> None:
+        delayed = [
+            (position, operator_index(message.deliver_at_ms))
+            for position, message in zip(positions, messages, strict=True)
+            if message.deliver_at_ms > 0
+        ]
+        if delayed:
+            for index in self._fed:
+                index.learn(delayed)
+
+    def can_read(self, ledger_id: int) -> bool:
+        """Return whether the messages of a ledger are in the store."""
+        return self.ledgers.has_ledger(ledger_id)
+
+    def read(self, positions: Sequence[Position]) -> Iterator[Message]:
+        """Yield the messages at positions, in their order; neighbours are read from the store together.
+
+        Raises:
+            TypeError: `positions` is a single position.
+            LedgerNotFoundError: A position is not in the log.
+            CorruptStateError: The entry there is not a message.
+        """
+        if isinstance(positions, Position):
+            raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
+        read = self.store.ledgers.read
+        return decode_messages((ledger_id, read(ledger_id, first, end)) for ledger_id, first, end in _runs(positions))
+
+
+def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
+    """Yield the ledger, the first entry and the end (exclusive) of neighbours, in the order of the positions."""
+    recent_id, first, end = -1, 0, 0
+    for ledger_id, entry_id in positions:
+        if ledger_id != recent_id or entry_id != end:
+            if recent_id >= 0:
+                yield recent_id, first, end
+            recent_id, first = ledger_id, entry_id
+        end = entry_id + 1
+    if recent_id >= 0:
+        yield recent_id, first, end
+
+
+def _checked_time(now_ms: int | None) -> int | None:
+    if now_ms is not None:
+        now_ms = integer("now_ms", now_ms)
+        check_within("now_ms", now_ms, least=0, most=_TIME_MS_MAX, unit="milliseconds")
+    return now_ms
+
+
+def _following(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+def _split(ledger_ids: Sequence[int], first: int) -> tuple[list[int], list[int]]:
+    """Return the ledger ids below one, and the others."""
+    at = bisect_left(ledger_ids, first)
+    return list(ledger_ids[:at]), list(ledger_ids[at:])

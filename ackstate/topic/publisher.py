@@ -1,0 +1,252 @@
+"""Publishes to a topic under its delivery-delay policies, alone or in a transaction, and counts their effects."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from ackstate.cursor.steps import run
+from ackstate.cursor.topic_name import parse_topic
+from ackstate.integers import check_within, integer
+from ackstate.limits.policies import TIME_MS_MAX, DeliveryDelayExceededError
+from ackstate.topic.message import CheckedMessages, checked_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ackstate.cursor.steps import Steps
+    from ackstate.limits.policies import EffectiveDelayedDelivery
+    from ackstate.position import Position
+    from ackstate.topic.message_log import Message, MessageLog, Publication
+
+REJECTED = "pulsar.broker.topic.messages.delayed.rejected"
+OVERRIDDEN = "pulsar.broker.topic.messages.fixed.delay.overridden"
+
+
+class CounterSample(NamedTuple):
+    """A counter of one topic, as OpenTelemetry has it; the unit is ``{message}``.
+
+    Attributes:
+        name: `REJECTED` or `OVERRIDDEN`.
+        attributes: ``pulsar.cluster``, ``pulsar.namespace`` and ``pulsar.topic``.
+        value: Messages so far, those of a batch each for itself.
+    """
+
+    name: str
+    attributes: dict[str, str]
+    value: int
+
+
+@final
+class PublishCounters:
+    """How many messages the policies rejected or overrode, for each topic of a broker. Safe for any number of threads.
+
+    Args:
+        cluster: The name of the cluster that the broker is in.
+
+    Source: PIP-437.
+    """
+
+    def __init__(self, *, cluster: str) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        # By counter and topic, from when the topic is added.
+        self._values: dict[tuple[str, str], int] = {}
+
+    def add_topic(self, topic: str) -> None:
+        """Count a topic from 0; no-op if it is counted already.
+
+        Args:
+            topic: As Pulsar names it, like ``persistent://public/default/orders``; for any other text, the namespace is
+                empty.
+        """
+        with self._lock:
+            for name in (REJECTED, OVERRIDDEN):
+                self._values.setdefault((name, topic), 0)
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget a topic, such as one that another broker has now; no-op if it is not counted."""
+        with self._lock:
+            for name in (REJECTED, OVERRIDDEN):
+                self._values.pop((name, topic), None)
+
+    def count(self, name: str, *, topic: str, message_count: int) -> None:
+        """Count messages of a topic; no-op if it was not added, or was removed."""
+        with self._lock:
+            if (name, topic) in self._values:
+                self._values[name, topic] += message_count
+
+    def samples(self) -> list[CounterSample]:
+        """Return every counter of every topic, topics in the order they were added."""
+        with self._lock:
+            values = dict(self._values)
+        return [CounterSample(name, self._attributes(topic), value) for (name, topic), value in values.items()]
+
+    def _attributes(self, topic: str) -> dict[str, str]:
+        parts = parse_topic(topic)
+        namespace = parts.namespace if parts else ""
+        return {"pulsar.cluster": self._cluster, "pulsar.namespace": namespace, "pulsar.topic": topic}
+
+
+class _Decided(NamedTuple):
+    """Messages with the time at which they will be delivered."""
+
+    messages: CheckedMessages
+    overridden: int
+
+
+@final
+class TopicPublisher:
+    """Appends messages to a topic's log at the delivery times that its policies give them.
+
+    The policies are read at each publish, so a change applies from the next one on. One writer at a time. The log
+    reports delayed messages to the delay indexes of the topic's subscriptions.
+
+    Attributes:
+        log: The topic's messages.
+
+    Args:
+        log: The topic's messages.
+        topic: Its name in the counters; see `PublishCounters.add_topic`.
+        policies: Returns the policies in force now.
+        counters: Counts the effects of the policies.
+    """
+
+    def __init__(
+        self,
+        log: MessageLog,
+        *,
+        topic: str,
+        policies: Callable[[], EffectiveDelayedDelivery],
+        counters: PublishCounters,
+    ) -> None:
+        self.log = log
+        self._topic = topic
+        self._policies = policies
+        self._counters = counters
+        counters.add_topic(topic)
+
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> list[Position]:
+        """Append messages with one sync, all or nothing, and return their positions in order.
+
+        Args:
+            messages: Those without a publish time are published at `now_ms`.
+            now_ms: The present, for `MessageLog.publish`, too; None leaves such messages without a publish time.
+
+        Raises:
+            DeliveryDelayExceededError: One of them has more than the maximum delay. None is stored; all that exceed the
+                maximum are counted.
+            TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
+        """
+        return self._append(self._decide(messages, now_ms), now_ms)
+
+    def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
+        """Return messages at their delivery times for `publish_all`; see `MessageLog.prepare`.
+
+        Raises:
+            As `publish`; nothing is stored.
+        """
+        return run(self.log.store, self.preparing(messages, now_ms=now_ms))
+
+    def preparing(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Steps[Publication]:
+        """Return messages as `prepare`, in steps that can be taken together with those of other topics."""
+        decided = self._decide(messages, now_ms)
+        publication = yield from self.log.preparing(decided.messages, now_ms=now_ms)
+        return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
+
+    def begin_transaction(self) -> PublishTransaction:
+        """Return a transaction whose messages are appended together, when it is committed."""
+        return PublishTransaction(self._decide, self._append)
+
+    def _append(self, decided: _Decided, now_ms: int | None = None) -> list[Position]:
+        positions = self.log.publish(decided.messages, now_ms=now_ms)
+        self._count(OVERRIDDEN, decided.overridden)
+        return positions
+
+    def _decide(self, messages: Sequence[Message], now_ms: int | None) -> _Decided:
+        now_ms = 0 if now_ms is None else integer("now_ms", now_ms)
+        check_within("now_ms", now_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
+        policies = self._policies()
+        refusal: DeliveryDelayExceededError | None = None
+        decided: list[Message] = []
+        rejected = overridden = 0
+        for message in checked_messages(messages):
+            published_ms = message.publish_time_ms or now_ms
+            try:
+                decision = policies.deliver_at(published_ms, message.deliver_at_ms)
+            except DeliveryDelayExceededError as error:
+                refusal = error
+                rejected += message.message_count
+                continue
+            decided.append(message._replace(publish_time_ms=published_ms, deliver_at_ms=decision.deliver_at_ms))
+            overridden += message.message_count if decision.overrides_client else 0
+        if refusal is not None:
+            self._count(REJECTED, rejected)
+            raise refusal
+        return _Decided(CheckedMessages(decided), overridden)
+
+    def _count(self, name: str, message_count: int) -> None:
+        self._counters.count(name, topic=self._topic, message_count=message_count)
+
+
+@final
+class PublishTransaction:
+    """Messages that are stored together or not at all; created by `TopicPublisher.begin_transaction`.
+
+    The policies are applied when a message is added, and overridden messages are counted when they are stored. No
+    subscription sees a message before `commit`: one whose delay is over by then is delivered at once. After `commit` or
+    `abort` every call raises `ValueError`.
+    """
+
+    def __init__(
+        self,
+        decide: Callable[[Sequence[Message], int | None], _Decided],
+        append: Callable[[_Decided], list[Position]],
+    ) -> None:
+        self._decide = decide
+        self._append = append
+        self._staged: list[Message] = []
+        self._overridden = 0
+        self._ended_by: str | None = None
+
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> None:
+        """Add messages, all or none; the transaction continues if they are refused.
+
+        Args:
+            messages: As for `TopicPublisher.publish`.
+            now_ms: Likewise. As the commit comes later, a retention counts the age of its ledger from the next trim.
+
+        Raises:
+            DeliveryDelayExceededError: One of them has more than the maximum delay; all that do are counted.
+            TypeError, ValueError: As `MessageLog.publish`.
+        """
+        self._check_open()
+        decided = self._decide(messages, now_ms)
+        self._staged += decided.messages
+        self._overridden += decided.overridden
+
+    def commit(self) -> list[Position]:
+        """Append all messages with one sync and return their positions in order; this ends the transaction.
+
+        Raises:
+            LogFencedError: Another owner has opened the log; the transaction can only be aborted.
+            StoreError: The append failed; the transaction continues, to be committed again or aborted.
+        """
+        self._check_open()
+        positions = self._append(_Decided(CheckedMessages(self._staged), self._overridden))
+        self._end("committed")
+        return positions
+
+    def abort(self) -> None:
+        """Drop all messages; this ends the transaction."""
+        self._check_open()
+        self._end("aborted")
+
+    def _check_open(self) -> None:
+        if self._ended_by is not None:
+            raise ValueError(f"the transaction was {self._ended_by}; begin another one")
+
+    def _end(self, how: str) -> None:
+        self._ended_by = how
+        self._staged = []

@@ -1,0 +1,149 @@
+"""The settings of a topic, which its policies may override."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.topic_name import parse_topic
+from ackstate.dispatch.options import SubscriptionOptions
+from ackstate.integers import check_count
+from ackstate.limits.broker import BrokerLimit
+from ackstate.limits.gate import GateLimits
+from ackstate.limits.policies import BrokerDelayedDelivery, EffectiveDelayedDelivery, Level, effective
+from ackstate.topic.message_log import BYTES_PER_LEDGER_MAX
+from ackstate.topic.policy_store import Policies, PolicyOwner, PolicyStore
+from ackstate.topic.publisher import PublishCounters
+from ackstate.topic.retention import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """The settings of a topic and its subscriptions; the defaults are Pulsar's.
+
+    Attributes:
+        entries_per_ledger_max: As for `MessageLog.open`.
+        bytes_per_ledger_max: Likewise.
+        ledger_rollover_ms: A publish begins a new ledger if the open one was begun this long ago, so that trimming can
+            delete it; Pulsar's ``managedLedgerMaxLedgerRolloverTimeMinutes``. 0 for never.
+        delay_tick_ms: The tick of the delay index, as for `TopicDelayIndex`; None for no index: every message is
+            delivered at once, and its time is ignored.
+        cursor: How the subscriptions persist.
+        limits: The limits of each Shared and Key_Shared subscription.
+        options: The other settings of each subscription.
+        retention: How much of the log is kept although every subscription has acked it, and the limit of the backlog.
+        broker_limit: The limit that all subscriptions share; None for none.
+        policies: Where the policies of topics and namespaces are; None for none. They are read at each publish, and
+            those on ack records when a subscription is opened. They apply to topics that are named as in Pulsar, like
+            ``persistent://public/default/orders``.
+        delayed_delivery: The policies of the broker, for fields that neither topic nor namespace sets.
+        counters: Counts the effects of the policies; shared by all topics with these settings.
+
+    Raises:
+        TypeError: A field is of another type.
+        ValueError: A number is below 1, or `ledger_rollover_ms` below 0.
+    """
+
+    entries_per_ledger_max: int = 50_000
+    bytes_per_ledger_max: int = BYTES_PER_LEDGER_MAX
+    ledger_rollover_ms: int = 240 * 60_000
+    delay_tick_ms: int | None = 1_000
+    cursor: CursorConfig = field(default_factory=CursorConfig)
+    limits: GateLimits = field(default_factory=GateLimits)
+    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
+    retention: Retention = field(default_factory=Retention)
+    broker_limit: BrokerLimit | None = None
+    policies: PolicyStore | None = None
+    delayed_delivery: BrokerDelayedDelivery = field(default_factory=BrokerDelayedDelivery)
+    counters: PublishCounters = field(default_factory=lambda: PublishCounters(cluster="standalone"))
+
+    @property
+    def log_limits(self) -> dict[str, int]:
+        """The limits of a ledger, for `MessageLog.opening`."""
+        return {
+            "entries_per_ledger_max": self.entries_per_ledger_max, "bytes_per_ledger_max": self.bytes_per_ledger_max,
+        }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_count("entries_per_ledger_max", self.entries_per_ledger_max, least=1)
+        check_count("bytes_per_ledger_max", self.bytes_per_ledger_max, least=1)
+        check_count("ledger_rollover_ms", self.ledger_rollover_ms, least=0)
+        if self.delay_tick_ms is not None:
+            check_count("delay_tick_ms", self.delay_tick_ms, least=1)
+        for each in fields(self):
+            kind, value = _TYPES.get(each.name), getattr(self, each.name)
+            if kind is not None and not isinstance(value, kind) and (value is not None or each.default is not None):
+                raise TypeError(f"{each.name} must be a {kind.__name__}, got {value!r}")
+
+
+_TYPES = {
+    "cursor": CursorConfig,
+    "limits": GateLimits,
+    "options": SubscriptionOptions,
+    "retention": Retention,
+    "broker_limit": BrokerLimit,
+    "policies": PolicyStore,
+    "delayed_delivery": BrokerDelayedDelivery,
+    "counters": PublishCounters,
+}
+
+
+def policy_owner(topic: str) -> PolicyOwner | None:
+    """Return whose policies apply to a topic; None if it is not named as in Pulsar."""
+    name = parse_topic(topic)
+    if name is None:
+        return None
+    tenant, _, namespace = name.namespace.partition("/")
+    try:
+        return PolicyOwner(tenant, namespace, name.local)
+    except ValueError:
+        return None
+
+
+def delay_policies(settings: TopicSettings, topic: str) -> Callable[[], EffectiveDelayedDelivery]:
+    """Return a function that returns the delay policies in force for a topic.
+
+    It raises:
+        StoreError, CorruptStateError, UnsupportedVersionError: The policies cannot be read.
+    """
+    store, owner, broker = settings.policies, policy_owner(topic), settings.delayed_delivery
+    if store is None or owner is None:
+        nothing = Policies().delayed_delivery
+        in_force = effective(nothing, nothing, broker)
+        return lambda: in_force
+
+    def _read() -> EffectiveDelayedDelivery:
+        of_topic, of_namespace = (store.read(each).policies.delayed_delivery for each in (owner, owner.of_namespace))
+        return effective(of_topic, of_namespace, broker)
+
+    return _read
+
+
+def delay_tick_ms(settings: TopicSettings, topic: str) -> int | None:
+    """Return the tick of a topic's delay index: that of its policies, else of its settings; errors as they read."""
+    if settings.delay_tick_ms is None or settings.policies is None:
+        return settings.delay_tick_ms
+    in_force = delay_policies(settings, topic)()
+    return settings.delay_tick_ms if in_force.levels.tick_time_ms is Level.BROKER else in_force.tick_time_ms
+
+
+def subscription_settings(settings: TopicSettings, topic: str) -> tuple[CursorConfig, GateLimits]:
+    """Return how a subscription persists and its limits, with the policies in force for its topic.
+
+    Raises:
+        StoreError, CorruptStateError, UnsupportedVersionError: The policies cannot be read.
+    """
+    store, owner = settings.policies, policy_owner(topic)
+    cursor, limits = settings.cursor, settings.limits
+    if store is None or owner is None:
+        return cursor, limits
+    for policies in (store.read(owner.of_namespace).policies, store.read(owner).policies):
+        if (seconds := policies.become_old_ack_record_seconds) is not None:
+            cursor = replace(cursor, become_old_ack_record_seconds=seconds)
+        if (byte_count := policies.max_unpersisted_ack_record_bytes) is not None:
+            limits = replace(limits, max_unpersisted_ack_record_bytes=byte_count)
+    return cursor, limits

@@ -1,0 +1,136 @@
+"""Opens a subscription of a topic, or creates it: its cursor with its type, and the parts that it is composed of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
+from ackstate.cursor.journal.format import Repair
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.persist.opening import CursorOpening
+from ackstate.cursor.subscription import Subscription
+from ackstate.dispatch.consumers import SubscriptionType
+from ackstate.dispatch.delivery import dead_letter
+from ackstate.dispatch.options import SubscriptionOptions, check_parts
+from ackstate.limits.gate import DispatchGate
+from ackstate.topic.settings import subscription_settings
+from ackstate.topic.start import Start, StartTime, start_position
+from ackstate.topic.subscription_type import check_type, store_type, stored_properties, type_of, type_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ackstate.cursor.steps import Steps
+    from ackstate.delay.index import TopicDelayIndex
+    from ackstate.dispatch.delivery import Delivery
+    from ackstate.limits.gate import GateLimits
+    from ackstate.position import Position
+    from ackstate.topic.message import Message
+    from ackstate.topic.message_log import MessageLog
+    from ackstate.topic.settings import TopicSettings
+
+
+class RequestedFields(TypedDict, total=False):
+    """The types of the fields of a `SubscriptionRequest`, for functions that take them as named arguments."""
+
+    start: Start | StartTime | Position
+    kind: SubscriptionType | None
+    limits: GateLimits | None
+    options: SubscriptionOptions | None
+    properties: Mapping[str, str] | None
+    repair: Repair
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRequest:
+    """A subscription to be opened or created, for `Topic.subscribe` and `Topic.subscribe_all`.
+
+    Attributes:
+        name: The name of the subscription, not empty.
+        start: The first message that a new subscription reads; a stored one continues where it is.
+        kind: The type; None for the stored one, Shared for a new one.
+        limits: Those of this subscription; None for those of the topic. Exclusive and Failover have none.
+        options: Likewise.
+        properties: The application's properties of a new subscription.
+        repair: Used if the stored subscription cannot be read, as for `ManagedCursor.open`.
+
+    Raises:
+        TypeError: The type is no `SubscriptionType`.
+    """
+
+    name: str
+    start: Start | StartTime | Position = Start.LATEST
+    kind: SubscriptionType | None = None
+    limits: GateLimits | None = None
+    options: SubscriptionOptions | None = None
+    properties: Mapping[str, str] | None = None
+    repair: Repair = Repair.NONE
+
+    def __post_init__(self) -> None:
+        if self.kind is not None:
+            check_parts(self.kind, None, None, SubscriptionOptions(), publishes=False)
+
+
+def open_subscription(  # noqa: PLR0913 - the topic's parts
+    log: MessageLog,
+    request: SubscriptionRequest,
+    *,
+    settings: TopicSettings,
+    delays: TopicDelayIndex | None,
+    publish: Callable[[str, Message, int], object] | None,
+    now_ms: int,
+) -> Steps[Subscription]:
+    """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`.
+
+    Args:
+        log: The log.
+        request: The subscription.
+        settings: The topic's.
+        delays: The topic's index of delayed messages; None without one.
+        publish: Publishes a message to a topic, given its name, at a time; None for a topic that has no `Topics`.
+        now_ms: The present.
+    """
+    store, name, kind = log.store, request.name, request.kind
+    options = settings.options if request.options is None else request.options
+    stored = stored_properties(store, topic=log.topic, subscription=name)
+    of_type = None if stored is None else type_of(stored, subscription=name)
+    check_type(kind, of_type, subscription=name)
+    kind = kind or of_type or SubscriptionType.SHARED
+    config, of_topic = subscription_settings(settings, log.topic)
+    gate = None if kind.is_single_active else DispatchGate(request.limits or of_topic, broker=settings.broker_limit)
+    check_parts(kind, gate, None, options, publishes=publish is not None)
+    if options.dead_letters is not None and options.dead_letters.topic == log.topic:
+        if request.options is not None:
+            raise ValueError(f"dead letters of topic {log.topic!r} must go to another topic, or they would come again")
+        options = replace(options, dead_letters=None)
+    opening = CursorOpening(
+        topic=log.topic, subscription=name, ledgers=log.ledgers, config=config, repair=request.repair,
+        start=start_position(log, request.start) if stored is None else None,
+        properties=_application_properties(request.properties) | type_properties(kind),
+    )  # fmt: skip
+    cursor = yield from ManagedCursor.opening(store, opening, now_ms=now_ms)
+    store_type(cursor, kind)
+    view = None if delays is None or kind.is_single_active else delays.open_view(cursor.is_acked)
+    dead_letters, publishing = options.dead_letters, None
+    if publish is not None and dead_letters is not None and dead_letters.topic is not None:
+        publish_there = partial(publish, dead_letters.topic)
+        publishing = partial(_publish_dead_letter, publish_there, topic=log.topic, subscription=name)
+    return Subscription(
+        log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publishing
+    )  # fmt: skip
+
+
+def _publish_dead_letter(
+    publish: Callable[[Message, int], object], delivery: Delivery, now_ms: int, *, topic: str, subscription: str
+) -> bool:
+    publish(dead_letter(delivery, topic=topic, subscription=subscription), now_ms)
+    return True
+
+
+def _application_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
+    for name in properties or {}:
+        if str(name).startswith(INTERNAL_PREFIX):
+            raise ValueError(f"properties must not have names that begin with {INTERNAL_PREFIX!r}, got {name!r}")
+    return dict(properties or {})

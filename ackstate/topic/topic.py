@@ -1,0 +1,421 @@
+"""A topic: its message log, publisher, delay index and subscriptions, opened and closed together."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self, Unpack, final
+
+from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
+from ackstate.cursor.steps import run, run_all
+from ackstate.delay.index import TopicDelayIndex
+from ackstate.errors import AckStateError, TopicClosedError
+from ackstate.inspect.stored_subscriptions import stored_subscriptions
+from ackstate.integers import integer
+from ackstate.topic.ledger_age import LedgerAge
+from ackstate.topic.message_log import MessageLog
+from ackstate.topic.publisher import TopicPublisher
+from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
+from ackstate.topic.settings import TopicSettings, delay_policies, delay_tick_ms
+from ackstate.topic.start import Start, StartTime
+from ackstate.topic.subscribing import RequestedFields, SubscriptionRequest, open_subscription
+from ackstate.topic.subscription_type import check_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.steps import Steps
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.subscription import Subscription
+    from ackstate.inspect.stored_subscriptions import StoredSubscription
+    from ackstate.position import Position
+    from ackstate.topic.message import Message
+    from ackstate.topic.message_log import Publication
+    from ackstate.topic.retention import BacklogReport
+
+_LOOK_AGAIN_MS = 60_000
+
+__all__ = ["Start", "StartTime", "Topic", "TopicSettings"]
+
+
+@final
+class Topic:
+    """One topic, opened by `open`. It has no thread and no clock, and its parts may be used on their own.
+
+    Its methods are for one thread at a time, and none of them may overlap with a call of one of its subscriptions;
+    `tick` and `next_wake_ms` may. Subscriptions may be used in parallel, as without a topic.
+
+    Attributes:
+        name: The name of the topic.
+        store: Where it is stored; stays open when the topic is closed.
+        settings: The settings that it was opened with.
+        log: The messages.
+        publisher: Publishes under the policies.
+        delays: The messages that are not yet due, for all Shared and Key_Shared subscriptions; None without an index.
+
+    Source: ``PersistentTopic`` of Apache Pulsar.
+    """
+
+    def __init__(
+        self, log: MessageLog, settings: TopicSettings, delays: TopicDelayIndex | None, *, now_ms: int
+    ) -> None:
+        self.name = log.topic
+        self.store = log.store
+        self.settings = settings
+        self.log = log
+        self.publisher = TopicPublisher(
+            log, topic=self.name, policies=delay_policies(settings, self.name), counters=settings.counters
+        )
+        self.delays = delays
+        self.is_closed = False
+        self._subscriptions: dict[str, Subscription] = {}
+        self._cursors: list[tuple[tuple[str, str], ManagedCursor]] = []  # theirs: every tick goes through them
+        self._publish_elsewhere: Callable[[str, Message, int], object] | None = None
+        """Publishes a dead letter to another topic, at a time; None without `Topics`."""
+        self._latest_ms = now_ms
+        self._ledger_age = LedgerAge(log, settings.ledger_rollover_ms, now_ms=now_ms)
+        self._trim_attempt: tuple[int, ...] | None = None
+        # As they were read last, and when; None if one was opened, closed or deleted since.
+        self._mark_deletes: tuple[int, dict[str, Position | None]] | None = None
+
+    @classmethod
+    def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:
+        """Open a topic and take it over from its owner, or create it. Its subscriptions are opened by `subscribe`.
+
+        Args:
+            store: Where it is stored.
+            name: The name of the topic, any text but an empty one. Policies apply to names like
+                ``persistent://public/default/orders``.
+            settings: None for the defaults.
+            now_ms: The present.
+
+        Raises:
+            TypeError: An argument is of another type.
+            As `MessageLog.open`; with policies, as `PolicyStore.read`.
+        """
+        settings = TopicSettings() if settings is None else settings
+        if not isinstance(settings, TopicSettings):
+            raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
+        return run(store, cls.opening(store, name, settings=settings, now_ms=now_ms))
+
+    @classmethod
+    def opening(cls, store: Store, name: str, *, settings: TopicSettings, now_ms: int) -> Steps[Topic]:
+        """Open or create a topic as `open`, in steps that can be taken together with those of other topics."""
+        now_ms = integer("now_ms", now_ms)
+        tick_ms = delay_tick_ms(settings, name)
+        log = yield from MessageLog.opening(store, topic=name, now_ms=now_ms, **settings.log_limits)
+        return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """The open subscriptions, by name. Complexity: O(subscriptions)."""
+        for name, subscription in list(self._subscriptions.items()):
+            if subscription.cursor.view.is_closed:  # It was closed by itself.
+                self._drop(name)
+        return MappingProxyType(self._subscriptions)
+
+    def copy_subscriptions(self) -> dict[str, Subscription]:
+        """Return the open subscriptions, by name; any thread may call this, at any time."""
+        return self._subscriptions.copy()
+
+    def publish(self, messages: Sequence[Message], *, now_ms: int) -> list[Position]:
+        """Append messages with one sync, all or nothing, and return their positions in order.
+
+        Args:
+            messages: Those without a publish time are published at `now_ms`.
+            now_ms: The present, from which the retention counts the age of the ledger.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            BacklogQuotaExceededError: The backlog is above its limit, and the retention has messages refused then.
+            As `TopicPublisher.publish`.
+        """
+        self._before_publish(now_ms=now_ms)
+        return self.publisher.publish(messages, now_ms=now_ms)
+
+    def preparing(self, messages: Sequence[Message], *, now_ms: int | None) -> Steps[Publication]:
+        """Return messages for `publish_all`, in steps that can be taken together with those of other topics.
+
+        Raises:
+            As `publish`; nothing is stored.
+        """
+        self._before_publish(now_ms=now_ms)
+        return (yield from self.publisher.preparing(messages, now_ms=now_ms))
+
+    def prepares_at_once(self, count: int, *, now_ms: int) -> bool:
+        """Return whether `preparing` a number of messages waits for no disk."""
+        settings = self.settings
+        reads = settings.policies is not None or settings.retention.refuses_publish
+        return not reads and not self._ledger_age.is_over(now_ms=now_ms) and self.log.has_room_for(count)
+
+    def _before_publish(self, *, now_ms: int | None) -> None:
+        """Check that messages may be published, and end the open ledger if it is old."""
+        if self._ledger_age.is_over(now_ms=self._at(now_ms)):
+            self.log.end_ledger()
+        if self.settings.retention.refuses_publish and self._is_backlog_exceeded():
+            # The store decides: a subscription may have been deleted, or acked more, without this topic.
+            self.backlog_report().check(self.name)
+
+    def _is_backlog_exceeded(self) -> bool:
+        """Return whether the backlog seems to be above its limit, by subscriptions that were read a minute ago at most.
+
+        They are read only while the whole log is above it.
+        """
+        log, retention = self.log, self.settings.retention
+        if retention.backlog_bytes_max is None or log.sizes.whole <= retention.backlog_bytes_max:
+            return False
+        if self._mark_deletes is None or abs(self._latest_ms - self._mark_deletes[0]) >= _LOOK_AGAIN_MS:
+            self._read_mark_deletes()
+        assert self._mark_deletes is not None
+        _, found = self._mark_deletes
+        of_open = {
+            name: each.persisted_mark_delete_position for name, each in self._open_cursors().items() if name in found
+        }
+        return is_backlog_exceeded(log, retention, (found | of_open).values())
+
+    def subscribe(self, name: str, *, now_ms: int, **wanted: Unpack[RequestedFields]) -> Subscription:
+        """Open a subscription where it is stored, or create it; return the same object if it is open already.
+
+        A new subscription is durable when this returns, with its start, its type and its properties.
+
+        Args:
+            name: The name of the subscription, not empty.
+            now_ms: The present.
+            wanted: The other fields of `SubscriptionRequest`: `start`, `kind`, `limits`, `options`, `properties` and
+                `repair`.
+
+        Raises:
+            SubscriptionTypeError: It is stored with another type; it was not opened.
+            TopicClosedError: The topic is closed.
+            TypeError, ValueError: An argument is of another type or out of range.
+            As `ManagedCursor.open` and `start_position`.
+        """
+        return run(self.store, self.subscribing(SubscriptionRequest(name, **wanted), now_ms=now_ms))
+
+    def subscribe_all(
+        self, requests: Iterable[SubscriptionRequest], *, now_ms: int
+    ) -> dict[str, Subscription | AckStateError]:
+        """Open or create many subscriptions, as `subscribe` each; in a store that writes together they share syncs.
+
+        Returns:
+            For each, by its name, the subscription, or the error that its own `subscribe` would have raised.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            TypeError, ValueError: A name comes twice, or an argument is of another type or out of range. No new
+                subscription was written.
+        """
+        requests = list(requests)
+        outcomes = subscribe_all([(self, request) for request in requests], now_ms=self._at(now_ms))
+        return {request.name: outcome for request, outcome in zip(requests, outcomes, strict=True)}
+
+    def subscribing(self, request: SubscriptionRequest, *, now_ms: int) -> Steps[Subscription]:
+        """Open or create a subscription as `subscribe`, in steps that can be taken together with those of others."""
+        now_ms, name = self._at(now_ms), request.name
+        opened = self._subscriptions.get(name)
+        if opened is not None and opened.cursor.view.is_closed:  # It was closed by itself.
+            self._drop(name)
+            opened = None
+        if opened is not None:
+            check_type(request.kind, opened.kind, subscription=name)
+            return opened
+        self._mark_deletes = None
+        subscription = yield from open_subscription(
+            self.log,
+            request,
+            settings=self.settings,
+            delays=self.delays,
+            publish=self._publish_elsewhere,
+            now_ms=now_ms,
+        )
+        self._subscriptions[name] = subscription
+        self._cursors.append(((self.name, name), subscription.cursor))
+        return subscription
+
+    def stored_subscriptions(self) -> list[StoredSubscription]:
+        """Return the stored subscriptions, open or not, as they are stored; none is opened.
+
+        Raises:
+            As `ackstate.inspect.stored_subscriptions.stored_subscriptions`.
+        """
+        return stored_subscriptions(self.store, self.name, ledgers=self.log.ledgers)
+
+    def unsubscribe(self, name: str, *, now_ms: int) -> bool:
+        """Delete a subscription, open or not, with its acks; return whether there was one.
+
+        If it is open, it is closed, and its waiters are called. A subscription that is opened under this name
+        afterwards is new.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            As `delete_subscription`; if that fails, an open subscription stays open, and may be fenced.
+        """
+        now_ms = self._at(now_ms)
+        self._mark_deletes = None
+        is_found = delete_subscription(self.store, topic=self.name, subscription=name)
+        subscription = self._remove(name)
+        if subscription is not None:
+            abandon(subscription.cursor)
+            subscription.close(now_ms=now_ms)
+        return is_found
+
+    @property
+    def cursors(self) -> Sequence[tuple[tuple[str, str], ManagedCursor]]:
+        """The cursors of the open subscriptions, each with the names of the topic and the subscription."""
+        return self._cursors
+
+    def tick(self, *, now_ms: int) -> dict[str, PersistResult | AckStateError]:
+        """Persist the subscriptions that are due, with one sync, and return the outcome of each by its name.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+        """
+        outcomes = tick_all(self._cursors, now_ms=self._at(now_ms))
+        return {name: outcome for (_, name), outcome in outcomes.items()}
+
+    def trim(self, *, now_ms: int) -> int:
+        """Delete the ledgers that no subscription needs and the retention does not keep, and return how many left.
+
+        Neither another call of the topic or a subscription nor a persist may overlap.
+
+        Raises:
+            TopicClosedError: The topic is closed.
+            As `trim_log`.
+        """
+        now_ms = self._at(now_ms)
+        self._trim_attempt = self._trim_state(now_ms=now_ms)
+        return trim_behind(self.log, self.settings.retention, self._read_mark_deletes, now_ms=now_ms)
+
+    def may_trim(self, *, now_ms: int) -> bool:
+        """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
+
+        Complexity: O(open subscriptions).
+        """
+        state = self._trim_state(now_ms=now_ms)
+        return state is not None and state != self._trim_attempt
+
+    def backlog_report(self) -> BacklogReport:
+        """Return how much of the log its stored subscriptions need and which of them needs most, at the latest call.
+
+        Raises:
+            As `ackstate.topic.retention.backlog_report`.
+
+        Complexity: O(ledgers), and as `stored_subscriptions`.
+        """
+        retention, stored = self.settings.retention, self._read_mark_deletes()
+        return backlog_report(self.log, retention, {}, stored=stored, now_ms=self._latest_ms)
+
+    def _read_mark_deletes(self) -> dict[str, Position | None]:
+        found = stored_mark_deletes(self.log, self._open_cursors())
+        self._mark_deletes = self._latest_ms, found
+        return found
+
+    def _open_cursors(self) -> dict[str, ManagedCursor]:
+        return {name: each.cursor for name, each in self.subscriptions.items()}
+
+    def _trim_state(self, *, now_ms: int) -> tuple[int, ...] | None:
+        """Return numbers of which one changes when more can be trimmed; None if nothing can."""
+        ledgers = self.log.ledgers
+        first_ledger_id, current_ledger_id = ledgers.first_ledger_id, ledgers.current_ledger_id
+        if first_ledger_id == current_ledger_id:
+            return None
+        known = None if self._mark_deletes is None else self._mark_deletes[1]
+        durable = [
+            each.cursor.persisted_mark_delete_position
+            for name, each in self.copy_subscriptions().items()
+            if known is None or name in known
+        ]
+        lowest = ledgers.next_valid(min(durable)).ledger_id if durable else current_ledger_id
+        if lowest <= first_ledger_id:
+            return None
+        return first_ledger_id, current_ledger_id, lowest, now_ms // _LOOK_AGAIN_MS
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When to call `tick`, or `dispatch` of a subscription, next because a time will have come; None for never.
+
+        Subscriptions without an open consumer wait for no time to dispatch at.
+        """
+        times = [cursor.view.next_tick_ms for _, cursor in self._cursors]
+        times += [each.next_wake_ms for each in self.copy_subscriptions().values() if each.has_consumers]
+        return min((time for time in times if time is not None), default=None)
+
+    def close(self, *, now_ms: int) -> None:
+        """Persist everything with one sync, and close all subscriptions; closing twice does nothing.
+
+        Raises:
+            StoreError, CursorFencedError: The last persist of a subscription failed. The subscriptions that failed and
+                the topic stay open; the others are closed.
+        """
+        if not self.is_closed:
+            close_topics([self], now_ms=now_ms)
+
+    def abandon(self, *, now_ms: int) -> None:
+        """Close the topic and all subscriptions without persisting anything, as the topic was deleted."""
+        self.is_closed = True
+        for subscription in self._subscriptions.values():
+            abandon(subscription.cursor)
+        self._forget(now_ms=now_ms)
+
+    def _drop(self, name: str) -> None:
+        """Remove a subscription that was closed from the open ones."""
+        self._remove(name)
+        self._mark_deletes = None
+
+    def _forget(self, *, now_ms: int) -> None:
+        """Close the subscriptions whose cursors are closed, and the topic if none is left."""
+        for name, subscription in list(self._subscriptions.items()):
+            if subscription.cursor.view.is_closed:
+                subscription.close(now_ms=now_ms)
+                self._drop(name)
+        if not self._subscriptions:
+            self.is_closed = True
+            self.settings.counters.remove_topic(self.name)
+
+    def _remove(self, name: str) -> Subscription | None:
+        self._cursors = [each for each in self._cursors if each[0][1] != name]
+        return self._subscriptions.pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(now_ms=self._latest_ms)
+
+    def _at(self, now_ms: int | None) -> int:
+        """Return the time that a call gave, and remember it as the latest; without one, return the latest."""
+        if self.is_closed:
+            raise TopicClosedError(f"topic {self.name!r} is closed")
+        if now_ms is not None:
+            self._latest_ms = integer("now_ms", now_ms)
+        return self._latest_ms
+
+
+def close_topics(topics: Sequence[Topic], *, now_ms: int) -> None:
+    """Close topics of one store; the last records of all their subscriptions share a sync.
+
+    Raises:
+        As `Topic.close`, the first error; all the others were closed nevertheless.
+    """
+    now_ms = integer("now_ms", now_ms)
+    errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms)
+    for topic in topics:
+        topic._forget(now_ms=now_ms)
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def subscribe_all(
+    requests: Sequence[tuple[Topic, SubscriptionRequest]], *, now_ms: int
+) -> list[Subscription | AckStateError]:
+    """Open or create subscriptions of topics of one store, as `Topic.subscribe_all`; returns an outcome for each."""
+    names = [(topic.name, request.name) for topic, request in requests]
+    if len(set(names)) < len(names):
+        raise ValueError("subscriptions that are opened together must have different names")
+    if not requests:
+        return []
+    store = requests[0][0].store
+    return run_all(store, [topic.subscribing(request, now_ms=now_ms) for topic, request in requests])

@@ -1,0 +1,230 @@
+"""The topics of one store: opened, listed and deleted by name, persisted and published to with one sync."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Self, final
+
+from ackstate.cursor.persist.persist_all import tick_all
+from ackstate.cursor.steps import run_all
+from ackstate.errors import AckStateError
+from ackstate.integers import integer
+from ackstate.topic.deletion import delete_topic, stored_topics
+from ackstate.topic.policy_store import Policies
+from ackstate.topic.publish_all import publish_all
+from ackstate.topic.settings import TopicSettings, policy_owner
+from ackstate.topic.topic import Topic, close_topics, subscribe_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ackstate.cursor.results import PersistResult
+    from ackstate.cursor.store import Store
+    from ackstate.cursor.subscription import Subscription
+    from ackstate.position import Position
+    from ackstate.topic.message_log import Message
+    from ackstate.topic.subscribing import SubscriptionRequest
+
+
+@final
+class Topics:
+    """The topics of a store that are open, by name. For one thread at a time, as each `Topic`.
+
+    Args:
+        store: Where they are stored; stays open.
+        settings: The settings of every topic; None for the defaults.
+    """
+
+    def __init__(self, store: Store, *, settings: TopicSettings | None = None) -> None:
+        self.store = store
+        self.settings = TopicSettings() if settings is None else settings
+        if not isinstance(self.settings, TopicSettings):
+            raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
+        self._topics: dict[str, Topic] = {}
+        self._latest_ms = 0
+
+    def open(self, name: str, *, now_ms: int) -> Topic:
+        """Open a topic, or create it; return the same object if it is open already.
+
+        Raises:
+            As `Topic.open`.
+        """
+        now_ms = self._at(now_ms)
+        topic = self._topics.get(name)
+        if topic is None or topic.is_closed:
+            topic = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms)
+            self._opened(topic)
+        return topic
+
+    def open_all(self, names: Iterable[str], *, now_ms: int) -> dict[str, Topic | AckStateError]:
+        """Open or create many topics, as `open` each; in a store that writes together they share syncs.
+
+        Returns:
+            For each, by its name, the topic, or the error that its own `open` would have raised.
+
+        Raises:
+            TypeError, ValueError: A name is no text, or is empty; nothing was written.
+        """
+        now_ms = self._at(now_ms)
+        outcomes: dict[str, Topic | AckStateError] = dict(self._topics)
+        wanted = list(dict.fromkeys(names))
+        closed = [name for name in wanted if name not in self]
+        steps = [Topic.opening(self.store, name, settings=self.settings, now_ms=now_ms) for name in closed]
+        outcomes |= zip(closed, run_all(self.store, steps), strict=True)
+        for name in closed:
+            topic = outcomes[name]
+            if isinstance(topic, Topic):
+                self._opened(topic)
+        return {name: outcomes[name] for name in wanted}
+
+    def subscribe_all(
+        self, requests: Mapping[str, Iterable[SubscriptionRequest]], *, now_ms: int
+    ) -> dict[tuple[str, str], Subscription | AckStateError]:
+        """Open or create subscriptions of many open topics, as `Topic.subscribe_all`; those of all topics share syncs.
+
+        Args:
+            requests: By the name of the topic.
+            now_ms: The present.
+
+        Returns:
+            The outcome of each, by the names of its topic and of the subscription.
+
+        Raises:
+            KeyError: A topic is not open; nothing was written.
+            As `Topic.subscribe_all`.
+        """
+        now_ms = self._at(now_ms)
+        wanted = [(self[name], request) for name, of_topic in requests.items() for request in of_topic]
+        outcomes = subscribe_all(wanted, now_ms=now_ms)
+        names = [(topic.name, request.name) for topic, request in wanted]
+        return dict(zip(names, outcomes, strict=True))
+
+    def __getitem__(self, name: str) -> Topic:
+        topic = self._topics[name]
+        if topic.is_closed:
+            raise KeyError(name)
+        return topic
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics and not self._topics[str(name)].is_closed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, topic in self._topics.items() if not topic.is_closed])
+
+    def __len__(self) -> int:
+        return sum(not topic.is_closed for topic in self._topics.values())
+
+    @property
+    def open_subscriptions(self) -> list[tuple[str, str, Subscription]]:
+        """The names of the topic and the subscription, and the subscription, for each that is open.
+
+        Any thread may read it. One that was closed by itself may still be among them.
+        """
+        # Copies of dicts, which are atomic, because another thread may open topics meanwhile.
+        topics = list(self._topics.values())
+        return [(topic.name, name, each) for topic in topics for name, each in topic.copy_subscriptions().items()]
+
+    def stored(self) -> list[str]:
+        """Return the names of all topics that the store has, open or not, sorted.
+
+        Raises:
+            StoreError, CorruptStateError: The storage failed.
+
+        Complexity: O(ledgers of the store).
+        """
+        return stored_topics(self.store)
+
+    def delete(self, name: str, *, now_ms: int) -> bool:
+        """Delete a topic, open or not, with its subscriptions, messages and policies; return whether there was one.
+
+        If it is open, it and its subscriptions are closed.
+
+        Raises:
+            As `delete_topic`; if that fails, an open topic stays open, and is fenced.
+        """
+        now_ms = self._at(now_ms)
+        is_found = delete_topic(self.store, name)
+        policies, owner = self.settings.policies, policy_owner(name)
+        if policies is not None and owner is not None:
+            policies.update(owner, lambda _: Policies())
+        topic = self._topics.pop(name, None)
+        if topic is not None:
+            topic.abandon(now_ms=now_ms)
+        return is_found
+
+    def publish(
+        self, messages: Mapping[str, Sequence[Message]], *, now_ms: int
+    ) -> dict[str, list[Position] | AckStateError]:
+        """Publish to many open topics with one sync; the messages of one topic all or none.
+
+        Returns:
+            For each topic the positions, or the error that its own `publish` would have raised.
+
+        Raises:
+            KeyError: A topic is not open; nothing was stored.
+            TypeError, ValueError: As `MessageLog.publish`; nothing was stored.
+        """
+        outcomes = publish_all([(self[name], batch) for name, batch in messages.items()], now_ms=self._at(now_ms))
+        return dict(zip(messages, outcomes, strict=True))
+
+    def tick(self, *, now_ms: int) -> dict[tuple[str, str], PersistResult | AckStateError]:
+        """Persist all subscriptions that are due, with one sync.
+
+        Returns:
+            The outcome of each, by the names of its topic and of the subscription.
+        """
+        now_ms = self._at(now_ms)
+        return tick_all(chain.from_iterable(topic.cursors for topic in list(self._topics.values())), now_ms=now_ms)
+
+    def trim(self, *, now_ms: int) -> int:
+        """Delete ledgers of all topics that need them no longer, as `Topic.trim`, and return how many.
+
+        Neither another call of the topics and their subscriptions nor a persist may overlap.
+
+        Raises:
+            As `Topic.trim`, the first error; all other topics were trimmed.
+
+        Complexity: O(open subscriptions) while nothing can be deleted.
+        """
+        now_ms, count = self._at(now_ms), 0
+        errors: list[AckStateError] = []
+        for topic in list(self._topics.values()):
+            if not topic.is_closed and topic.may_trim(now_ms=now_ms):
+                try:
+                    count += topic.trim(now_ms=now_ms)
+                except AckStateError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        return count
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """The lowest `Topic.next_wake_ms`; None if no topic waits for a time."""
+        times = [topic.next_wake_ms for topic in list(self._topics.values())]
+        return min((time for time in times if time is not None), default=None)
+
+    def close(self, *, now_ms: int) -> None:
+        """Persist everything with one sync, and close all topics; closing twice does nothing.
+
+        Raises:
+            As `Topic.close`, the first error; all that could be closed are closed.
+        """
+        close_topics(list(self._topics.values()), now_ms=now_ms)
+        self._topics.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(now_ms=self._latest_ms)
+
+    def _opened(self, topic: Topic) -> None:
+        topic._publish_elsewhere = lambda name, message, now_ms: self.open(name, now_ms=now_ms).publish(
+            [message], now_ms=now_ms
+        )
+        self._topics[topic.name] = topic
+
+    def _at(self, now_ms: int) -> int:
+        self._latest_ms = integer("now_ms", now_ms)
+        return self._latest_ms
