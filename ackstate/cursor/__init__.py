@@ -163,21 +163,21 @@ __all__ = [
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
 _NAMES = {
-    "state.auto_age": ("AUTO", "AutoAge"),
-    "topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
-    "config": ("CursorConfig", "RangeForm"),
-    "dispatch.stats": ("ConsumerUse", "DispatchStats", "RuleStats"),
-    "journal.format": ("Format", "Repair"),
-    "inspect.hole_report": ("HoleReport",),
-    "inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),
-    "listener": ("Change", "CursorListener"),
-    "managed": ("ManagedCursor",),
-    "persist.open_cursors": ("open_cursors",),
-    "persist.opening": ("CursorOpening",),
-    "persist.persist_all": ("persist_all",),
-    "topic.message": ("NO_DELAY", "Message"),
-    "topic.message_log": ("MessageLog",),
-    "results": (
+    "ackstate.cursor.state.auto_age": ("AUTO", "AutoAge"),
+    "ackstate.topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
+    "ackstate.cursor.config": ("CursorConfig", "RangeForm"),
+    "ackstate.dispatch.stats": ("ConsumerUse", "DispatchStats", "RuleStats"),
+    "ackstate.cursor.journal.format": ("Format", "Repair"),
+    "ackstate.inspect.hole_report": ("HoleReport",),
+    "ackstate.inspect.stored_subscriptions": ("StoredSubscription", "stored_subscriptions"),
+    "ackstate.cursor.listener": ("Change", "CursorListener"),
+    "ackstate.cursor.managed": ("ManagedCursor",),
+    "ackstate.cursor.persist.open_cursors": ("open_cursors",),
+    "ackstate.cursor.persist.opening": ("CursorOpening",),
+    "ackstate.cursor.persist.persist_all": ("persist_all",),
+    "ackstate.topic.message": ("NO_DELAY", "Message"),
+    "ackstate.topic.message_log": ("MessageLog",),
+    "ackstate.cursor.results": (
         "CursorStats",
         "PersistResult",
         "Receipt",
@@ -186,11 +186,11 @@ _NAMES = {
         "PersistTarget",
         "RecoverySource",
     ),
-    "topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
-    "topic.deletion": ("delete_topic",),
-    "topic.publish_all": ("publish_all",),
-    "topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
-    "topic.retention": (
+    "ackstate.topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
+    "ackstate.topic.deletion": ("delete_topic",),
+    "ackstate.topic.publish_all": ("publish_all",),
+    "ackstate.topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "ackstate.topic.retention": (
         "BacklogPolicy",
         "BacklogQuotaExceededError",
         "BacklogReport",
@@ -198,17 +198,17 @@ _NAMES = {
         "backlog_report",
         "trim_log",
     ),
-    "topic.settings": ("TopicSettings",),
-    "topic.start": ("Start", "StartTime"),
-    "topic.subscribing": ("SubscriptionRequest",),
-    "topic.subscription_type": ("SubscriptionTypeError",),
-    "topic.topic": ("Topic",),
-    "topic.topics": ("Topics",),
-    "journal.deletion": ("delete_subscription",),
-    "journal.recovery": ("UnreadableCursorError",),
-    "journal.hole_pins": ("BucketReferences",),
-    "journal.shared_holes": ("SharedHoles",),
-    "store": (
+    "ackstate.topic.settings": ("TopicSettings",),
+    "ackstate.topic.start": ("Start", "StartTime"),
+    "ackstate.topic.subscribing": ("SubscriptionRequest",),
+    "ackstate.topic.subscription_type": ("SubscriptionTypeError",),
+    "ackstate.topic.topic": ("Topic",),
+    "ackstate.topic.topics": ("Topics",),
+    "ackstate.cursor.journal.deletion": ("delete_subscription",),
+    "ackstate.cursor.journal.recovery": ("UnreadableCursorError",),
+    "ackstate.cursor.journal.hole_pins": ("BucketReferences",),
+    "ackstate.cursor.journal.shared_holes": ("SharedHoles",),
+    "ackstate.cursor.store": (
         "LedgerFencedError",
         "LedgerNotFoundError",
         "LedgerStore",
@@ -220,10 +220,10 @@ _NAMES = {
         "StoreLockedError",
         "VersionMismatchError",
     ),
-    "stores.file": ("FileStore",),
-    "stores.memory": ("MemoryStore",),
-    "stores.sqlite": ("SqliteStore",),
-    "subscription": (
+    "ackstate.stores.file": ("FileStore",),
+    "ackstate.stores.memory": ("MemoryStore",),
+    "ackstate.stores.sqlite": ("SqliteStore",),
+    "ackstate.cursor.subscription": (
         "AckRefusedError",
         "BlockReason",
         "ConsumerBusyError",
@@ -249,7 +249,7 @@ if not TYPE_CHECKING:  # Else every name would be one.
             return getattr(import_module(__name__), _FORMER[name])
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"ackstate.cursor.{_MODULES[name]}"), name)
+        found = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return found
 
 
