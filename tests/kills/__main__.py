@@ -19,6 +19,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from kills import forked
 from kills.mutants import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,9 @@ MEASURED = ROOT / "out" / "kills"
 ANALYSIS = "ackstate/analysis/"
 TESTS = ("tests/unit", "tests/model")
 MUTANT_COUNT, ANALYSIS_COUNT = 2_000, 300
+OPTIONS = ("-q", "--assert=plain", "-p", "kills.plugin", "-p", "no:cacheprovider", "--tb=no")
 KILLERS_MAX = 6
-SECONDS_MAX = 15.0
+SECONDS_MAX = 8.0
 """Of the tests that are run on one mutant, as measured with their lines."""
 GOES = (
     "ackstate/stores/file",
@@ -77,7 +79,9 @@ def measure(_):
     for path in MEASURED.iterdir():
         path.unlink()
     chosen = [*TESTS, "-n", "2", "-m", "not slow and not spark and not soak"]
-    status = pytest(chosen, KILLS_LINES=str(MEASURED), KILLS_FAILED=str(MEASURED / "failed.json"))
+    named = environment(KILLS_LINES=str(MEASURED), KILLS_FAILED=str(MEASURED / "failed.json"))
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *chosen]
+    status = subprocess.run(command, cwd=ROOT, env=os.environ | named, check=False).returncode
     data = coverage.CoverageData(basename=str(MEASURED / "all"))
     for path in MEASURED.glob("lines.*"):
         part = coverage.CoverageData(basename=str(path))
@@ -108,14 +112,14 @@ def run(chosen):
         ledger["mutants"] = sample(places)
     is_wanted = (lambda each: each.get("killers") == []) if chosen.alive else (lambda each: "killers" not in each)
     waiting = [each for each in ledger["mutants"] if is_wanted(each) and each["key"] in places][: chosen.sample]
-    seconds_max = 10 * SECONDS_MAX if chosen.alive else SECONDS_MAX
+    seconds_max = 20 * SECONDS_MAX if chosen.alive else SECONDS_MAX
     until = time.monotonic() + 60 * chosen.minutes
 
     def tried(entry):
         if time.monotonic() > until:
             return entry, [], None
         tests = tests_of(measured, *places[entry["key"]], seconds_max=seconds_max)
-        failed = failing(entry, places, tests, failed_max=2 * KILLERS_MAX, seconds_max=seconds_max) if tests else []
+        failed = failing(entry, places, tests, failed_max=KILLERS_MAX + 2, seconds_max=seconds_max) if tests else []
         return entry, tests, failed
 
     done = 0
@@ -200,13 +204,9 @@ def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
     path, site = places[entry["key"]]
     module = ".".join(path.with_suffix("").parts)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        try:
-            status = pytest(
-                [*tests, f"--maxfail={failed_max}"], seconds_max=30 + 2 * seconds_max,
-                MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            status = None
+        named = environment(MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name)
+        chosen = [*OPTIONS, *tests, f"--maxfail={failed_max}"]
+        status = forked.run(chosen, named, seconds_max=30 + 2 * seconds_max)
         text = file.read()
         return json.loads(text) if text else tests[:1] * (status != 0)
 
@@ -222,28 +222,10 @@ def spread(failed):
     return [test for _, test in sorted(ordered)[:KILLERS_MAX]]
 
 
-def pytest(arguments, *, seconds_max=None, **environment):
+def environment(**more):
+    """Return the variables of a run of the tests."""
     paths = [str(Path(__file__).with_name("site")), str(ROOT), str(ROOT / "tests")]
-    named = {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": "ci", **environment}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "kills.plugin",
-        "-p",
-        "no:cacheprovider",
-        "--tb=no",
-        *arguments,
-    ]
-    if not seconds_max:
-        return subprocess.run(command, cwd=ROOT, env=os.environ | named, check=False).returncode
-    # Of CPU, as other programs may run beside it; of time for a test that waits for ever.
-    return subprocess.run(
-        ["bash", "-c", f'ulimit -t {int(seconds_max)}; exec "$@"', "-", *command], timeout=4 * seconds_max,
-        cwd=ROOT, env=os.environ | named, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
-    ).returncode  # fmt: skip
+    return {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": "ci", **more}
 
 
 def load():
