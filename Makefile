@@ -62,7 +62,7 @@ spark: setup ## the tests that start Spark
 
 crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an hour
 	@bash .ci/setup bookkeeper
-	$(JAVA) .venv/bin/ackstate crash --layer all --seed 1 --budget 2m
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m crash --seed 1 --budget 2m
 
 calibrate: setup ## compare the estimate with kills of real cursors, into benchmarks/calibration.json and docs/calibration.md
 	$(JAVA) .venv/bin/python -m benchmarks.calibration --out benchmarks/calibration.json
@@ -90,7 +90,7 @@ live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live
 # many more examples.
 soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, planted bugs
 	@bash .ci/setup bookkeeper
-	$(JAVA) .venv/bin/ackstate crash --layer all --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m crash --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
 	$(PYTEST) tests/soak
 	@bash .ci/setup stores
@@ -116,7 +116,7 @@ bench: setup ## run every benchmarks/bench_*.py
 		if [ ! -e "$$file" ]; then echo "no benchmarks: benchmarks/bench_*.py matches nothing"; break; fi; \
 		name=$${file##*/}; \
 		echo "benchmarks.$${name%.py}"; \
-		$(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
+		PYTHONPATH=tests $(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
 	done
 
 bench-scale: setup ## time the Spark estimate by the size of the trace, next to DuckDB, and draw it

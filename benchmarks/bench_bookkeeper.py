@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate import LedgerMap, Position
-from ackstate.analysis.crash.bookkeeper_cluster import JARS, LEDGERS_ROOT, bookkeeper_options, running_cluster
-from ackstate.analysis.crash.zookeeper_server import java_program
 from ackstate.cursor import ManagedCursor, persist_all
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_ledger import Replication
 from benchmarks.measurement import Against, BenchmarkReport, Spread, TimedPart, Timing, timed_in_turn
+from crash.bookkeeper_cluster import JARS, LEDGERS_ROOT, bookkeeper_options, running_cluster
+from crash.zookeeper_server import java_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

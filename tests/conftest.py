@@ -97,7 +97,7 @@ def spark():
 @pytest.fixture(scope="session")
 def bookkeeper_cluster(tmp_path_factory):
     """Yield a cluster of three bookies; a test that kills one revives it."""
-    from ackstate.analysis.crash.bookkeeper_cluster import JARS, running_cluster
+    from crash.bookkeeper_cluster import JARS, running_cluster
 
     if not any(JARS.glob("*.jar")):
         pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
@@ -108,7 +108,7 @@ def bookkeeper_cluster(tmp_path_factory):
 @pytest.fixture(scope="session")
 def bookkeeper_client(bookkeeper_cluster):
     """Yield a client of that cluster for all stores of a run: starting its Java takes seconds."""
-    from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options
+    from crash.bookkeeper_cluster import bookkeeper_options
 
     with closing(bookkeeper_options().connect(bookkeeper_cluster.hosts, call_timeout_s=30)) as client:
         yield client

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ackstate.analysis.crash.model.client_events import ack, ack_at_once, append, dispatch
-from ackstate.analysis.crash.model.settings import Settings, Tracker
-from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message, persist_all
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.store import StoreError
 from ackstate.limits import GateLimits
 from ackstate.stores.memory import Fault, FaultKind
+from crash.model.client_events import ack, ack_at_once, append, dispatch
+from crash.model.settings import Settings, Tracker
+from crash.model.simulation import BrokerSimulation
 
 
 class ScheduleStory:

@@ -15,7 +15,7 @@ from pathlib import Path
 from kills.planted import PLANTED
 
 ROOT = Path(__file__).parents[2]
-CRASH = ("-P", "-m", "ackstate.analysis.cli", "crash", "--seed", "1", "--budget", "60s", "--layer")
+CRASH = ("-P", "-m", "crash", "--seed", "1", "--budget", "60s", "--layer")
 
 
 def copy_tree(tree):

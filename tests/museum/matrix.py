@@ -13,13 +13,13 @@ from pathlib import Path
 
 from ackstate.analysis.crash.campaign import read_totals
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers.crash_states import crash_states
-from ackstate.analysis.crash.layers.damage import damage
 from ackstate.analysis.crash.layers.kills import kills
 from ackstate.analysis.crash.layers.power_cuts import power_cuts
-from ackstate.analysis.crash.layers.schedules import schedules
-from ackstate.analysis.crash.layers.system_calls import system_calls
-from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment, loaded
+from ackstate.analysis.crash.shim import compiled, environment, loaded
+from crash.crash_states import crash_states
+from crash.damage import damage
+from crash.schedules import schedules
+from crash.system_calls import system_calls
 from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.page import LAYERS, PRODUCT, is_good, render

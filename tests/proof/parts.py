@@ -102,7 +102,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 def crashes(seconds: float, out: Path) -> PartEnd:
     """Crash our cursor in every layer, from seeds that the clock chooses."""
     command = [
-        sys.executable, "-P", "-m", "ackstate.analysis.cli", "crash", "--layer", "all", "--json",
+        sys.executable, "-P", "-m", "crash", "--layer", "all", "--json",
         "--budget", f"{max(1, round(seconds / _LAYERS))}s", "--seed", str(int(time.time())),
     ]  # fmt: skip
     ended = finished(command, seconds + _GRACE_S, out / "crash.log")

@@ -1,4 +1,4 @@
-"""`ackstate crash` runs crash layers on our cursor, or on yours, and reports whether every promise held."""
+"""`ackstate crash` runs crash layers on a cursor, yours or ours, and reports whether every promise held."""
 
 from __future__ import annotations
 
@@ -37,124 +37,56 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layer import Layer
 
+PROGRAM = "ackstate crash"
+"""Named where a failed run is to be repeated; `make crash` replaces it."""
 _KEEP_EVERY_S = 10.0
 _RANGE = re.compile(r"L(\d)\.\.L(\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    """The options that a layer may take; the subject is None unless the user named one."""
-
-    subject: str | None
-    trace: Path | None
-
-    @property
-    def subject_or_ours(self) -> str:
-        return self.subject or OURS
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A layer, and whether it can crash a user's subject or our own cursor as a subject."""
+class LayerEntry:
+    """A layer, made for a subject and, if not None, a directory that receives a recording of its processes."""
 
     title: str
-    make: Callable[[_Options], Layer]
-    takes_subject: bool = False
-    takes_ours: bool = True
-
-    def fits(self, options: _Options) -> bool:
-        is_ours = options.subject_or_ours == OURS
-        return (is_ours and options.trace is None) or (self.takes_subject and (self.takes_ours or not is_ours))
-
-    def is_default(self, options: _Options) -> bool:
-        if options == _Options(None, None):
-            return True
-        return self.takes_subject and (self.takes_ours or options.subject_or_ours != OURS)
+    make: Callable[[str, Path | None], Layer]
 
 
-def _schedules(_: _Options) -> Layer:
-    from ackstate.analysis.crash.layers.schedules import schedules
+def _call_kills(subject: str, recording: Path | None) -> Layer:
+    from ackstate.analysis.crash.layers.call_kills import call_kills
 
-    return schedules
-
-
-def _crash_states(_: _Options) -> Layer:
-    from ackstate.analysis.crash.layers.crash_states import crash_states
-
-    return crash_states
+    return partial(call_kills, subject=subject, recording=recording)
 
 
-def _system_calls(options: _Options) -> Layer:
-    if (subject := options.subject_or_ours) != OURS:
-        from ackstate.analysis.crash.layers.call_kills import call_kills
-
-        return partial(call_kills, subject=subject, recording=options.trace)
-    from ackstate.analysis.crash.layers.system_calls import system_calls
-
-    return system_calls
-
-
-def _kills(options: _Options) -> Layer:
+def _kills(subject: str, recording: Path | None) -> Layer:
     from ackstate.analysis.crash.layers.kills import kills
 
-    return partial(kills, subject=options.subject_or_ours, recording=options.trace)
+    return partial(kills, subject=subject, recording=recording)
 
 
-def _power_cuts(options: _Options) -> Layer:
+def _power_cuts(subject: str, recording: Path | None) -> Layer:
     from ackstate.analysis.crash.layers.power_cuts import power_cuts
 
-    return partial(power_cuts, subject=options.subject_or_ours, recording=options.trace)
+    return partial(power_cuts, subject=subject, recording=recording)
 
 
-def _damage(_: _Options) -> Layer:
-    from ackstate.analysis.crash.layers.damage import damage
-
-    return damage
-
-
-def _zookeeper(_: _Options) -> Layer:
-    from ackstate.analysis.crash.layers.zookeeper import zookeeper
-
-    return zookeeper
-
-
-def _bookkeeper(_: _Options) -> Layer:
-    from ackstate.analysis.crash.layers.bookkeeper import bookkeeper
-
-    return bookkeeper
-
-
-_LAYERS = {
-    "L0": _Entry("schedules on a faulty memory store", _schedules),
-    "L1": _Entry("crash states of a simulated disk", _crash_states),
-    "L2": _Entry("the n-th system call fails or kills", _system_calls, takes_subject=True, takes_ours=False),
-    "L3": _Entry("SIGKILL at random moments", _kills, takes_subject=True),
-    "L4": _Entry("power cuts of a real file system", _power_cuts, takes_subject=True),
-    "L5": _Entry("damaged media", _damage),
-    "ZK": _Entry("ZooKeeper killed, stopped, taken over", _zookeeper),
-    "BK": _Entry("bookies, ZooKeeper or Java killed, stopped, taken over", _bookkeeper),
+# `make crash` adds layers that look inside our own cursor (tests/crash/__main__.py).
+LAYERS = {
+    "L2": LayerEntry("killed at the n-th system call", _call_kills),
+    "L3": LayerEntry("SIGKILL at random moments", _kills),
+    "L4": LayerEntry("power cuts of a real file system", _power_cuts),
 }
-_CLUSTER_LAYERS = ("ZK", "BK")  # Not by default: they start servers.
 
 
-def _chosen(text: str | None, options: _Options) -> list[str]:
-    """Return the layers that a name, a range or ``all`` stands for; by default all that fit the other options.
+def _chosen(text: str) -> list[str]:
+    """Return the layers that a name, a range or ``all`` stands for.
 
     Raises:
         BadParameter: The layer is unknown.
-        ValueError: A layer does not support the other options.
     """
-    if text is None:
-        return [name for name in _LAYERS if name not in _CLUSTER_LAYERS and _LAYERS[name].is_default(options)]
     match = _RANGE.fullmatch(text)
-    names = list(_LAYERS) if text == "all" else _numbered(int(match[1]), int(match[2])) if match else [text]
-    if not names or not set(names) <= _LAYERS.keys():
-        raise typer.BadParameter(
-            f"{text!r} is no layer; there are {', '.join(_LAYERS)}, ranges such as L0..L5, and all"
-        )
-    if unfit := [name for name in names if not _LAYERS[name].fits(options)]:
-        fit = " and ".join(name for name, entry in _LAYERS.items() if entry.fits(options))
-        raise ValueError(f"--subject and --trace are for {fit} here; {', '.join(unfit)} looks inside our own")
+    names = list(LAYERS) if text == "all" else _numbered(int(match[1]), int(match[2])) if match else [text]
+    if not names or not set(names) <= LAYERS.keys():
+        raise typer.BadParameter(f"{text!r} is no layer; there are {', '.join(LAYERS)}, ranges such as L2..L4, and all")
     return names
 
 
@@ -170,37 +102,31 @@ def _share(share: float) -> float:
 
 def crash(
     layer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="L0..L5|ZK|BK|all",
-            help="Which layer: a name, a range such as L0..L5, or all. "
-            "By default L0..L5; with --subject those that crash any subject, L2..L4.",
-        ),
-    ] = None,
+        str, typer.Option(metavar="L2..L4|all", help="Which layer: a name, a range such as L2..L3, or all.")
+    ] = "all",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the first run; 1 by default.")] = None,
     budget: Annotated[Duration, duration_option(least="1ms", help="For each layer: 500ms, 60s, 5m, 2h.")] = Duration(
         10_000
     ),
     runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
     subject: Annotated[
-        str | None,
+        str,
         typer.Option(
-            metavar="WHAT",
-            help="L2 to L4: ours, ours-sqlite, ours-limited, naive, module:Class, or your command line.",
+            metavar="WHAT", help="ours, ours-sqlite, ours-limited, naive, module:Class, or your command line."
         ),
-    ] = None,
+    ] = OURS,
     receipts_min: Annotated[
         float,
         typer.Option(
             metavar="SHARE",
             callback=_share,
-            help="L2 to L4: the share of acks before a persist that need a receipt, or nothing was tested. "
+            help="The share of acks before a persist that need a receipt, or nothing was tested. "
             "Lower it for a subject that delays acks.",
         ),
     ] = RECEIPTS_MIN,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", parser=Path, help="L2 to L4: record the events, for `ackstate trace` and Spark."),
+        typer.Option(metavar="DIR", parser=Path, help="Record the events, for `ackstate trace` and Spark."),
     ] = None,
     totals: Annotated[
         Path | None,
@@ -208,7 +134,7 @@ def crash(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Crash our cursor, or yours, in every way that a layer supports, and check each recovery.
+    """Crash your cursor, or ours, in every way that a layer supports, and check each recovery.
 
     A failure is printed as a seed and the shortest failing story. The same
     layer with that seed reproduces it. docs/crash-testing.md describes how to
@@ -219,14 +145,13 @@ def crash(
     here, or the subject gave too few receipts. If only some of the layers
     cannot run here, they are skipped, with the reason.
     """
-    options = _Options(subject, trace)
-    names = _chosen(layer, options)
+    names = _chosen(layer)
     _check_trace(trace)
     campaign = _Campaign(
-        {name: _LAYERS[name].make(options) for name in names},
+        {name: LAYERS[name].make(subject, trace) for name in names},
         Budget(budget.seconds, run_count_max=runs),
         totals,
-        options.subject_or_ours,
+        subject,
     )
     open_standard_descriptors()
     ending: BaseException | None = None
@@ -249,8 +174,8 @@ def _report(campaign: _Campaign, receipts_min: float, *, json: bool) -> None:
     if json:
         console.write_json(as_json(campaign.found, untested))
         return
-    titles = {name: entry.title for name, entry in _LAYERS.items()}
-    console.show(table(campaign.found, titles), *remarks(campaign.found, untested, campaign.subject))
+    titles = {name: entry.title for name, entry in LAYERS.items()}
+    console.show(table(campaign.found, titles), *remarks(campaign.found, untested, campaign.subject, PROGRAM))
 
 
 def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None) -> None:
@@ -342,4 +267,4 @@ def _check_trace(trace: Path | None) -> None:
 
 def _line(name: str, totals: Totals) -> str:
     failed = f"{totals.failed_runs} failed runs" if totals.failed_runs else "clean"
-    return f"{name} {_LAYERS[name].title}: {totals.cycles:,} cycles, {failed}"
+    return f"{name} {LAYERS[name].title}: {totals.cycles:,} cycles, {failed}"

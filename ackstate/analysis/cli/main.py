@@ -72,8 +72,8 @@ their number for every instant of the recording, including the crash:
   ackstate trace DIR/recording TRACE && ackstate redelivery TRACE
 
 \b
-Our cursor, or yours, under failing writes, SIGKILL, power cuts and bad media:
-  ackstate crash --budget 10s
+Your cursor, or ours, under SIGKILL at any system call and under power cuts:
+  ackstate crash --subject "python3 my_cursor.py" --budget 10s
 
 \b
 Show the contents of a store, and check that every cursor in it opens:
@@ -154,7 +154,7 @@ app.command("spark-package", short_help="Build the zip and job script for spark-
 app.command("package", cls=OldCommand, hidden=True)(spark_package)
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
 app.command("recover", short_help="Recover the cursors of a dead broker.")(recover)
-app.command("crash", short_help="Crash a cursor in every way, and judge each recovery.")(crash)
+app.command("crash", short_help="Crash a cursor, yours or ours, and judge each recovery.")(crash)
 _sweep_help = "Compare settings: redelivery against its price."
 app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
 app.command("fsck", short_help="Check a store, and show the effect of each repair.")(fsck)

@@ -39,13 +39,14 @@ def table(found: Mapping[str, Totals], titles: Mapping[str, str]) -> Table:
     return table
 
 
-def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: str) -> list[str]:
+def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: str, program: str) -> list[str]:
     """Return the lines below the table: skipped layers, untested promises, and the failures with their stories.
 
     Args:
         found: Totals by layer.
         untested: The untested promises by layer; empty for a fully tested layer.
         subject: The subject, as given by the user.
+        program: The command that repeats a run.
     """
     lines = []
     for name, totals in found.items():
@@ -56,7 +57,7 @@ def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: s
         # A run that breaks two promises has one story.
         for (seed, story), failures in groupby(totals.failures, lambda each: (each["seed"], tuple(each["story"]))):
             lines += _failure_lines(name, seed, story, list(failures))
-            lines.append(f"  again: {_again(name, seed, subject)}")
+            lines.append(f"  again: {_again(program, name, seed, subject)}")
     return lines
 
 
@@ -106,6 +107,6 @@ def _rate(totals: Totals) -> int:
     return round(totals.cycles / totals.seconds) if totals.seconds else 0
 
 
-def _again(name: str, seed: int, subject: str) -> str:
+def _again(program: str, name: str, seed: int, subject: str) -> str:
     options = [] if subject == OURS else ["--subject", subject]
-    return shlex.join(["ackstate", "crash", "--layer", name, "--seed", str(seed), "--runs", "1", *options])
+    return f"{program} {shlex.join(['--layer', name, '--seed', str(seed), '--runs', '1', *options])}"

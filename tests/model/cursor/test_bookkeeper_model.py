@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options
 from ackstate.cursor.store import StoreError
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_groups import GroupWriter
 from ackstate.stores.bookkeeper_segments import Segments
 from ackstate.stores.memory import MemoryStore
+from crash.bookkeeper_cluster import bookkeeper_options
 from planted import assert_caught
 from strategies import few
 from tests.model.cursor.test_store_model import BATCHES, RenumberedStore, ZooKeeperMachine

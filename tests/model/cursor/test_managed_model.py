@@ -15,10 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import ackstate.cursor.state.persist_limits
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, Keep, Position, select
-from ackstate.analysis.crash.model.client_events import append
-from ackstate.analysis.crash.model.numbered_log import words_of
-from ackstate.analysis.crash.model.settings import Settings
-from ackstate.analysis.crash.model.simulation import BrokerSimulation, judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import AutoAge, CursorConfig, Format, Message, PersistTarget
 from ackstate.cursor.journal.journal import Journal
@@ -32,6 +28,10 @@ from ackstate.cursor.writes import DeleteLedger
 from ackstate.limits import GateLimits
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar import LimitRule, RangeForm
+from crash.model.client_events import append
+from crash.model.numbered_log import words_of
+from crash.model.settings import Settings
+from crash.model.simulation import BrokerSimulation, judged
 from planted import assert_caught
 from strategies import few
 

@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.store import ABSENT, StoreError
 from ackstate.stores import zookeeper_ledgers, zookeeper_metadata
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.zookeeper import ZooKeeperStore
+from crash.zookeeper_server import running_server
 from planted import assert_caught
 from strategies import few
 

@@ -10,10 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.analysis.crash.model.checks import uses
-from ackstate.analysis.crash.model.client_events import ack, append, dispatch
-from ackstate.analysis.crash.model.settings import Tracker
-from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.cursor import CursorConfig, Format, Message
 from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
@@ -21,6 +17,10 @@ from ackstate.dispatch.admission import Admission
 from ackstate.dispatch.deliveries import Deliveries
 from ackstate.limits import Accounting, GateLimits, Rule
 from ackstate.stores.memory import Fault, FaultKind
+from crash.model.checks import uses
+from crash.model.client_events import ack, append, dispatch
+from crash.model.settings import Tracker
+from crash.model.simulation import BrokerSimulation
 from schedule_stories import ScheduleStory
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ackstate.analysis.crash.campaign import read_totals
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from ackstate.analysis.crash.layers.crash_states import crash_states
+from crash.crash_states import crash_states
 from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.matrix import PAGE, TOTALS, read_cells

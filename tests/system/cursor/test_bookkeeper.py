@@ -17,7 +17,6 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import LedgerMap
-from ackstate.analysis.crash.bookkeeper_cluster import JARS, bookkeeper_options
 from ackstate.cursor import ManagedCursor, Message, MessageLog, Retention, trim_log
 from ackstate.cursor.store import (
     ABSENT,
@@ -39,6 +38,7 @@ from ackstate.stores.bookkeeper_segments import Segments
 from ackstate.stores.zookeeper import ZooKeeperStore
 from ackstate.testing import check_store
 from command_line import assert_one_line, run
+from crash.bookkeeper_cluster import JARS, bookkeeper_options
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -544,7 +544,7 @@ def test_a_hanging_client_is_given_up_after_a_while(cluster):
 def test_the_child_ends_with_its_parent(cluster, tmp_path):
     program = (
         "import os, sys, signal\n"
-        "from ackstate.analysis.crash.bookkeeper_cluster import bookkeeper_options\n"
+        "from crash.bookkeeper_cluster import bookkeeper_options\n"
         f"client = bookkeeper_options().connect({cluster.hosts!r}, call_timeout_s=30)\n"
         "print(client.process_id, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -7,7 +7,6 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, Position
-from ackstate.analysis.crash.bookkeeper_cluster import JARS
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.in_place import import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
@@ -26,6 +25,7 @@ from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.pulsar_cluster import open_cluster
 from ackstate.stores.pulsar_ledgers import PulsarLedgers
 from ackstate.wire.pulsar.range_list import varint
+from crash.bookkeeper_cluster import JARS
 from pulsar_nodes import NODE, POLICIES, TOPIC
 
 pytestmark = pytest.mark.slow

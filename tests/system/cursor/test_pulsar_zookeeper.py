@@ -5,10 +5,10 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.store import ABSENT, StoreError, VersionMismatchError
 from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic
 from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
+from crash.zookeeper_server import running_server
 from pulsar_nodes import NODE, POLICIES, TOPIC
 
 

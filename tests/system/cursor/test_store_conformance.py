@@ -4,7 +4,6 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.store import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
@@ -20,6 +19,7 @@ from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.zookeeper import ZooKeeperStore
 from ackstate.stores.zookeeper_session import ZooKeeperSession
 from ackstate.testing import check_store
+from crash.zookeeper_server import running_server
 
 
 @pytest.fixture(scope="module")

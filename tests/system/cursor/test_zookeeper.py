@@ -17,7 +17,6 @@ from kazoo.client import KazooClient
 from kazoo.protocol.serialization import Close, Connect
 
 from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
-from ackstate.analysis.crash.zookeeper_server import ZooKeeperServer, running_server
 from ackstate.cursor import (
     CursorConfig,
     Format,
@@ -44,6 +43,7 @@ from ackstate.stores import zookeeper_nodes as nodes
 from ackstate.stores.zookeeper import ZooKeeperStore
 from ackstate.stores.zookeeper_nodes import Chunk, LedgerState, LedgerStatus, NodeKind
 from ackstate.wire.pulsar import Compression
+from crash.zookeeper_server import ZooKeeperServer, running_server
 from waiting import wait_until
 
 # A request that is small, so that small entries have several chunks.

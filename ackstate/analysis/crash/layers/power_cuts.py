@@ -5,7 +5,7 @@ some while they run, some after they have reported.
 
 Another loss is simulated: ext4 writes all names with the next sync of any file, with any mount options, so a missing
 sync of a directory costs nothing there. For a subject in Python, if this process was started with the fault shim
-(`ackstate.analysis.crash.layers.system_calls.shim`), every name in an unsynced directory is removed.
+(`ackstate.analysis.crash.shim`), every name in an unsynced directory is removed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from random import Random
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.layers.power_cuts_worker import ShimUnavailableError, cuts_with_shim
-from ackstate.analysis.crash.layers.system_calls.attempt import NEVER
-from ackstate.analysis.crash.layers.system_calls.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
 from ackstate.analysis.crash.process_layer import RunSize, live_through, process_layer_runs
 from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, check_beginning
 from ackstate.analysis.crash.serve import is_class_name
+from ackstate.analysis.crash.shim import NEVER, Action, CallFault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import PATIENCE_S
 from ackstate.stores.directory_lock import sync_path

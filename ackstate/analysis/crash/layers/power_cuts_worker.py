@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.dying import die_with, end_worker
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment
 from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.shim import compiled, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,15 +14,6 @@ import pytest
 from ackstate import Position
 from ackstate.analysis.crash import simulated_disk
 from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.layers.crash_states import examination, processes, sqlite
-from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, examine, open_file_store
-from ackstate.analysis.crash.layers.crash_states.execution import Execution
-from ackstate.analysis.crash.layers.crash_states.log_trims import LogStep, LogStepKind, LogWorkload, examine_log
-from ackstate.analysis.crash.layers.crash_states.moments import Moment, judge
-from ackstate.analysis.crash.layers.crash_states.processes import runs_side_by_side
-from ackstate.analysis.crash.layers.crash_states.sqlite import Copy, examine_sqlite, states_between
-from ackstate.analysis.crash.layers.crash_states.workload import Workload, draw_workload
-from ackstate.analysis.crash.observed_cursor import NUMBERING
 from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.workloads.step import Step, StepKind
@@ -36,6 +27,15 @@ from ackstate.stores.memory import MemoryStore
 from ackstate.topic import message_log
 from ackstate.topic.log_ownership import LogOwnership
 from ackstate.topic.message_log import MessageLog
+from crash.crash_states import examination, processes, sqlite
+from crash.crash_states.examination import CrashStates, examine, open_file_store
+from crash.crash_states.execution import Execution
+from crash.crash_states.log_trims import LogStep, LogStepKind, LogWorkload, examine_log
+from crash.crash_states.moments import Moment, judge
+from crash.crash_states.processes import runs_side_by_side
+from crash.crash_states.sqlite import Copy, examine_sqlite, states_between
+from crash.crash_states.workload import Workload, draw_workload
+from crash.observed_cursor import NUMBERING
 
 SEEDS = (35, 7, 28)
 HAPPENED = (

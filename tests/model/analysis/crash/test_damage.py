@@ -7,11 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ackstate.analysis.crash.layers.damage import judgement as layer
-from ackstate.analysis.crash.layers.damage.judgement import Outcome, damage, good_store, judge, run
-from ackstate.analysis.crash.layers.damage.kinds import Damage, LogFile, Reach, damages
-from ackstate.analysis.crash.layers.damage.media import FileMedium, SqliteMedium
-from ackstate.analysis.crash.layers.damage.records import RecordMedium
 from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.journal import recovery
 from ackstate.cursor.journal.format import Repair
@@ -22,6 +17,11 @@ from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError
 from ackstate.position import Position
 from ackstate.stores import file_log, sqlite_database, sqlite_seal
+from crash.damage import judgement as layer
+from crash.damage.judgement import Outcome, damage, good_store, judge, run
+from crash.damage.kinds import Damage, LogFile, Reach, damages
+from crash.damage.media import FileMedium, SqliteMedium
+from crash.damage.records import RecordMedium
 from museum.page import DATABASE_BITS
 
 NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)

@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
-from ackstate.analysis.crash.layers.crash_states import execution
-from ackstate.analysis.crash.layers.crash_states.examination import examine, open_file_store
-from ackstate.analysis.crash.layers.crash_states.workload import Workload
-from ackstate.analysis.crash.model import deletion as event
-from ackstate.analysis.crash.model.simulation import judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, Format
@@ -17,6 +12,11 @@ from ackstate.cursor.journal import deletion
 from ackstate.cursor.journal.format import CursorRecord
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
 from ackstate.stores.memory import FaultKind
+from crash.crash_states import execution
+from crash.crash_states.examination import examine, open_file_store
+from crash.crash_states.workload import Workload
+from crash.model import deletion as event
+from crash.model.simulation import judged
 from schedule_stories import ScheduleStory
 
 P = Position

@@ -9,8 +9,6 @@ import pytest
 import ackstate.cursor.journal.native
 import ackstate.cursor.persist.planner
 import ackstate.topic.message_log
-from ackstate.analysis.crash.model.callbacks import CountedRequests
-from ackstate.analysis.crash.model.simulation import judged
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MessageLog
 from ackstate.cursor.journal.journal import Journal
@@ -26,6 +24,8 @@ from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.delayed import DelayedMessages
 from ackstate.stores.memory import FaultKind, _MemoryLedgers
 from ackstate.topic.log_ownership import LogOwnership, log_path
+from crash.model.callbacks import CountedRequests
+from crash.model.simulation import judged
 from museum.exhibits import EXHIBITS
 from planted_cursor import (
     new_owner_keeps_the_term,

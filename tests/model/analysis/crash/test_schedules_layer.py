@@ -6,10 +6,10 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash.layers import schedules
-from ackstate.analysis.crash.model.settings import Settings
-from ackstate.analysis.crash.model.simulation import BrokerSimulation
 from ackstate.analysis.crash.promises import Promise
+from crash import schedules
+from crash.model.settings import Settings
+from crash.model.simulation import BrokerSimulation
 from museum.exhibits import EXHIBITS
 
 # Together they use every feature. The layer itself runs thousands: `ackstate crash --layer L0`.

@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.analysis.crash.zookeeper_server import running_server
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from command_line import assert_one_line, run, run_apart
+from crash.zookeeper_server import running_server
 from sample_store import TOPIC, StoreDamage, fill, filled
 
 

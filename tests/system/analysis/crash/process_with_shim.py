@@ -16,15 +16,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from ackstate.analysis.crash.layers.power_cuts import PowerCuts
-from ackstate.analysis.crash.layers.system_calls import layer as system_calls
-from ackstate.analysis.crash.layers.system_calls.layer import (
-    SYSCALL_FAULTS,
-    SyscallFault,
-    faulted_runs,
-    small_file_store,
-)
-from ackstate.analysis.crash.layers.system_calls.script import Script
-from ackstate.analysis.crash.layers.system_calls.shim import Action, CallFault, loaded
+from ackstate.analysis.crash.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.persist import persist_all
@@ -33,6 +25,14 @@ from ackstate.position import Position
 from ackstate.stores import kernel_directory, sqlite_database
 from ackstate.stores.kernel_directory import KernelDirectory, KernelFile
 from ackstate.stores.sqlite import SqliteStore
+from crash.system_calls import layer as system_calls
+from crash.system_calls.layer import (
+    SYSCALL_FAULTS,
+    SyscallFault,
+    faulted_runs,
+    small_file_store,
+)
+from crash.system_calls.script import Script
 
 SHIM = loaded()
 NEVER = CallFault(1 << 40, Action.FAIL)

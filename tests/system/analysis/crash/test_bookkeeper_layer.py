@@ -5,15 +5,15 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import bookkeeper_cluster
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers import bookkeeper as layer
-from ackstate.analysis.crash.layers.bookkeeper import SharedClient, bookkeeper, run
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.takeovers import SIZE
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
+from crash import bookkeeper as layer
+from crash import bookkeeper_cluster
+from crash.bookkeeper import SharedClient, bookkeeper, run
+from crash.takeovers import SIZE
 
 pytestmark = pytest.mark.slow
 EVENTS = (

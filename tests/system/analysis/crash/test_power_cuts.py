@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash import loop_disk, private_mounts
+from ackstate.analysis.crash import loop_disk, private_mounts, shim
 from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
-from ackstate.analysis.crash.layers.system_calls import shim
-from ackstate.analysis.crash.layers.system_calls.shim import compiled, environment
 from ackstate.analysis.crash.process_layer import RunSize
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import fast_parent
+from ackstate.analysis.crash.shim import compiled, environment
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.recorder import read_recording
+from crash import PATHS
 
 SMALL = RunSize(lives=3, operations=40)
 HOSTILE = "noauto_da_alloc,data=writeback"
@@ -105,7 +105,7 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
 def test_our_cursor_is_caught_when_its_store_does_not_sync_names(tmp_path):
     """ext4 would keep them with the next sync of a file; the layer takes them back."""
     process = Path(__file__).with_name("process_with_shim.py")
-    command, started = [sys.executable, "-P", str(process), "cuts"], environment(compiled(tmp_path))
+    command, started = [sys.executable, "-P", str(process), "cuts"], {**environment(compiled(tmp_path)), **PATHS}
     ended = subprocess.run(command, env=started, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)

@@ -13,13 +13,14 @@ from signal import SIGKILL
 
 import pytest
 
+from ackstate.analysis.crash import shim as fault_shim
 from ackstate.analysis.crash.dying import end_worker
 from ackstate.analysis.crash.layer import LayerSkippedError, RunOutcome
-from ackstate.analysis.crash.layers.system_calls import shim as fault_shim
-from ackstate.analysis.crash.layers.system_calls import system_calls
-from ackstate.analysis.crash.layers.system_calls.shim import Action, compiled, environment, loaded
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import fast_parent
+from ackstate.analysis.crash.shim import Action, compiled, environment, loaded
+from crash import PATHS
+from crash.system_calls import system_calls
 
 PROCESS = Path(__file__).with_name("process_with_shim.py")
 
@@ -35,7 +36,9 @@ def library(tmp_path_factory):
 def run_with_shim(library, what):
     """Run the process that has the shim and return its output."""
     command = [sys.executable, "-P", str(PROCESS), what]
-    ended = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, env={**environment(library), **PATHS}, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 

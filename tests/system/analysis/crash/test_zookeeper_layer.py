@@ -6,15 +6,15 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import zookeeper_server
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers import zookeeper as layer
-from ackstate.analysis.crash.layers.zookeeper import run, zookeeper
 from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.store import ABSENT
 from ackstate.stores.zookeeper import ZooKeeperStore
 from ackstate.stores.zookeeper_ledgers import ZooKeeperLedgers
 from ackstate.topic.log_ownership import LogOwnership, LogRecord
+from crash import zookeeper as layer
+from crash import zookeeper_server
+from crash.zookeeper import run, zookeeper
 
 pytestmark = pytest.mark.slow
 

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.crash.layer import BrokenPromise
-from ackstate.analysis.crash.model.settings import Settings
-from ackstate.analysis.crash.model.simulation import BrokerSimulation
-from ackstate.analysis.crash.model.story import ScheduleFailure, failure_of, told
 from ackstate.analysis.crash.process_layer import RunSize, shorter_run
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
 from ackstate.wire.pulsar import LimitRule
+from crash.model.settings import Settings
+from crash.model.simulation import BrokerSimulation
+from crash.model.story import ScheduleFailure, failure_of, told
 
 STEPS = tuple(range(40))
 

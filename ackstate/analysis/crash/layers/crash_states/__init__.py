@@ -1,5 +1,0 @@
-"""L1: every state that a power cut could leave, opened and checked; `examination` is the entry point."""
-
-from ackstate.analysis.crash.layers.crash_states.examination import CrashStates, crash_states
-
-__all__ = ["CrashStates", "crash_states"]

@@ -1,5 +1,0 @@
-"""L2: the n-th system call fails, stores half, or kills; `layer` is the entry point."""
-
-from ackstate.analysis.crash.layers.system_calls.layer import system_calls
-
-__all__ = ["system_calls"]

@@ -1,0 +1,277 @@
+"""A private real BookKeeper cluster: ZooKeeper and bookies, each in its own process, killed and restarted at will."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from ackstate.analysis.crash import dying
+from ackstate.analysis.crash.layer import LayerSkippedError
+from crash.zookeeper_server import ZooKeeperServer, java_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kazoo.client import KazooClient
+
+    from ackstate.stores.bookkeeper import BookKeeperOptions
+    from ackstate.stores.bookkeeper_client import BookKeeperClient
+
+JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
+"""Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
+LEDGERS_ROOT = "/ledgers"
+_AVAILABLE = f"{LEDGERS_ROOT}/available"
+_STARTS_WITHIN_S = 60.0
+_TICK_MS = 200
+_LAYOUT = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
+# Small caches and files: three bookies share a machine with the tests.
+_BOOKIE_SETTINGS = {
+    "advertisedAddress": "127.0.0.1",
+    "allowLoopback": "true",
+    "listeningInterface": "lo",
+    "journalSyncData": "true",
+    "journalWriteData": "true",
+    "journalMaxSizeMB": 64,
+    "journalPreAllocSizeMB": 4,
+    "entryLogFilePreallocationEnabled": "false",
+    "skipListSizeLimit": 16 << 20,
+    "numAddWorkerThreads": 1,
+    "numReadWorkerThreads": 1,
+    "serverNumIOThreads": 2,
+    "httpServerEnabled": "false",
+    "diskUsageThreshold": 0.999,
+    "diskUsageWarnThreshold": 0.998,
+    "diskUsageLwmThreshold": 0.997,
+}
+_CLIENT_SETTINGS = {"addEntryTimeoutSec": "2", "readEntryTimeoutSec": "2"}
+
+
+def bookkeeper_options(client: BookKeeperClient | None = None) -> BookKeeperOptions:
+    """Return the options of a store in such a cluster, with short time-outs.
+
+    Args:
+        client: A client to share.
+    """
+    from ackstate.stores.bookkeeper import BookKeeperOptions
+
+    return BookKeeperOptions(class_path=str(JARS), settings=_CLIENT_SETTINGS, client=client)
+
+
+@contextmanager
+def running_cluster(directory: Path, *, bookie_count: int = 3) -> Iterator[BookKeeperCluster]:
+    """Start a cluster in an empty directory, and stop it at the end.
+
+    Raises:
+        LayerSkippedError: Java, BookKeeper's jars or kazoo are missing.
+    """
+    with ExitStack() as stack:
+        cluster = BookKeeperCluster(directory, bookie_count=bookie_count)
+        stack.callback(cluster.stop)
+        cluster.start()
+        yield cluster
+
+
+@final
+class BookKeeperCluster:
+    """One ZooKeeper server and some bookies, all on 127.0.0.1. Start it from the main thread, with which it ends.
+
+    Args:
+        directory: For all data, settings and logs; empty.
+        bookie_count: The number of bookies.
+
+    Raises:
+        LayerSkippedError: BookKeeper's jars are missing.
+    """
+
+    def __init__(self, directory: Path, *, bookie_count: int) -> None:
+        if not any(JARS.glob("bookkeeper-server-*.jar")):
+            raise LayerSkippedError("BookKeeper's jars are missing: run `bash .ci/setup bookkeeper`")
+        zookeeper_directory = directory / "zookeeper"
+        zookeeper_directory.mkdir()
+        self.zookeeper = ZooKeeperServer(zookeeper_directory, tick_ms=_TICK_MS)
+        self._directory = directory
+        self._bookie_count = 0
+        self.bookies = [self._new_bookie() for _ in range(bookie_count)]
+
+    @property
+    def hosts(self) -> str:
+        """The ZooKeeper server, as a client names it."""
+        return self.zookeeper.hosts
+
+    def start(self) -> None:
+        """Start all and wait until a client can write.
+
+        Raises:
+            LayerSkippedError: Java or kazoo is missing.
+            RuntimeError: One of them did not start; the message is its log.
+        """
+        self.zookeeper.start()
+        with _connected(self.hosts) as client:
+            _format(client)
+        self._launch(self.bookies)
+
+    def stop(self) -> None:
+        """Stop all that is running."""
+        for bookie in self.bookies:
+            bookie.kill()
+        self.zookeeper.stop()
+
+    def revive(self) -> None:
+        """Start the killed processes, and continue the paused ones."""
+        self.zookeeper.resume()
+        if self.zookeeper.process is None:
+            self.zookeeper.start()
+        for bookie in self.bookies:
+            bookie.resume()
+        self._launch([bookie for bookie in self.bookies if bookie.process is None])
+
+    def replace(self, bookie: Bookie) -> None:
+        """Kill a bookie for good, with its disk, and start one with an empty disk in its place.
+
+        A bookie must not return under its name without its entries: BookKeeper would take them for never written.
+        """
+        bookie.kill()
+        shutil.rmtree(bookie.directory)
+        new = self._new_bookie()
+        self.bookies[self.bookies.index(bookie)] = new
+        self._launch([new])
+
+    def _launch(self, bookies: Sequence[Bookie]) -> None:
+        """Start bookies and wait until clients can find and reach them."""
+        with _connected(self.hosts) as client:
+            _, status = client.get(_AVAILABLE)
+            # The registration of an earlier process of the bookie may still be there for a while.
+            before = max(client.last_zxid, status.mzxid)
+            for bookie in bookies:
+                bookie.launch()
+            for bookie in bookies:
+                bookie.wait_until(partial(_is_registered, client, bookie.name, before))
+
+    def _new_bookie(self) -> Bookie:
+        self._bookie_count += 1
+        return Bookie(self._directory / f"bookie-{self._bookie_count}", self.hosts)
+
+
+@final
+class Bookie:
+    """One bookie on its own port and disk.
+
+    Args:
+        directory: For its data, settings and log; it is created.
+        zookeeper_hosts: The ZooKeeper server.
+    """
+
+    def __init__(self, directory: Path, zookeeper_hosts: str) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        settings = {
+            **_BOOKIE_SETTINGS,
+            "metadataServiceUri": f"zk+hierarchical://{zookeeper_hosts}{LEDGERS_ROOT}",
+            "bookiePort": self.port,
+            "zkTimeout": 20 * _TICK_MS,
+            "journalDirectories": directory / "journal",
+            "ledgerDirectories": directory / "ledgers",
+        }
+        (directory / "bookie.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    @property
+    def name(self) -> str:
+        """Its name in the cluster."""
+        return f"127.0.0.1:{self.port}"
+
+    def launch(self) -> None:
+        """Start it without waiting.
+
+        Raises:
+            LayerSkippedError: There is no Java.
+        """
+        assert self.process is None
+        command = [
+            java_program(),
+            *("-cp", f"{JARS}/*", "-Xmx128m", "-XX:MaxDirectMemorySize=128m", "-XX:TieredStopAtLevel=1"),
+            *("-XX:+UseSerialGC", "-Dlog4j2.level=WARN", "-Dlog4j2.StatusLogger.level=OFF"),
+            *("org.apache.bookkeeper.server.Main", "--conf", str(self.directory / "bookie.conf")),
+        ]
+        with (self.directory / "bookie.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                dying.command_of(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_until(self, is_registered: Callable[[], bool]) -> None:
+        """Wait until it is registered and accepts connections.
+
+        Raises:
+            RuntimeError: It ended, or was not ready in time; the message is its log.
+        """
+        assert self.process is not None
+        deadline_s = time.monotonic() + _STARTS_WITHIN_S
+        while not (self._answers() and is_registered()):
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError((self.directory / "bookie.log").read_text())
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, if it is running."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(timeout=30)
+            self.process = None
+
+    def pause(self) -> None:
+        """Stop the process; it keeps its connections and answers nothing."""
+        assert self.process is not None
+        dying.pause(self.process)
+
+    def resume(self) -> None:
+        """Continue after `pause`, if it is running."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def _connected(hosts: str) -> Iterator[KazooClient]:
+    try:
+        from kazoo.client import KazooClient
+    except ImportError as error:
+        raise LayerSkippedError(f"BookKeeper needs kazoo: pip install 'ackstate[bookkeeper]' ({error})") from error
+    client = KazooClient(hosts)
+    client.start(timeout=_STARTS_WITHIN_S)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def _format(client: KazooClient) -> None:
+    """Create the nodes of an empty cluster, as BookKeeper's shell does in its own process."""
+    client.create(f"{_AVAILABLE}/readonly", b"", makepath=True)
+    client.create(f"{LEDGERS_ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
+    client.create(f"{LEDGERS_ROOT}/LAYOUT", _LAYOUT)
+
+
+def _is_registered(client: KazooClient, name: str, after_zxid: int) -> bool:
+    status = client.exists(f"{_AVAILABLE}/{name}")
+    return status is not None and status.czxid > after_zxid

@@ -1,0 +1,219 @@
+"""Stores whose files can be extracted, damaged and replaced."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from typing import TYPE_CHECKING, Protocol, final
+
+from ackstate.analysis.crash.simulated_disk import SimulatedDisk
+from ackstate.stores import sqlite_database
+from ackstate.stores.file import FileStore
+from ackstate.stores.file_log import MAGIC
+from ackstate.stores.sqlite import SqliteStore
+from crash.damage.kinds import LogFile, damages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from random import Random
+
+    from ackstate.cursor.store import Store
+    from crash.damage.kinds import Damage
+
+Files = dict[str, bytes]
+_DATABASE = sqlite_database.DATABASE
+_LOG = f"{_DATABASE}-wal"
+_LOG_HEADER_BYTES = 32
+_FRAME_BYTES = 4096 + 24
+_FRAME_KEY_BYTES = 16  # the part of a frame that marks the end of a transaction
+_SECTOR_BYTES = 512
+_PAGE_BYTES = 4096
+
+
+class Medium(Protocol):
+    """A kind of store, and its files as bytes."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a story."""
+        ...
+
+    @property
+    def flips_max(self) -> int:
+        """Number of bits flipped in a file per run, so that a run takes about a second."""
+        ...
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
+        """Return the files of a store after some work, which was then closed or killed.
+
+        Another seed gives another store, and no file of one belongs to the other.
+        """
+        ...
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """Open a store with these files; close stores opened before."""
+        ...
+
+    def reopen(self) -> Store:
+        """Open the last opened store again, after it was closed, in its present state."""
+        ...
+
+    @property
+    def loses_newest_first(self) -> bool:
+        """Whether a cut removes the newest writes; else records and entries are lost individually."""
+        ...
+
+    def bytes_discarded(self, store: Store) -> int:
+        """Return the number of bytes that an opened store reports as discarded."""
+        ...
+
+    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+        """Yield damaged copies of a store.
+
+        Args:
+            files: The store.
+            foreign: Another, also valid store.
+            chance: Chooses a sample if there are many.
+        """
+        ...
+
+
+@final
+class FileMedium:
+    """`FileStore` on a disk in memory."""
+
+    name = "FileStore"
+    loses_newest_first = True
+    flips_max = 3_000
+
+    def __init__(self) -> None:
+        self._disk = SimulatedDisk()
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
+        """See `Medium.write`."""
+        disk = SimulatedDisk()
+        # The killed store was compacted, more than once.
+        size_min = 1 << 20 if is_closed else 800
+        store = FileStore.over(disk.directory(), compaction_size_min=size_min, identity=seed.to_bytes(8, "big"))
+        work(store)
+        if is_closed:
+            store.close()
+        return disk.files()
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """See `Medium.open`."""
+        self._disk = SimulatedDisk.from_state(files)
+        return self.reopen()
+
+    def reopen(self) -> Store:
+        """See `Medium.reopen`."""
+        return FileStore.over(self._disk.directory())
+
+    def bytes_discarded(self, store: Store) -> int:
+        """See `Medium.bytes_discarded`."""
+        assert isinstance(store, FileStore)
+        return 0 if store.discarded is None else store.discarded.byte_count
+
+    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+        """See `Medium.damages`."""
+        yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
+
+    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
+        """Return the units of each file."""
+        found = []
+        for name, data in files.items():
+            borders = _group_borders(data.rstrip(b"\0"))
+            # A log is renamed into place when its initial state is complete.
+            cut_size_min = (*borders, len(data))[1]
+            is_laid_out = len(borders) > 1 and borders[-1] < len(data)
+            found.append(LogFile(name, borders, cut_size_min, hides_last=False, is_laid_out=is_laid_out))
+        return found
+
+
+def _damaged_logs(
+    logs: Sequence[LogFile], files: Files, foreign: Files, chance: Random, *, flips: int
+) -> Iterator[Damage]:
+    for log in logs:
+        yield from damages(files, log, foreign.get(log.name, b""), chance, flips=flips)
+
+
+def _group_borders(content: bytes) -> list[int]:
+    """Return the starts of groups, and the end of the last one; no zeros are laid out behind it."""
+    borders, at = [], content.find(MAGIC)
+    while at >= 0:
+        borders.append(at)
+        at = content.find(MAGIC, at + 1)
+    return [*borders, len(content)]
+
+
+@final
+class SqliteMedium:
+    """`SqliteStore` in a directory that is created again for each copy.
+
+    Args:
+        directory: An empty directory, preferably not on a real disk.
+    """
+
+    name = "SqliteStore"
+    loses_newest_first = True
+    flips_max = 60
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._opened: Store | None = None
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
+        """See `Medium.write`."""
+        directory = self._empty_directory()
+        with closing(SqliteStore(directory)) as store:
+            work(store)
+            files = _files_in(directory)
+        return _files_in(directory) if is_closed else files
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """See `Medium.open`."""
+        directory = self._empty_directory()
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        return self.reopen()
+
+    def reopen(self) -> Store:
+        """See `Medium.reopen`."""
+        self._opened = SqliteStore(self._directory / "store")
+        return self._opened
+
+    def bytes_discarded(self, store: Store) -> int:
+        """Return 0: SQLite does not report discarded data."""
+        return 0
+
+    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+        """See `Medium.damages`."""
+        yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
+
+    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
+        """Return the units of each file."""
+        found = []
+        for name, data in files.items():
+            if name == _DATABASE:
+                borders = range(0, len(data) + 1, _PAGE_BYTES)
+                found.append(LogFile(name, borders, cut_size_min=None, hides_last=False))
+            else:
+                borders = range(_LOG_HEADER_BYTES, len(data) + 1, _FRAME_BYTES)
+                straddles = any(begin % _SECTOR_BYTES > _SECTOR_BYTES - _FRAME_KEY_BYTES for begin in borders[:-1])
+                found.append(LogFile(name, borders, cut_size_min=0, hides_last=True, straddles=straddles))
+        return found
+
+    def _empty_directory(self) -> Path:
+        if self._opened is not None:
+            self._opened.close()
+        directory = self._directory / "store"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        return directory
+
+
+def _files_in(directory: Path) -> Files:
+    names = (name for name in (_DATABASE, _LOG) if (directory / name).exists())
+    files = {name: (directory / name).read_bytes() for name in names}
+    return {name: data for name, data in files.items() if data}

@@ -1,0 +1,126 @@
+"""Damage above a store: a cursor's record and the entries of its ledgers, one by one, as a sound store returns them.
+
+A store with checksums detects most damage before a recovery does. Here the recovery itself meets it, in both formats.
+Apache Pulsar's format has no checksum: there only unreadable bytes count as damage, never a bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.store import Versioned
+from ackstate.stores.memory import MemoryDisk, MemoryStore
+from crash.damage.kinds import Damage, Reach, flipped
+from crash.damage.story import SUBSCRIPTION
+from crash.observed_cursor import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from random import Random
+
+    from ackstate.cursor.store import Store
+
+_PATH = cursor_path(TOPIC, SUBSCRIPTION)
+_RECORD = "record"
+_UNREADABLE = b"\xff" * 12
+
+
+@final
+class RecordMedium:
+    """A cursor's data in a store, as files: ``record``, ``ledger 7``, which is empty, and ``ledger 7, entry 0``."""
+
+    name = "records and entries"
+    loses_newest_first = False
+    flips_max = 60
+
+    def __init__(self) -> None:
+        self._disk = MemoryDisk()
+
+    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> dict[str, bytes]:
+        """See `Medium.write`."""
+        store = MemoryStore()
+        work(store)
+        value = store.metadata.get(_PATH)
+        files = {} if value is None else {_RECORD: value.data}
+        for ledger_id in store.ledgers.owned_by(cursor_owner(_PATH)):
+            files[_ledger(ledger_id)] = b""
+            entries = store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1)
+            files |= {_entry(ledger_id, entry_id): entry for entry_id, entry in enumerate(entries)}
+        return files
+
+    def open(self, files: Mapping[str, bytes]) -> Store:
+        """See `Medium.open`."""
+        self._disk = disk = MemoryDisk()
+        if _RECORD in files:
+            disk.values[_PATH] = Versioned(files[_RECORD], 0)
+        for ledger_id in _ledger_ids(files):
+            disk.next_ledger_id = ledger_id
+            disk.make_ledger(cursor_owner(_PATH))
+            disk.ledgers[ledger_id].entries.extend(_entries(files, ledger_id))
+        return MemoryStore(disk)
+
+    def reopen(self) -> Store:
+        """See `Medium.reopen`."""
+        return MemoryStore(self._disk)
+
+    def bytes_discarded(self, store: Store) -> int:
+        """See `Medium.bytes_discarded`: a store in memory discards nothing."""
+        return 0
+
+    def damages(self, files: Mapping[str, bytes], foreign: Mapping[str, bytes], chance: Random) -> Iterator[Damage]:
+        """See `Medium.damages`."""
+        decoded = decode_record(files[_RECORD])
+        ledger_id = decoded.record.cursor_ledger_id
+        rest = {name: data for name, data in files.items() if name != _RECORD}
+        # A record without a ledger was the whole state.
+        yield Damage("the record is missing", rest, Reach.ANY if ledger_id is None else Reach.NONE)
+        yield from _unreadable(files, [_RECORD], Reach.NONE)
+        names = [] if ledger_id is None else [_entry(ledger_id, at) for at, _ in enumerate(_entries(files, ledger_id))]
+        if decoded.form.has_deltas:
+            for name in (_RECORD, *names):
+                yield from self._flips(files, name, chance)
+        if ledger_id is not None:
+            yield from _of_journal(files, _ledger(ledger_id), names)
+
+    def _flips(self, files: Mapping[str, bytes], name: str, chance: Random) -> Iterator[Damage]:
+        bits = range(len(files[name]) * 8)
+        some = sorted(chance.sample(bits, min(len(bits), self.flips_max)))
+        yield from flipped(files, name, some, Reach.NONE)
+
+
+def _of_journal(files: Mapping[str, bytes], ledger: str, names: Sequence[str]) -> Iterator[Damage]:
+    """Yield damages of the ledger that the record names."""
+    gone = {ledger, *names}
+    yield Damage(f"{ledger} missing", {name: data for name, data in files.items() if name not in gone}, Reach.NONE)
+    for at, name in enumerate(names):
+        yield from _unreadable(files, [name], Reach.NONE)
+        if at < len(names) - 1:
+            yield from _unreadable(files, names[at:], Reach.NONE)
+        # A ledger has no mark that more entries followed, but there always was a first entry.
+        left = {other: data for other, data in files.items() if other not in names[at:]}
+        yield Damage(f"{name} and all that follow missing", left, Reach.ANY if at else Reach.NONE)
+
+
+def _unreadable(files: Mapping[str, bytes], names: Sequence[str], reach: Reach) -> Iterator[Damage]:
+    what = names[0] if len(names) == 1 else f"{names[0]} and all that follow"
+    for text, data in (("emptied", b""), ("zeros", bytes(20)), ("noise", _UNREADABLE)):
+        yield Damage(f"{what}: {text}", {**files, **dict.fromkeys(names, data)}, reach)
+
+
+def _ledger(ledger_id: int) -> str:
+    return f"ledger {ledger_id}"
+
+
+def _entry(ledger_id: int, entry_id: int) -> str:
+    return f"{_ledger(ledger_id)}, entry {entry_id}"
+
+
+def _ledger_ids(files: Mapping[str, bytes]) -> list[int]:
+    return sorted(int(name.split()[1]) for name in files if name != _RECORD and "," not in name)
+
+
+def _entries(files: Mapping[str, bytes], ledger_id: int) -> list[bytes]:
+    count = sum(name.startswith(f"{_ledger(ledger_id)}, ") for name in files)
+    return [files[_entry(ledger_id, entry_id)] for entry_id in range(count)]

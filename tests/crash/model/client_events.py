@@ -1,0 +1,377 @@
+"""Events of producers and consumers; each is applied to the real subscription and to its model."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.cursor.store import PayloadTooLargeError
+from ackstate.cursor.subscription import SubscriptionType
+from ackstate.dispatch.admission import AckRefusedError
+from ackstate.topic.message_log import NO_DELAY, Message
+from crash.model import checks
+from crash.model.numbered_log import words_of
+from crash.model.settings import CONSUMERS, TICK_MS, Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ackstate.dispatch.delivery import Delivery
+    from ackstate.topic.message_log import MessageLog
+    from crash.model.simulated_subscription import SimulatedSubscription
+    from crash.model.simulation import BrokerSimulation
+
+
+def publish(simulation: BrokerSimulation, side: SimulatedSubscription, count: int | None = None) -> None:
+    """Publish some messages: plain, delayed, batches, with keys."""
+    draw, settings = simulation.random, simulation.settings
+    count = min(count or draw.choice((1, 3, 10, 20, 20)), settings.count_max)
+    messages = []
+    for _ in range(count):
+        delay_ms = draw.choice((1, 100, 3_000)) if draw.random() < settings.delay_share else None
+        deliver_at_ms = NO_DELAY if delay_ms is None else simulation.now_ms + delay_ms
+        message_count = draw.choice((2, 3, 7, 70)) if draw.random() < settings.batch_share else 1
+        key = draw.choice((None, b"k", b"l", b"m", b"n"))
+        messages.append(
+            Message(
+                b"",
+                key=key,
+                deliver_at_ms=deliver_at_ms,
+                publish_time_ms=simulation.now_ms,
+                message_count=message_count,
+            )
+        )
+    append(simulation, messages)
+
+
+def append(simulation: BrokerSimulation, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
+    """Publish given messages, to the broker's log or to another owner's."""
+    first = len(simulation.log)
+    simulation.log.append((log or simulation.message_log).publish(messages), messages)
+    for each in simulation.sides:
+        each.model.changed()
+    simulation.note("publish", range(first, len(simulation.log)))
+    delayed = {
+        number: message.deliver_at_ms - simulation.now_ms
+        for number, message in enumerate(messages, start=first)
+        if message.deliver_at_ms != NO_DELAY
+    }
+    for delay_ms in sorted(set(delayed.values())):
+        simulation.note(f"due in {delay_ms} ms", [number for number, each in delayed.items() if each == delay_ms])
+
+
+def dispatch(
+    simulation: BrokerSimulation, side: SimulatedSubscription, consumer: str | None = None, count: int | None = None
+) -> int:
+    """Dispatch messages to a consumer, and return the number of entries."""
+    consumer = consumer or simulation.random.choice(CONSUMERS[: simulation.settings.consumer_count])
+    count = min(simulation.random.choice((1, 5, 20, 40)) if count is None else count, simulation.settings.count_max)
+    before = checks.closed_for(side, consumer)
+    sent = []
+    if consumer not in side.subscription.consumers:
+        side.subscription.consumer_opened(consumer)
+    was_handed_over = False
+    try:
+        sent = side.subscription.dispatch(consumer, count, now_ms=simulation.now_ms)
+    finally:
+        was_handed_over = note_dead_letters(simulation, side)
+    note_sent(simulation, side, consumer, sent)
+    if simulation.settings.kind is SubscriptionType.KEY_SHARED:
+        checks.check_keys(side)
+    elif len(sent) < count and not side.is_writing and not was_handed_over:
+        checks.check_shortage(side, consumer, before)
+    return len(sent)
+
+
+def note_dead_letters(simulation: BrokerSimulation, side: SimulatedSubscription) -> bool:
+    """Record the dead letters of a dispatch as acked, and return whether there were any."""
+    side.model.ack(side.handed_over)
+    numbers, side.handed_over = side.handed_over, []
+    if numbers:
+        simulation.note("dead", numbers)
+    return bool(numbers)
+
+
+def note_sent(
+    simulation: BrokerSimulation, side: SimulatedSubscription, consumer: str, sent: Sequence[Delivery]
+) -> None:
+    """Record the messages that a consumer receives."""
+    log = simulation.log
+    simulation.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
+    for each in sent:
+        side.highest_sent = max(side.highest_sent, log.numbers[each.position])
+        side.model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=simulation.now_ms)
+
+
+def fall_behind(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Delayed messages passed by all readers fall due, but only the first subscription polls."""
+    settings = simulation.settings
+    if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(simulation.sides) == 1:
+        return
+    append(
+        simulation,
+        [Message(b"", deliver_at_ms=simulation.now_ms + TICK_MS, publish_time_ms=simulation.now_ms)]
+        * min(5, settings.count_max),
+    )
+    for each in simulation.sides:
+        dispatch(simulation, each, count=40)
+    simulation.now_ms += 3 * TICK_MS
+    dispatch(simulation, simulation.sides[0], count=40)
+
+
+def ack_some(
+    simulation: BrokerSimulation, side: SimulatedSubscription, *, only_covered: bool = False, count: int | None = None
+) -> None:
+    """Ack some messages in flight, in varying order."""
+    numbers = list(side.model.in_flight)
+    simulation.random.shuffle(numbers)
+    order = simulation.random.random()
+    if order < 0.5:
+        numbers.sort(key=lambda number: (number % 2, number))
+    elif order < 0.7:
+        numbers.sort(reverse=order < 0.6)
+    count = min(count or simulation.random.choice((1, 3, 10, 40)), simulation.settings.count_max)
+    whole = []
+    for number in numbers[:count]:
+        if only_covered and not checks.is_covered(side, number):
+            continue
+        if side.model.weight(number) > 1 and simulation.random.random() < 0.6:
+            ack_part(simulation, side, number)
+        elif simulation.step_count % 2:
+            whole.append(number)
+        else:
+            ack(simulation, side, number)
+    if whole:
+        ack_at_once(simulation, side, whole)
+
+
+def ack_lowest(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack the messages in flight right after the mark-delete position, so that it moves."""
+    while (number := side.model.first_unacked()) in side.model.in_flight and checks.is_covered(side, number):
+        ack(simulation, side, number)
+
+
+def ack(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
+    """Ack one entry."""
+    was_covered = checks.is_covered(side, number)
+    try:
+        receipt = side.subscription.ack(simulation.log.positions[number], now_ms=simulation.now_ms)
+    except AckRefusedError:
+        checks.check_refusal(side, [number], were_covered=was_covered)
+    else:
+        simulation.note("ack", [number])
+        side.took(receipt, [number])
+
+
+def ack_at_once(simulation: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int]) -> None:
+    """Ack entries, at least one, by one call."""
+    were_covered = all(checks.is_covered(side, number) for number in numbers)
+    positions = [simulation.log.positions[number] for number in numbers]
+    try:
+        receipt = side.subscription.ack_many(positions, now_ms=simulation.now_ms)
+    except AckRefusedError:
+        checks.check_refusal(side, numbers, were_covered=were_covered)
+    else:
+        simulation.note("ack together", numbers)
+        side.took(receipt, numbers)
+
+
+def ack_part(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
+    """Ack some messages of a batch."""
+    model = side.model
+    known = model.unacked_of_batch.get(number) or set(range(simulation.log.message_count(number)))
+    left = known - set(simulation.random.sample(sorted(known), simulation.random.randint(1, len(known))))
+    was_covered = checks.is_covered(side, number)
+    position = simulation.log.positions[number]
+    try:
+        receipt = side.subscription.ack_batch(position, words_of(left), now_ms=simulation.now_ms)
+    except AckRefusedError:
+        checks.check_refusal(side, [number], were_covered=was_covered)
+    else:
+        simulation.note(f"ack all but {len(left)} messages of", [number])
+        side.took_part(receipt, number, left)
+
+
+def ack_late(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack messages that are not in flight: given back, or sent before a crash."""
+    model, draw = side.model, simulation.random
+    numbers = [n for n in range(model.first_unacked(), len(simulation.log)) if n not in model.in_flight]
+    count = min(len(numbers), draw.choice((1, 5, 30)), simulation.settings.count_max)
+    chosen = draw.sample(numbers, count)
+    if chosen and simulation.step_count % 2:
+        ack_at_once(simulation, side, chosen)
+        return
+    for number in chosen:
+        if number not in model.acked and model.weight(number) > 1 and draw.random() < 0.3:
+            ack_part(simulation, side, number)
+        else:
+            ack(simulation, side, number)
+
+
+def ack_cumulative(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack everything up to one entry."""
+    first = side.model.first_unacked()
+    if first < len(simulation.log):
+        last = min(first + 30, first + simulation.settings.count_max, len(simulation.log))
+        ack_up_to(simulation, side, simulation.random.randrange(first, last))
+
+
+def ack_up_to(simulation: BrokerSimulation, side: SimulatedSubscription, last: int) -> None:
+    """Ack everything up to an entry, inclusive."""
+    properties = {"number": simulation.random.randrange(10)} if simulation.random.random() < 0.5 else None
+    receipt = side.subscription.ack_cumulative(
+        simulation.log.positions[last], now_ms=simulation.now_ms, properties=properties
+    )
+    if properties is not None:
+        side.model.properties.mark(properties)
+    covered = range(side.model.first_unacked(), last + 1)
+    simulation.note("ack up to", [last])
+    side.took(receipt, covered)
+
+
+def ack_many(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack entries that are not in flight in one call of the cursor itself, which has no gate."""
+    model, log, draw = side.model, simulation.log, simulation.random
+    numbers = [n for n in range(model.first_unacked(), len(log)) if n not in model.in_flight and n not in model.acked]
+    numbers = draw.sample(numbers, min(len(numbers), draw.choice((1, 5, 30)), simulation.settings.count_max))
+    if not numbers:
+        return
+    if draw.random() < 0.5:
+        ledger_id = log.positions[numbers[0]].ledger_id
+        numbers = [number for number in numbers if log.positions[number].ledger_id == ledger_id]
+        entry_ids = [log.positions[number].entry_id for number in numbers]
+        receipt = side.cursor.ack_entries(ledger_id, entry_ids, now_ms=simulation.now_ms)
+    else:
+        receipt = side.cursor.ack_many([log.positions[number] for number in numbers], now_ms=simulation.now_ms)
+    simulation.note("ack at once", numbers)
+    side.took(receipt, numbers)
+    _acked_directly(simulation, side)
+
+
+def ack_into_batch(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack everything below a batch, and its first messages, by a call of the cursor itself."""
+    model, log = side.model, simulation.log
+    first = model.first_unacked()
+    batches = [number for number in range(first, min(first + 30, len(log))) if log.message_count(number) > 1]
+    batches = [number for number in batches if number not in model.acked][: simulation.settings.count_max]
+    if not batches:
+        return
+    number = simulation.random.choice(batches)
+    begin = simulation.random.randrange(1, log.message_count(number))
+    rest = set(range(begin, log.message_count(number)))
+    words = words_of(rest)
+    receipt = side.cursor.mark_delete(log.positions[number], unacked_words=words, now_ms=simulation.now_ms)
+    left = model.unacked_of_batch.get(number, rest) & rest
+    simulation.note(f"ack up to all but {len(left)} messages of", [number])
+    side.took_part(receipt, number, left, below=range(first, number))
+    side.subscription.ack_batch(log.positions[number], words, now_ms=simulation.now_ms)  # counts its remaining messages
+    _acked_directly(simulation, side)
+
+
+def _acked_directly(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Update the subscription after calls of its cursor, and allow the usage that exceeds limits."""
+    side.subscription.skip(0, now_ms=simulation.now_ms)
+    side.model.changed()
+    side.forgive()
+
+
+def nack(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Give some messages back, with a delay or without."""
+    numbers, draw = list(side.model.in_flight), simulation.random
+    delay_ms = draw.choice((0, 0, 100, 2_000))
+    count = min(len(numbers), draw.choice((1, 5, 20)), simulation.settings.count_max)
+    give_back(simulation, side, draw.sample(numbers, count), delay_ms=delay_ms)
+
+
+def give_back(
+    simulation: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int], *, delay_ms: int = 0
+) -> None:
+    """Give messages in flight back."""
+    for number in numbers:
+        position = simulation.log.positions[number]
+        was_sent = side.subscription.nack(position, delay_ms=delay_ms, now_ms=simulation.now_ms)
+        hold(Promise.I4, was_sent, f"{position} was on its way, and its return was for nothing")
+        side.model.give_back(number, until_ms=simulation.now_ms + delay_ms if delay_ms else 0)
+        simulation.note(f"nack for {delay_ms} ms" if delay_ms else "nack", [number])
+
+
+def close_consumer(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Close a consumer; it returns with the next dispatch."""
+    consumer = simulation.random.choice(CONSUMERS[: simulation.settings.consumer_count])
+    held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
+    unacked = side.model.unacked(consumer)
+    returned = side.subscription.consumer_closed(consumer)
+    hold(Promise.I4, returned == unacked, f"{consumer} had {unacked} messages, {returned} were returned")
+    for number in held:
+        side.model.give_back(number)
+    simulation.note(f"{consumer} goes, and gives back", held)
+
+
+def skip(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack a number of entries above the mark-delete position."""
+    model = side.model
+    count = simulation.random.choice((0, 1, 5, 20))
+    receipt = side.subscription.skip(count, now_ms=simulation.now_ms)
+    unacked = [number for number in range(model.first_unacked(), len(simulation.log)) if number not in model.acked]
+    if unacked[:count]:
+        covered = range(unacked[:count][-1] + 1)
+        simulation.note(f"skip {count}, acked up to", [covered[-1]])
+        side.took(receipt, covered)
+
+
+def clear_backlog(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Ack everything."""
+    simulation.note("clear the backlog")
+    receipt = side.subscription.clear_backlog(now_ms=simulation.now_ms)
+    side.took(receipt, range(len(simulation.log)))
+
+
+def work_meanwhile(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    """Do the work of another thread while a persist writes."""
+    settings = simulation.settings
+    for _ in range(simulation.random.randrange(4)):
+        choice = simulation.random.random()
+        if choice < 0.6:
+            ack_some(simulation, side, only_covered=True)
+        elif choice < 0.75:
+            nack(simulation, side)
+        elif choice < 0.8:
+            close_consumer(simulation, side)
+        elif not settings.has_dead_letters and not (
+            settings.promotes_young and side.config.become_old_ack_record_seconds
+        ):
+            dispatch(simulation, side)
+
+
+def drain(simulation: BrokerSimulation) -> None:
+    """Make consumers ack all deliveries until no message is left.
+
+    Raises:
+        PromiseBrokenError: There is no progress, but messages are left.
+    """
+    for side in simulation.sides:
+        side.store.mend_ledgers()
+    idle_count = 0
+    while any(side.cursor.backlog for side in simulation.sides):
+        before = _progress(simulation)
+        for side in simulation.sides:
+            _drain_once(simulation, side)
+        idle_count = idle_count + 1 if _progress(simulation) == before else 0
+        left = {side.name: side.cursor.backlog for side in simulation.sides}
+        hold(Promise.I8, idle_count < 4, f"stuck with {left}")
+        simulation.now_ms += 5_000
+
+
+def _progress(simulation: BrokerSimulation) -> list[tuple[int, int]]:
+    return [(len(side.model.acked), len(side.model.durable)) for side in simulation.sides]
+
+
+def _drain_once(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+    for consumer in CONSUMERS[: simulation.settings.consumer_count]:
+        dispatch(simulation, side, consumer, 50)
+        for number in list(side.model.in_flight):
+            ack(simulation, side, number)
+    with suppress(PayloadTooLargeError):  # until the ledger is tried again
+        side.cursor.tick(now_ms=simulation.now_ms)
+    checks.check(side)

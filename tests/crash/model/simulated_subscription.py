@@ -1,0 +1,407 @@
+"""One subscription, real except for the disk, and its model: opened, crashed, recovered, and checked as it writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
+from ackstate.cursor.journal.format import Format
+from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.listener import CursorListener
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.results import PersistTarget
+from ackstate.cursor.store import StoreError
+from ackstate.cursor.subscription import Subscription, SubscriptionOptions
+from ackstate.dispatch.delivery import DeadLetterPolicy
+from ackstate.errors import AckStateError, CursorFencedError
+from ackstate.limits.gate import DispatchGate
+from ackstate.stores.memory import MemoryStore
+from ackstate.wire.pulsar import LimitRule
+from crash.model.ack_model import AckModel
+from crash.model.callbacks import CountedRequests, Waiter
+from crash.model.checks import forgiven
+from crash.model.excluded import Excluded, check_excluded
+from crash.model.numbered_log import indexes
+from crash.model.receipts import Receipts
+from crash.model.settings import CONSUMERS, RETRY_MS
+from crash.model.work import Work
+from crash.model.written import BYTES_MIN, AckSnapshot, Written, attempted_states, held_of, instant_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ackstate.cursor.results import PersistResult, Receipt
+    from ackstate.cursor.store import Store
+    from ackstate.dispatch.delivery import Delivery
+    from ackstate.limits.rules import Rule
+    from ackstate.position import Position
+    from ackstate.stores.memory import Fault
+    from crash.model.earlier_owner import EarlierOwner
+    from crash.model.settings import Encoded
+    from crash.model.simulation import BrokerSimulation
+    from crash.model.written import Held
+
+_HOUR = 3_600_000
+
+
+class SimulatedSubscription(CursorListener):
+    """One subscription of a simulation.
+
+    Attributes:
+        model: The expected state.
+        config: Configuration of its cursor.
+        limits: Limits of its gate.
+        is_certain: Whether the state of the disk is known exactly: no write has failed since the last successful one.
+        is_writing: Whether other threads check it while it writes.
+        has_failed: Whether a write of the current persist has failed.
+        failed_ms: When the last persist failed.
+        persisted_ms: When the last persist that wrote ended, or the cursor was opened.
+        epoch: The epoch at the last open or reset.
+        rival: The previous owner, while the cursor is being opened.
+        earlier: The previous owner, which acts occasionally.
+        left_ledgers_clean: Whether no ledger of another owner may remain after the cursor was opened.
+        waiters: The waiters for the gate.
+        allowed: The allowed usage of each limit, which may exceed a lowered limit.
+        excluded: The acks excluded by the last persist; None if unknown.
+        start: Where the cursor begins if it is new.
+    """
+
+    def __init__(self, simulation: BrokerSimulation, name: str) -> None:
+        self.simulation, self.name = simulation, name
+        self.model = AckModel(simulation.log)
+        self.disk = simulation.cursor_disk
+        self.config, self.limits = simulation.settings.config, simulation.settings.limits
+        self.cursor_path = cursor_path("t", name)
+        self.written = Written(simulation.log, self.disk, self.cursor_path)
+        self.is_certain = self.left_ledgers_clean = True
+        self.is_writing = self.has_failed = False
+        self.failed_ms = -RETRY_MS
+        self.persisted_ms = self.epoch = 0
+        self.rival: EarlierOwner | None = None
+        self.earlier: EarlierOwner | None = None
+        self.start: Position | None = None
+        self.waiters: list[Waiter] = []
+        self.allowed: dict[Rule | str, int] = {}
+        self.excluded: Excluded | None = Excluded()
+        self.instants: list[AckSnapshot] = []
+        self.open()
+
+    def open(self, faults: Sequence[Fault] = ()) -> None:
+        """Open the cursor, again if a fault ends the first attempt, and the subscription on it."""
+        self.handed_over: list[int] = []
+        self.waiters = []
+        self.receipts = Receipts(self.simulation.log)
+        try:
+            self._open_cursor(faults)
+        except StoreError:
+            if not self.store.fired_fault_count:
+                raise
+            # Taking over a cursor changes no acks, unless Pulsar's format moves the mark-delete position.
+            is_certain = self.is_certain and self.config.format is not Format.PULSAR
+            self._may_have_written()
+            self.is_certain = is_certain
+            self.simulation.crash_count += 1
+            self._open_cursor(faults := ())
+        # A ledger that could not be deleted waits for the next open.
+        if not faults and self.left_ledgers_clean:
+            self.written.check_one_journal()
+        self.persisted_ms, self.epoch = self.simulation.now_ms, self.written.epoch
+        self.work = Work(self.config, now_ms=self.simulation.now_ms)
+        self._open_subscription()
+
+    def _open_cursor(self, faults: Sequence[Fault]) -> None:
+        simulation = self.simulation
+        self.store = MemoryStore(self.disk, faults=faults)
+        self._attempted: list[tuple[Encoded, bytes]] = []
+        simulation.cursor_store.join(self, self.store)
+        self.left_ledgers_clean = self.is_writing = True  # This write is not a persist.
+        self.highest_sent = -1
+        try:
+            self.cursor: ManagedCursor = ManagedCursor.open(
+                cast("Store", simulation.cursor_store), topic="t", subscription=self.name,
+                ledgers=simulation.message_log.ledgers, config=self.config, start=self.start, now_ms=simulation.now_ms,
+            )  # fmt: skip
+            self.model.counts_entries = self.config.ledger_limits.rule is not LimitRule.EXACT
+            self.model.changed()
+        finally:
+            self.is_writing = False
+            self.store.forget_faults()
+
+    def _open_subscription(self) -> None:
+        simulation, settings = self.simulation, self.simulation.settings
+        self.gate = DispatchGate(self.limits, broker=simulation.broker)
+        tracker = simulation.open_tracker(self.cursor.is_acked)
+        self.subscription = Subscription(
+            simulation.message_log, self.cursor, gate=self.gate, delays=tracker,
+            kind=settings.kind,
+            options=SubscriptionOptions(
+                promotes_young=settings.promotes_young,
+                hole_tries_max=settings.hole_tries_max,
+                dead_letters=DeadLetterPolicy(2, self._hand_over) if settings.has_dead_letters else None,
+            ),
+        )  # fmt: skip
+        if tracker is not None:
+            tracker.attach(CountedRequests(self.subscription._messages, simulation))
+        self.cursor.remove_listener(self.subscription)
+        self.cursor.add_listener(self)
+        self.forget_attempts()
+        for consumer in CONSUMERS[: settings.consumer_count]:
+            self.subscription.consumer_opened(consumer)
+
+    def crash_and_recover(self, faults: Sequence[Fault] = (), *, rival: EarlierOwner | None = None) -> None:
+        """Lose everything that is not on the disk, and check the recovered state.
+
+        Args:
+            faults: Faults of the recovery, which is retried if one ends it.
+            rival: The previous owner, if it continues meanwhile.
+
+        Raises:
+            PromiseBrokenError: A durable ack is lost, an ack is invented, or the gauge was wrong.
+        """
+        self.receipts.check_survivors(self.cursor, self.model)
+        before, self.rival = self.cursor, rival
+        try:
+            self.open(faults)
+        except AckStateError as error:
+            raise PromiseBrokenError(Promise.I10, f"it cannot be recovered: {error}") from error
+        finally:
+            self.rival = None
+        self.judge(before.redelivery_if_crashed)
+
+    def lost(self, numbers: Mapping[int, int]) -> None:
+        """Go on with other numbers, right after a recovery: those of entries that the log has not lost."""
+        model, self.earlier = self.model, None
+        batches = {numbers[number]: left for number, left in model.unacked_of_batch.items() if number in numbers}
+        model.recovered({numbers[number] for number in model.acked if number in numbers}, batches)
+        self.written = Written(self.simulation.log, self.disk, self.cursor_path)
+
+    def judge(self, gauge: int | None) -> None:
+        """Check the recovered state, and continue with it.
+
+        Args:
+            gauge: The reported redelivery; None without a report.
+        """
+        model, log = self.model, self.simulation.log
+        found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
+        parts = {
+            log.numbers[each]: indexes(words) for each, words in self.cursor.view.batch.items() if each in log.numbers
+        }
+        if found not in model.resets:
+            self._check_survived(found, parts)
+        if gauge is not None:
+            self._check_gauge(found, gauge)
+        model.properties.recovered(self.cursor.view.properties, self.cursor.cursor_properties)
+        model.recovered(found, parts)
+        self._check_kept(found)
+        held = self._read_disk()
+        # Opening it in Pulsar's format may write it, within limits.
+        self.excluded = Excluded(cut=frozenset(found - held.acked))
+        self._wrote(held)
+        self.forgive()
+
+    def _check_survived(self, found: set[int], parts: dict[int, set[int]]) -> None:
+        model, log = self.model, self.simulation.log
+        lost, invented = model.durable - found, found - model.acked
+        if lost:
+            raise PromiseBrokenError(
+                Promise.I2, f"a durable ack was forgotten: {log.text(lost)}", entry_count=len(lost)
+            )
+        if invented:
+            found_text = f"an ack was invented: {log.text(invented)}"
+            raise PromiseBrokenError(Promise.I1, found_text, entry_count=len(invented))
+        for number, left in model.durable_unacked_of_batch.items():
+            survived = number in found or parts.get(number, {-1}) <= left
+            hold(Promise.I2, survived, f"acks in batch {log.positions[number]} were forgotten")
+        for number, left in parts.items():
+            acked = number in model.acked or left >= model.unacked_of_batch.get(number, {-1})
+            hold(Promise.I1, acked, f"acks in batch {log.positions[number]} were invented")
+
+    def _check_gauge(self, found: set[int], gauge: int) -> None:
+        model, log = self.model, self.simulation.log
+        back = model.acked - found
+        is_kept = len(back) == gauge if self.is_certain else len(back) <= gauge
+        hold(Promise.I3, is_kept, f"{gauge} were to be redelivered, {len(back)} are: {log.text(back)}")
+
+    def _check_kept(self, recovered: set[int]) -> None:
+        """Check that the next recovery would find the same; Pulsar's format drops acks beyond its limits."""
+        log = self.simulation.log
+        if self.config.format is Format.NATIVE:
+            kept = log.held_by(self.written.find(self.simulation.message_log.ledgers).recovered.content)
+            found = f"recovered were {log.text(recovered)}, and the disk holds {log.text(kept)} then"
+            hold(Promise.I5, kept == recovered, found)
+
+    def _read_disk(self) -> Held:
+        """Read the disk after an open or a reset; its state must not go back from now on."""
+        found = self.written.find(self.simulation.message_log.ledgers)
+        held = self.written.read(found)
+        self.written.restarted(held)
+        return held
+
+    def forgive(self) -> None:
+        """Recompute the allowed usage: usage above a limit may stay, but not grow."""
+        self.allowed = forgiven(self)
+
+    def restarted(self, first: int, epoch_before: int) -> None:
+        """Check that a reset counts and earlier acks do not, and continue from it."""
+        self.receipts.check_void(self.cursor)
+        self.model.restart(first)
+        self.model.properties.reset(is_certain=True)
+        self.persisted_ms, self.epoch = self.simulation.now_ms, self.written.epoch
+        self.simulation.counts["resets"] += 1
+        has_epochs = self.config.format is not Format.PULSAR
+        hold(Promise.I13, not has_epochs or self.written.epoch > epoch_before, "a reset did not raise the epoch")
+        held = self._read_disk()
+        is_reset = held.acked == self.model.acked and not held.unacked_of_batch
+        hold(Promise.I13, is_reset, f"after a reset the disk holds {self.simulation.log.text(held.acked)}")
+        self.is_certain, self.excluded, self.highest_sent = True, Excluded(), -1
+        self.work.begun(self.written.entry_sizes or None, now_ms=self.simulation.now_ms)
+        self.forget_attempts()
+        self.forgive()
+
+    def record_bytes_max(self) -> int | None:
+        """See `CursorListener`."""
+        return self.subscription.record_bytes_max()
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """Update the durable state: that of the disk, or after a failed write the part that it leaves."""
+        if isinstance(outcome, AckStateError) or self.has_failed or not self.is_certain:
+            self.work.failed()
+        if isinstance(outcome, AckStateError):
+            self.failed_ms = self.simulation.now_ms
+            self._may_have_written()
+            view, model = self.cursor.view, self.model
+            is_due = isinstance(outcome, CursorFencedError) or view.is_persist_due(now_ms=self.failed_ms + _HOUR)
+            # Acks of messages that were never sent since the cursor was opened stay young.
+            stays_young = not view.is_dirty and min(model.acked - model.durable, default=0) > self.highest_sent
+            hold(Promise.I15, is_due or stays_young, "a write that failed is not tried again")
+        elif outcome.route is not PersistTarget.NOTHING:
+            self._persisted(outcome)
+        else:
+            hold(Promise.I15, not self.cursor.view.is_dirty, "the waiting acks were not written")
+        self.forget_attempts()
+        self.model.changed()
+        self.subscription.persisted(outcome)
+
+    def _persisted(self, result: PersistResult) -> None:
+        found = self.written.find(self.simulation.message_log.ledgers)
+        held = self.written.read(found)
+        self._count(result, held)
+        instants = [*self.instants, instant_of(self.model)]
+        self.written.check_persist(found, held, result, instants, self.config)
+        self.excluded = None
+        is_of_one = all(instant == instants[0] for instant in instants)
+        # The first persist may contain entries below the numbered ones.
+        if is_of_one and self.model.acked and self.record_bytes_max() is None:
+            self.excluded = check_excluded(self.model, held, result, self.config, has_failed=self.has_failed)
+        self._check_work(result)
+        self._check_counters(result)
+        self.model.properties.wrote(held.properties, [instant.properties for instant in instants])
+        self.model.properties.check_attached(self.written.cursor_properties)
+        is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
+        hold(Promise.I13, is_kept, f"the epoch went from {self.epoch} to {self.written.epoch} without a reset")
+        self._wrote(held)
+        self.receipts.check_none_lies(self.cursor, self.model)
+
+    def _check_work(self, result: PersistResult) -> None:
+        if self.is_certain and not self.has_failed and result.route is PersistTarget.DELTA:
+            self.work.check_delta(self.simulation.log, self._attempted[-1][1], self.model.durable)
+        self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.simulation.now_ms)
+
+    def _check_counters(self, result: PersistResult) -> None:
+        before, after = self._counted, self.cursor.stats()
+        counted = (
+            after.ledger_write_count - before.ledger_write_count,
+            after.metadata_write_count - before.metadata_write_count,
+            after.bytes_persisted - before.bytes_persisted,
+        )
+        is_metadata = result.route is PersistTarget.METADATA
+        expected = (int(not is_metadata), int(is_metadata), result.bytes_written)
+        found = f"{counted} ledger writes, metadata writes and bytes are counted, there were {expected}"
+        hold(Promise.I4, counted == expected and result.bytes_written > 0, found)
+
+    def took(self, receipt: Receipt, numbers: Collection[int]) -> None:
+        """Record an ack of entries, and check that the receipt counts the newly acked ones."""
+        self._check_newly_acked(receipt, len(set(numbers) - self.model.acked))
+        self.model.ack(numbers)
+        self.receipts.add(receipt, numbers)
+
+    def took_part(self, receipt: Receipt, number: int, left: set[int], *, below: Collection[int] = ()) -> None:
+        """Record an ack of all but some messages of a batch, and of entries below it; see `took`."""
+        model, was_acked = self.model, number in self.model.acked
+        newly_acked = len(set(below) - model.acked) + (not left and not was_acked)
+        self._check_newly_acked(receipt, newly_acked)
+        model.ack(below)
+        if not was_acked:
+            model.ack_part(number, left)
+        self.receipts.add(receipt, [number], left=left if left and not was_acked else None)
+
+    def _check_newly_acked(self, receipt: Receipt, expected: int) -> None:
+        found = f"{receipt.newly_acked} entries are counted as newly acked, there are {expected}"
+        hold(Promise.I4, receipt.newly_acked == expected, found)
+
+    def _count(self, result: PersistResult, held: Held) -> None:
+        self.persisted_ms = self.simulation.now_ms
+        counts = self.simulation.counts
+        counts[result.route.name.lower()] += 1
+        counts["cut"] += result.messages_cut > 0
+        counts["held_back"] += result.messages_held_back > 0
+        counts["batches"] += bool(held.unacked_of_batch)
+
+    def wrote_before(self) -> None:
+        """Record the writes of the previous owner while the cursor was opened."""
+        self._wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a limit may keep acks from becoming durable."""
+        config = self.config
+        is_small = config.metadata_bytes_max < BYTES_MIN
+        return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
+
+    def closed(self) -> None:
+        """Record the writes of a graceful close."""
+        self._wrote(self._read_disk())
+
+    def _wrote(self, held: Held) -> None:
+        self.model.wrote(held.acked, held.unacked_of_batch)
+        self.is_certain = True
+
+    def failed_to_close(self) -> None:
+        """Record a failed close."""
+        self._may_have_written()
+
+    def _may_have_written(self) -> None:
+        """Remove from the durable state everything excluded by a write that may have happened.
+
+        A delta of the native format displaces no ack.
+        """
+        self.excluded = None
+        # Acks displaced by a whole state of Pulsar's format count as lost from its first step on, the new ledger.
+        may_have_written = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
+        self.is_certain = self.is_certain and not may_have_written
+        attempts = self._attempted if self.config.format is Format.PULSAR else ()
+        for content in attempted_states(attempts, self.config.journal_format, self.simulation.message_log.ledgers):
+            held = held_of(self.simulation.log, content)
+            self.model.may_have_lost(held.acked, held.unacked_of_batch)
+
+    def forget_attempts(self) -> None:
+        """Clear the attempted writes: they were not a persist, or are already checked."""
+        self._counted = self.cursor.stats()
+        self._attempted.clear()
+        self.instants.clear()
+        self.has_failed = False
+
+    def attempt(self, encoded: Encoded, data: bytes) -> None:
+        """Record an attempted write."""
+        self._attempted.append((encoded, data))
+
+    def begins_write(self) -> None:
+        """Run other threads' work before a write."""
+        if not self.is_writing:
+            instant = instant_of(self.model)
+            if not self.instants or self.instants[-1] != instant:
+                self.instants.append(instant)
+        self.simulation.while_writing(self)
+
+    def _hand_over(self, delivery: Delivery) -> None:
+        self.handed_over.append(self.simulation.log.numbers[delivery.position])

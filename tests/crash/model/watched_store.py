@@ -1,0 +1,154 @@
+"""The store of one broker: shared by all its cursors, each with a separate session that can fail and is watched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from ackstate.cursor.store import StoreError
+from ackstate.stores.memory import MemoryStore
+from crash.model.settings import Encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ackstate.stores.memory import MemoryDisk
+    from crash.model.simulated_subscription import SimulatedSubscription
+
+
+@final
+class WatchedStore:
+    """Calls a schedule before and after each write, and records attempted writes.
+
+    Cursors that are persisted together share a store, but faults are scripted for each cursor. So this is one store for
+    all of them, and every call goes to the session of the cursor that owns the ledger or record. It has no `write_all`,
+    so each write of a group is a call here, and is watched.
+
+    Attributes:
+        ledgers: As in any store.
+        metadata: As in any store.
+        is_left: Whether the broker is considered dead: its further writes are not watched.
+    """
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self._joined: dict[str, tuple[SimulatedSubscription, MemoryStore]] = {}
+        self.ledgers, self.metadata = _WatchedLedgers(self), _Metadata(self)
+        self.is_left = False
+
+    def join(self, side: SimulatedSubscription, session: MemoryStore) -> None:
+        """Route all calls for the cursor of a subscription to a session from now on."""
+        self._joined.pop(side.cursor_path, None)
+        self._joined[side.cursor_path] = side, session
+
+    def close(self) -> None:
+        """Do nothing: sessions end by themselves."""
+
+    def of_path(self, path: str) -> tuple[SimulatedSubscription, MemoryStore]:
+        """Return the subscription and session of a path, or of an owner's name that ends with a path.
+
+        A path of no cursor belongs to the one that joined last.
+        """
+        found = next((joined for known, joined in self._joined.items() if known in path), None)
+        return list(self._joined.values())[-1] if found is None else found
+
+    def of_ledger(self, ledger_id: int) -> tuple[SimulatedSubscription, MemoryStore]:
+        """Return the subscription and session of a ledger; any one if the ledger does not exist."""
+        ledger = self._disk.ledgers.get(ledger_id)
+        return next(iter(self._joined.values())) if ledger is None else self.of_path(ledger.owner)
+
+    def children(self, path: str) -> list[str]:
+        """Return the children of a path that belongs to no cursor."""
+        return MemoryStore(self._disk).metadata.children(path)
+
+    def write(self, sides: Sequence[SimulatedSubscription], write: Callable[[], Any]) -> Any:
+        """Write, and run other threads' work before and after."""
+        if self.is_left:
+            return write()
+        for side in sides:
+            side.begins_write()
+        try:
+            result = write()
+        except StoreError:
+            for side in sides:
+                side.has_failed = True
+            raise
+        for side in sides:
+            side.simulation.while_writing(side)
+        return result
+
+    def attempt(self, side: SimulatedSubscription, encoded: Encoded, data: bytes) -> None:
+        """Record an attempted write."""
+        if not self.is_left:
+            side.attempt(encoded, data)
+
+    def take_over(self, side: SimulatedSubscription) -> None:
+        """Run the previous owner, if a cursor is being opened and this call is about to fence it."""
+        if not self.is_left and side.rival is not None:
+            side.rival.race(side)
+
+
+@final
+class _WatchedLedgers:
+    def __init__(self, store: WatchedStore) -> None:
+        self._store = store
+
+    def create(self, owner: str) -> int:
+        side, session = self._store.of_path(owner)
+        return int(self._store.write([side], lambda: session.ledgers.create(owner)))
+
+    def append(self, ledger_id: int, entry: bytes) -> Any:
+        side, session = self._store.of_ledger(ledger_id)
+        self._store.attempt(side, Encoded.ENTRY, entry)
+        return self._store.write([side], lambda: session.ledgers.append(ledger_id, entry))
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> Any:
+        """See `LedgerStore.append_all`; watched by every subscription that has an entry in it."""
+        joined = [self._store.of_ledger(ledger_id) for ledger_id, _ in entries]
+        for (side, _), (_, entry) in zip(joined, entries, strict=True):
+            self._store.attempt(side, Encoded.ENTRY, entry)
+        sessions = {side.name: session for side, session in joined}
+        session = sessions.get(joined[0][0].simulation.at_work.name, joined[0][1])
+        # It is one write: a fault of one ledger affects all.
+        session = next((each for each in sessions.values() if each.has_broken_ledgers), session)
+        return self._store.write([side for side, _ in joined], lambda: session.ledgers.append_all(entries))
+
+    def fence(self, ledger_id: int) -> int:
+        side, session = self._store.of_ledger(ledger_id)
+        self._store.take_over(side)
+        return session.ledgers.fence(ledger_id)
+
+    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        return self._store.of_ledger(ledger_id)[1].ledgers.read(ledger_id, first, end)
+
+    def last(self, ledger_id: int) -> int:
+        return self._store.of_ledger(ledger_id)[1].ledgers.last(ledger_id)
+
+    def delete(self, ledger_id: int) -> None:
+        self._store.of_ledger(ledger_id)[1].ledgers.delete(ledger_id)
+
+    def owned_by(self, owner: str) -> list[int]:
+        return self._store.of_path(owner)[1].ledgers.owned_by(owner)
+
+
+@final
+class _Metadata:
+    def __init__(self, store: WatchedStore) -> None:
+        self._store = store
+
+    def get(self, path: str) -> Any:
+        return self._store.of_path(path)[1].metadata.get(path)
+
+    def put(self, path: str, data: bytes, *, expected_version: int) -> Any:
+        """See `MetadataStore.put`; watched."""
+        side, session = self._store.of_path(path)
+        if path != side.cursor_path:
+            return session.metadata.put(path, data, expected_version=expected_version)
+        self._store.take_over(side)
+        self._store.attempt(side, Encoded.RECORD, data)
+        return self._store.write([side], lambda: session.metadata.put(path, data, expected_version=expected_version))
+
+    def delete(self, path: str, *, expected_version: int) -> None:
+        self._store.of_path(path)[1].metadata.delete(path, expected_version=expected_version)
+
+    def children(self, path: str) -> list[str]:
+        return self._store.children(path)

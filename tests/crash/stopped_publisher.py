@@ -1,0 +1,164 @@
+"""A process that publishes to a message log in a cluster, and is stopped by a signal: a broker that was paused.
+
+As a program, it publishes one message after the other and prints a line for each received position, until it is fenced.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from ackstate.analysis.crash import dying
+from ackstate.cursor.store import StoreError
+from ackstate.errors import LogFencedError
+from ackstate.position import Position
+from ackstate.topic.message_log import Message, MessageLog
+from crash import PATHS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ackstate.cursor.store import Store
+
+_FENCED = "fenced"
+_ENDS_WITHIN_S = 60.0
+_MESSAGES_AFTER_STOP = 20
+
+
+@final
+class StoppedPublisher:
+    """The process, as seen from outside.
+
+    Args:
+        kind: ``zookeeper`` or ``bookkeeper``.
+        hosts: The ZooKeeper servers.
+        root: The node above the store.
+        topic: The topic of the log.
+        entries_per_ledger_max: The maximum number of entries per ledger of the log.
+    """
+
+    def __init__(self, kind: str, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
+        self.published: dict[Position, bytes] = {}
+        """Every message that was reported as stored, by position."""
+        self.is_fenced = False
+        self._is_enough = threading.Event()  # set after the requested number of messages, or at the end
+        self._message_count = 1
+        self._process = subprocess.Popen(
+            dying.command_of(
+                [
+                    *(sys.executable, "-P", "-m", "crash.stopped_publisher"),
+                    *(kind, hosts, root, topic, str(entries_per_ledger_max)),
+                ]
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **PATHS},
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_until_it_publishes(self) -> bool:
+        """Return whether it published in time."""
+        return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
+
+    def stop(self) -> None:
+        """Stop the process and its children in the middle of their work, with SIGSTOP."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue it until it is fenced, or has published too many messages without it, and kill it."""
+        self._message_count = len(self.published) + _MESSAGES_AFTER_STOP
+        self._is_enough.clear()
+        self._signal_all(signal.SIGCONT)
+        self._is_enough.wait(_ENDS_WITHIN_S)
+        self.close()
+
+    def close(self) -> None:
+        """Kill it if it runs, and read all its output."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        children = [int(child) for task in tasks for child in task.read_text().split()]
+        for process_id in (self._process.pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(process_id, number)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.strip() == _FENCED:
+                    self.is_fenced = True
+                elif line.endswith("\n"):
+                    position, payload = line.split()
+                    self.published[Position.parse(position)] = payload.encode()
+                    if len(self.published) >= self._message_count:
+                        self._is_enough.set()
+        self._is_enough.set()
+
+
+def difference(log: MessageLog, published: Mapping[Position, bytes]) -> str:
+    """Describe the published messages that a log lacks; empty if it has all."""
+    positions = sorted(published)
+    missing = [str(position) for position in positions if position not in log.ledgers]
+    if missing:
+        return f"missing are {', '.join(missing[:5])}"
+    stored = [message.payload for message in log.read(positions)]
+    return "" if stored == [published[each] for each in positions] else "another message is where one was published"
+
+
+def publish_until_fenced(store: Store, topic: str, *, entries_per_ledger_max: int) -> None:
+    """Publish, and report each position with its payload; a failure is retried with another message."""
+    log = MessageLog.open(store, topic=topic, entries_per_ledger_max=entries_per_ledger_max)
+    number = 0
+    while True:
+        number += 1
+        payload = f"{os.getpid()}-{number}"
+        try:
+            (position,) = log.publish([Message(payload.encode(), publish_time_ms=number)])
+        except LogFencedError:
+            _report(_FENCED)
+            return
+        except StoreError:
+            continue
+        _report(f"{position} {payload}")
+
+
+def _report(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _opened(kind: str, hosts: str, root: str) -> Store:
+    if kind == "bookkeeper":
+        from ackstate.stores.bookkeeper import BookKeeperStore
+        from crash.bookkeeper_cluster import bookkeeper_options
+
+        return BookKeeperStore(
+            hosts, root=root, bookkeeper=bookkeeper_options(), session_timeout_s=2.0, call_timeout_s=20.0
+        )
+    from ackstate.stores.zookeeper import ZooKeeperStore
+
+    return ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)
+
+
+def main() -> None:
+    """Publish to the log given by the arguments."""
+    kind, hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
+    store = _opened(kind, hosts, root)
+    publish_until_fenced(store, topic, entries_per_ledger_max=int(entries_per_ledger_max))
+    store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Runs a program with one faulted system call, and compares the recovered state with the program's reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.analysis.crash import oracle
+from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.shim import Action, CallFault, FaultShim, SystemCall
+from ackstate.analysis.workloads.cursor_steps import LEDGERS
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.position import Position
+from crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
+from crash.system_calls.program import FaultedProgram
+from crash.system_calls.program_log import ProgramLog
+from crash.system_calls.script import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ackstate.analysis.crash.oracle import State
+    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.store import Store
+    from crash.system_calls.script import Script
+
+_PROGRAM_S_MAX = 30
+# In one of this many attempts, the recovery is killed as well, and another one must succeed.
+_RECOVERY_KILLED_EVERY = 5
+_RECOVERY_CALLS = 16
+_LAST = Position(max(LEDGERS), LEDGERS[max(LEDGERS)] - 1)
+
+
+class SyscallFault(NamedTuple):
+    """A fault of a call.
+
+    Attributes:
+        name: The fault in words.
+        action: The action of the fault.
+        error: Errno of a call that fails.
+        lasts: Number of consecutive calls that fail.
+        dies_later: The program is killed before the call this many calls later; 0 for never.
+        is_power_cut: Whether everything unsynced is lost at the end.
+    """
+
+    name: str
+    action: Action
+    error: int = 0
+    lasts: int = 1
+    dies_later: int = 0
+    is_power_cut: bool = True
+
+    @property
+    def kills(self) -> bool:
+        """Whether it kills the program."""
+        return self.dies_later > 0 or self.action in {Action.TORN_KILL, Action.KILL_BEFORE, Action.KILL_AFTER}
+
+    def of(self, at: int) -> CallFault:
+        """Return the fault for call `at`; the first call is 1."""
+        return CallFault(at, self.action, self.error, self.lasts, self.dies_later)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The environment of a program.
+
+    Attributes:
+        shim: The shim of this process.
+        directory: Does not exist between two attempts.
+        open_store: Opens or creates a store in a directory.
+        fault: The fault of one call.
+    """
+
+    shim: FaultShim
+    directory: Path
+    open_store: Callable[[Path], Store]
+    fault: SyscallFault
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The result of running a program.
+
+    Attributes:
+        calls: Number of counted system calls.
+        met: The faulted call; None if the program did not reach it.
+        log: The reports of the program, and broken promises.
+        files_left: Files that the store has at the end.
+        bytes_left: Their size.
+    """
+
+    calls: int
+    met: SystemCall | None
+    log: ProgramLog
+    files_left: int
+    bytes_left: int
+
+
+def attempt(stage: Stage, played: Script, at: int) -> Attempt:
+    """Run a program once in the stage's directory, which must be empty, and check the recovery.
+
+    Args:
+        stage: The environment.
+        played: The script of the program.
+        at: The faulted call: 1 is the first, `NEVER` none.
+    """
+    shim, directory, log = stage.shim, stage.directory, ProgramLog(played.cursor_count)
+
+    def play(say: Callable[[bytes], None]) -> None:
+        FaultedProgram(played, directory / "store", stage.open_store, say).run()
+
+    perform = _forked if stage.fault.kills else _in_place
+    said, status = perform(play, stage, stage.fault.of(at))
+    calls, met = shim.call_count, shim.met
+    for line in said.splitlines(keepends=True):
+        log.record(line)
+    _check_end(log, status, may_be_killed=met is not None and stage.fault.kills)
+    if stage.fault.is_power_cut:
+        lost = shim.lose_unsynced(directory, shrinks=at % 2 == 0)
+        log.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
+    if at % _RECOVERY_KILLED_EVERY == 0:
+        killed_at = 1 + at // _RECOVERY_KILLED_EVERY % _RECOVERY_CALLS
+        _forked(lambda _say: _recover(stage, played.cursor_count), stage, CallFault(killed_at, Action.KILL_BEFORE))
+    _check_recovery(log, stage, played.cursor_count)
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return Attempt(
+        calls,
+        met and met._replace(path=met.path.removeprefix(f"{directory}/")),
+        log,
+        len(files),
+        sum(path.stat().st_size for path in files),
+    )
+
+
+def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
+    """Run in this process, in half the time of a fork, if no fault kills; return the output, and 0."""
+    lines: list[bytes] = []
+    stage.shim.arm(stage.directory, fault)
+    try:
+        play(lines.append)
+    finally:
+        stage.shim.disarm()
+    return b"".join(lines), 0
+
+
+def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
+    """Run in a forked child with a fault; return its output and its wait status."""
+    parent_pid, (reader, writer) = os.getpid(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            die_with(parent_pid)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_PROGRAM_S_MAX)
+            stage.shim.arm(stage.directory, fault)
+            play(lambda line: _write_whole(writer, line))
+        finally:
+            # The parent's buffers and resources must not be flushed or cleaned up twice.
+            os._exit(0)
+    os.close(writer)
+    try:
+        with open(reader, "rb") as pipe:  # noqa: PTH123 - a descriptor
+            said = pipe.read()
+    finally:
+        _, status = os.waitpid(pid, 0)
+    return said, status
+
+
+def _write_whole(descriptor: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(descriptor, line) :]
+
+
+def _open_cursors(store: Store, cursor_count: int) -> list[ManagedCursor]:
+    config = Setting.NATIVE.config
+    return [open_cursor(store, subscription, config=config) for subscription in SUBSCRIPTIONS[:cursor_count]]
+
+
+def _recover(stage: Stage, cursor_count: int) -> list[State]:
+    """Open the store and the cursors, and return their states."""
+    with closing(stage.open_store(stage.directory / "store")) as store:
+        return [state_of(cursor) for cursor in _open_cursors(store, cursor_count)]
+
+
+def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
+    """Ack everything, close, and return the states before, and the number of ledgers after."""
+    with closing(stage.open_store(stage.directory / "store")) as store:
+        cursors = _open_cursors(store, cursor_count)
+        before = [state_of(cursor) for cursor in cursors]
+        for cursor in cursors:
+            cursor.mark_delete(_LAST, now_ms=0)
+            cursor.close(now_ms=0)
+        return before, sum(len(store.ledgers.owned_by(owner)) for owner in store.ledgers.owners())
+
+
+def _check_end(log: ProgramLog, status: int, *, may_be_killed: bool) -> None:
+    """Check that the program ended as expected: killed by the fault, or at the end of its script."""
+    was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if may_be_killed and was_killed:
+        log.history.append("it is killed")
+    elif not log.is_done:
+        log.breaks(Promise.CONVERSATION, f"it ended with wait status {status:#x}")
+
+
+def _check_recovery(log: ProgramLog, stage: Stage, cursor_count: int) -> None:
+    """Recover the store several times, and check it."""
+    try:
+        found = _recover(stage, cursor_count)
+        for number, state in enumerate(found):
+            log.history.append(f"recovery found of cursor {number}: {state}")
+            log.judge(number, state)
+        again, ledger_count = _finish(stage, cursor_count)
+        for first, second in zip(found, again, strict=True):
+            log.broken += oracle.differing(first, second)
+        if ledger_count != cursor_count:
+            log.breaks(Promise.I11, f"{ledger_count} ledgers of {cursor_count} cursors")
+        for number, state in enumerate(_recover(stage, cursor_count)):
+            if state.acked != NUMBERING.up_to(*_LAST):
+                log.breaks(Promise.I5, f"cursor {number} is closed: {state}")
+    except (CorruptStateError, UnsupportedVersionError) as error:
+        log.breaks(Promise.I10, f"recovery raised {type(error).__name__}: {error}")
+    except AckStateError as error:
+        log.breaks(Promise.I5, f"recovery raised {type(error).__name__}: {error}")
+    except Exception as error:  # Any error of a broken store is a finding.
+        log.breaks(Promise.ERRORS, f"recovery raised {type(error).__name__}: {error}")

@@ -1,0 +1,249 @@
+"""L2: the n-th system call fails, stores half, or kills, for n = 1, 2, 3, ... until a run completes without meeting it.
+
+A seed decides the program, its store and its fault; the program then runs for each n, in a forked child if the fault
+kills it. It uses a cursor as a real program would, continues after an error, and reports the promises that it received.
+The store is recovered without faults, several times, and compared with them. A power cut follows most faults: it loses
+data without a successful sync, including data of a failed sync that a later sync seemed to cover, and every name whose
+directory was not synced (`shim`).
+
+After SQLite's own anomaly testing, https://www.sqlite.org/testing.html section 3.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import count, islice
+from typing import TYPE_CHECKING, final
+
+from ackstate.analysis.crash.dying import die_with, end_worker
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
+from ackstate.analysis.crash.oracle import counts, with_story
+from ackstate.analysis.crash.promises import Promise, gravest
+from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
+from ackstate.analysis.crash.shim import NEVER, Action, compiled, environment, loaded
+from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.analysis.workloads.cursor_steps import LEDGERS
+from ackstate.stores.file import FileStore
+from ackstate.stores.sqlite import SqliteStore
+from crash import PATHS
+from crash.system_calls.attempt import Stage, SyscallFault, attempt
+from crash.system_calls.script import script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from pathlib import Path
+
+    from ackstate.analysis.crash.shim import FaultShim
+    from ackstate.analysis.workloads.step import Step
+    from ackstate.cursor.store import Store
+    from crash.system_calls.attempt import Attempt
+    from crash.system_calls.script import Script
+
+    OpenStore = Callable[[Path], Store]
+
+
+def small_file_store(directory: Path) -> FileStore:
+    """Open a `FileStore` that compacts its log every few writes."""
+    return FileStore(directory, compaction_size_min=_COMPACTION_SIZE_MIN)
+
+
+_COMPACTION_SIZE_MIN = 700
+STORES: tuple[OpenStore, ...] = (small_file_store, SqliteStore)
+"""The stores of programs, in turn."""
+SYSCALL_FAULTS = (
+    SyscallFault("fails with EIO", Action.FAIL, errno.EIO),
+    SyscallFault("fails to read with EIO", Action.FAIL_READ, errno.EIO),
+    SyscallFault("is killed before the call", Action.KILL_BEFORE, is_power_cut=False),
+    SyscallFault("fails with ENOSPC", Action.FAIL, errno.ENOSPC),
+    SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1),
+    SyscallFault("is killed half way through the call", Action.TORN_KILL, is_power_cut=False),
+    SyscallFault("stores half, then ENOSPC", Action.SHORT, errno.ENOSPC),
+    SyscallFault("loses power before the call", Action.KILL_BEFORE),
+    SyscallFault("fails with EIO, and so do the 3 calls after it", Action.FAIL, errno.EIO, lasts=4),
+    SyscallFault("is killed after the call", Action.KILL_AFTER, is_power_cut=False),
+    SyscallFault("stores half, then EIO", Action.SHORT, errno.EIO),
+    SyscallFault("fails with EIO, and loses power 4 calls later", Action.FAIL, errno.EIO, dies_later=4),
+    SyscallFault("fails with ENOSPC, and so do the 3 calls after it", Action.FAIL, errno.ENOSPC, lasts=4),
+    SyscallFault("loses power after the call", Action.KILL_AFTER),
+    SyscallFault("fails with EIO twice, loses power 10 calls later", Action.FAIL, errno.EIO, lasts=2, dies_later=10),
+    SyscallFault("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
+)
+"""The faults of programs, in turn: with 2 stores, 32 seeds cover all combinations."""
+_CYCLES_AT_ONCE = 12
+_PATIENCE_S = 10.0
+_PURPOSE = "calls"
+_SHRINK_TRIES = 100
+_SHRINK_S = 5.0
+
+
+def system_calls(first_seed: int) -> Iterator[RunOutcome]:
+    """See `Layer`: in place if this process has the shim, otherwise in a worker that is started with it.
+
+    Raises:
+        LayerSkippedError: There is no compiler, or this is not a 64-bit Linux.
+    """
+    shim = loaded()
+    if shim is not None:
+        yield from faulted_runs(first_seed, shim)
+        return
+    with scratch_directory("shim") as directory:
+        worker = subprocess.Popen(
+            # Without -P, a directory in the current one could shadow our packages.
+            [sys.executable, "-P", "-m", __package__, str(os.getpid()), str(first_seed)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**environment(compiled(directory)), **PATHS},
+        )
+        try:
+            assert worker.stdout is not None
+            yield from map(_outcome, worker.stdout)
+            raise RuntimeError(f"the worker that has the fault shim ended by itself with status {worker.wait()}")
+        finally:
+            if not end_worker(worker, patience_s=_PATIENCE_S):
+                remove_leftovers(_PURPOSE)
+
+
+def faulted_runs(
+    first_seed: int,
+    shim: FaultShim,
+    *,
+    stores: Sequence[OpenStore] = STORES,
+    faults: Sequence[SyscallFault] = SYSCALL_FAULTS,
+) -> Generator[RunOutcome]:
+    """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills.
+
+    A run has several outcomes, of some cycles each; all have its seed, which replays them all.
+
+    Args:
+        first_seed: 0 or more.
+        shim: The shim of this process.
+        stores: Each opens or creates a store in a directory; they alternate, faster than the faults.
+        faults: The faults of the programs.
+    """
+    # Garbage collection in a child would copy every shared page.
+    gc.freeze()
+    with scratch_directory(_PURPOSE) as directory, quiet("ackstate.cursor"):
+        for seed in count(first_seed):
+            open_store = stores[seed % len(stores)]
+            fault = faults[seed // len(stores) % len(faults)]
+            yield from _Run(seed, Stage(shim, directory / "run", open_store, fault)).outcomes()
+
+
+@final
+class _Run:
+    """The program of one seed, repeated with the next call faulted each time."""
+
+    def __init__(self, seed: int, stage: Stage) -> None:
+        self._seed, self._stage, self._script = seed, stage, script(seed)
+
+    def outcomes(self) -> Iterator[RunOutcome]:
+        """Try every n, up to the first broken promise."""
+        undisturbed = self._try(self._script, NEVER)
+        broken = self._told(undisturbed, NEVER)
+        faulted = iter(()) if broken else self._faulted(undisturbed)
+        counts, is_over = undisturbed.log.counts + Counter(calls=undisturbed.calls), False
+        tally: Counter[str] = Counter()
+        _add(tally, undisturbed)
+        while not is_over:
+            some = list(islice(faulted, _CYCLES_AT_ONCE))
+            for tried, found in some:
+                _add(tally, tried)
+                counts += tried.log.counts
+                broken = found
+            is_over = bool(broken) or len(some) < _CYCLES_AT_ONCE
+            counts["completed_programs"] = int(is_over and not broken)
+            yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts), is_last=is_over)
+            counts, tally = Counter(), Counter(cycles=0)
+
+    def _faulted(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
+        """Yield the attempt of each n that faults a call, with its broken promises; stop after the first failure."""
+        for at in count(1):
+            tried = self._try(self._script, at)
+            if tried.met is None:
+                return
+            broken = self._told(tried, at) or self._leftovers(tried, undisturbed, at)
+            yield tried, broken
+            if broken:
+                return
+
+    def _told(self, tried: Attempt, at: int) -> tuple[BrokenPromise, ...]:
+        """Return the broken promises, with the story of the shortest script that breaks the same at the same call."""
+        if not tried.log.broken:
+            return ()
+        promise = gravest(found.promise for found in tried.log.broken)
+        met = tried.met
+
+        def attempt(steps: tuple[Step, ...]) -> Failing[Step, Attempt] | None:
+            again = self._try(replace(self._script, steps=steps), at)
+            is_same = again.met == met and any(found.promise is promise for found in again.log.broken)
+            return Failing(steps, again) if is_same else None
+
+        found = shortest(Failing(self._script.steps, tried), attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
+        story = self._story(found.evidence, at)
+        return with_story(found.evidence.log.broken, story)
+
+    def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
+        store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
+        begun = (
+            f"{store}; {self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"
+        )
+        if tried.met is None:
+            return (begun, *tried.log.history)
+        faulted = f"{self._stage.fault.name}: call {at}, {tried.met.name} of {tried.met.path}"
+        return (begun, f"the program {faulted}", *tried.log.history)
+
+    def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
+        """Check that a fault does not leave much more data than the program itself."""
+        files_max, bytes_max = undisturbed.files_left + 4, 2 * undisturbed.bytes_left + (64 << 10)
+        if tried.files_left <= files_max and tried.bytes_left <= bytes_max:
+            return ()
+        found = f"{tried.files_left} files of {tried.bytes_left} bytes, expected at most {files_max} of {bytes_max}"
+        story = self._story(tried, at)
+        return (BrokenPromise(Promise.I11, found, story),)
+
+    def _try(self, played: Script, at: int) -> Attempt:
+        directory = self._stage.directory
+        directory.mkdir()
+        try:
+            return attempt(self._stage, played, at)
+        finally:
+            shutil.rmtree(directory)
+
+
+def _add(tally: Counter[str], tried: Attempt) -> None:
+    tally.update(cycles=1, **counts(tried.log.broken))
+
+
+def _outcome(line: bytes) -> RunOutcome:
+    fields = json.loads(line)
+    broken = tuple(
+        BrokenPromise(Promise(each["promise"]), each["found"], tuple(each["story"])) for each in fields.pop("broken")
+    )
+    return RunOutcome(**fields, broken=broken)
+
+
+def work(parent_pid: int, first_seed: int) -> None:
+    """Stream the outcomes to standard output until the parent closes it, or dies."""
+    asked_to_end: list[int] = []
+    # A handler must not raise: an exception in a fork callback would be printed and lost.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
+    die_with(parent_pid)
+    shim = loaded()
+    assert shim is not None, "the worker was not started with the shim"
+    with closing(faulted_runs(first_seed, shim)) as outcomes:
+        for outcome in outcomes:
+            if asked_to_end:
+                return
+            sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+            sys.stdout.flush()
