@@ -166,9 +166,6 @@ class DeliveryRuler:
             self._keep_answer(age_ms, instant, found)
         return found
 
-    frontier = old_up_to
-    """The former name, for one release."""
-
     def sent_by(self, position: Position) -> int | None:
         """Return the time by which a position was certainly sent, or None if no mark is at or above it.
 

@@ -37,11 +37,6 @@ class Selection(NamedTuple):
     kept: DeletedRanges
     excluded_count: int
 
-    @property
-    def left_out(self) -> int:
-        """The former name of `excluded_count`, for one release."""
-        return self.excluded_count
-
 
 def select(
     ranges: DeletedRanges, *, range_count_max: int, keep: Keep = Keep.LOWEST, always: DeletedRanges | None = None

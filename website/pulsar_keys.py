@@ -73,8 +73,6 @@ KEYS = (
     PulsarKey("delayedDeliveryMaxDelayInMillis", "0", "77"),
     PulsarKey("delayedDeliveryMinIndexCountPerBucket", "50,000", "77"),
     PulsarKey("delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds", "300", "77"),
-    PulsarKey("delayedDeliveryTimeStepPerBucketSnapshotSeconds", "none", "77",
-              remark="The first name, in PIP-195, of the key above."),
     PulsarKey("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "5,000", "77"),
     PulsarKey("delayedDeliveryMaxNumBuckets", "-1", "77"),
     PulsarKey("delayedDeliveryLedgerStepPerBucket", "none", "7",

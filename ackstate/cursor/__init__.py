@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ackstate.renamed import warn_renamed
-
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
     from ackstate.cursor.journal.deletion import delete_subscription
@@ -236,17 +234,12 @@ _NAMES = {
         "SubscriptionType",
     ),
 }
-_FORMER = {"Route": "PersistTarget", "Source": "RecoverySource"}
-"""Names of the release before, which still work."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # Else every name would be one.
 
     def __getattr__(name: str) -> Any:
-        if name in _FORMER:
-            warn_renamed(f"ackstate.cursor.{name}", f"ackstate.cursor.{_FORMER[name]}")
-            return getattr(import_module(__name__), _FORMER[name])
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.former_names import FormerNames
 from ackstate.cursor.intake import ACCEPTED, AckIntake, few_of, named
 from ackstate.cursor.journal.cursor_properties import CursorProperties
 from ackstate.cursor.journal.format import Repair
@@ -39,7 +38,7 @@ __all__ = ["ManagedCursor", "persist_all"]
 
 
 @final
-class ManagedCursor(FormerNames):
+class ManagedCursor:
     """The ack state of one subscription of one topic. Made by `open`; safe for any number of threads.
 
     An ack is accepted into memory and becomes durable with a later `persist`, which `tick` calls when it is due. Acks

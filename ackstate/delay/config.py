@@ -24,8 +24,6 @@ _PACKAGE = "org.apache.pulsar.broker.delayed."
 
 _FACTORY = "delayedDeliveryTrackerFactoryClassName"
 _TIME_STEP = "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"
-# The first name of PIP-195.
-_FIRST_TIME_STEP = "delayedDeliveryTimeStepPerBucketSnapshotSeconds"
 
 
 class TrackerKind(Enum):
@@ -106,7 +104,6 @@ class DelayConfig:
         as in Pulsar; ``delayedDeliveryMaxNumBuckets`` is off at 0, too. A tick of 0 is refused: a broker with it does
         not start. Keys that do not concern delays are ignored.
 
-        PIP-195's ``delayedDeliveryTimeStepPerBucketSnapshotSeconds`` is another name of the time step of a segment.
         PIP-448's ``delayedDeliveryPruneMinIntervalMillis``, ``delayedDeliveryPruneEligibleRatio`` and
         ``delayedDeliveryTopicManagerIdleMillis`` are read and have no effect: our index holds nothing that would have
         to be pruned, and goes with its last subscription.
@@ -115,8 +112,8 @@ class DelayConfig:
             source: The keys and their values, or the path of a ``broker.conf``.
 
         Raises:
-            ValueError: A value is malformed or out of range, two names of one setting have different values, or a key
-                that begins like those of delayed delivery is none of them; the text names the key.
+            ValueError: A value is malformed or out of range, or a key that begins like those of delayed delivery is
+                none of them; the text names the key.
             TypeError: A value is neither text nor a number nor a boolean.
             OSError: The file cannot be read.
         """
@@ -129,7 +126,6 @@ class DelayConfig:
             _check_known(key)
         for key, read in _OF_NO_EFFECT.items():
             read(texts, key)
-        _merge_time_steps(texts)
         said: dict[str, Any] = {name: read(texts, key) for name, (key, read) in _READERS.items() if given(texts, key)}
         return cls(**said)
 
@@ -197,7 +193,7 @@ _OF_NO_EFFECT: dict[str, _Reader] = {
     "delayedDeliveryPruneEligibleRatio": number,
     "delayedDeliveryTopicManagerIdleMillis": _zero_if_off,
 }
-_KNOWN = frozenset({key for key, _ in _READERS.values()} | {_FIRST_TIME_STEP, *_OF_NO_EFFECT})
+_KNOWN = frozenset({key for key, _ in _READERS.values()} | _OF_NO_EFFECT.keys())
 
 
 def _concerns_delays(key: str) -> bool:
@@ -220,13 +216,3 @@ def _text(key: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{key} must be text, a number or a boolean, got {value!r}")
     return value
-
-
-def _merge_time_steps(texts: dict[str, str]) -> None:
-    """Give the time step the name it has now."""
-    first, later = given(texts, _FIRST_TIME_STEP), given(texts, _TIME_STEP)
-    if first and later and _milliseconds(texts, _FIRST_TIME_STEP) != _milliseconds(texts, _TIME_STEP):
-        raise ValueError(f"{_TIME_STEP} is {later!r} and {_FIRST_TIME_STEP}, its older name, {first!r}")
-    if first:
-        # Its value is refused by the name it was given by.
-        texts[_TIME_STEP] = str(_milliseconds(texts, _FIRST_TIME_STEP) // 1_000)

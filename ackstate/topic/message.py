@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import warnings
 from collections.abc import Iterable, Mapping
 from operator import index as operator_index
 from types import MappingProxyType
@@ -65,20 +64,14 @@ class Message(_Fields):
     def __new__(  # noqa: PLR0913 - its fields
         cls,
         payload: bytes,
-        *former: Any,
+        *,
         key: bytes | None = None,
         deliver_at_ms: int = NO_DELAY,
         publish_time_ms: int = 0,
         message_count: int = 1,
         properties: Mapping[str, str] = _NO_PROPERTIES,
     ) -> Message:
-        """Return a message; any other argument than the payload is named.
-
-        The order of the release before, publish time, delivery time, payload, key and count, is deprecated.
-        """
-        if former:
-            fields = _former_order(payload, former, (key, message_count))
-            publish_time_ms, deliver_at_ms, payload, key, message_count = fields
+        """Return a message; any other argument than the payload is named."""
         if properties is not _NO_PROPERTIES:
             properties = MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
         return tuple.__new__(cls, (payload, key, deliver_at_ms, publish_time_ms, message_count, properties))
@@ -102,19 +95,6 @@ def _from_fields(*fields: Any) -> Message:
 def _plain(value: object) -> object:
     """Return a value that can be pickled and shown."""
     return dict(value) if isinstance(value, Mapping) else value
-
-
-def _former_order(first: Any, others: tuple[Any, ...], named: tuple[Any, ...]) -> Any:
-    """Return the arguments, and warn; refuse those that no release took."""
-    if isinstance(first, bytes) or not 2 <= len(others) <= 4:
-        raise TypeError("only the payload of a Message comes without a name: write Message(b'...', key=b'...')")
-    warnings.warn(
-        "Message(publish_time_ms, deliver_at_ms, payload) is deprecated: write "
-        "Message(payload, deliver_at_ms=..., publish_time_ms=...)",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return first, *others, *named[len(others) - 2 :]
 
 
 @final

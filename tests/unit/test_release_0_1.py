@@ -10,14 +10,12 @@ import json
 import os
 import shutil
 import tarfile
-import warnings
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import FileStore, ManagedCursor, MemoryStore, MessageLog, SqliteStore
+from ackstate import Position
+from ackstate.cursor import FileStore, ManagedCursor, MessageLog, SqliteStore
 from command_line import assert_one_line, run, status_of
 from forked import in_child
 
@@ -208,27 +206,3 @@ def test_a_migration_refuses_what_it_cannot_migrate(release, capsys):
 def test_a_store_and_a_recording_need_no_migration(release, capsys):
     for source in ("sqlite", "file", "recording"):
         assert "nothing to do" in run(capsys, "migrate", source).out
-
-
-GONE = {
-    # Replaced by a listener, or by another type; the changelog of 0.2.0 names each.
-    f"ackstate.cursor.ManagedCursor {name}"
-    for name in ("ack_bitmaps", "is_dirty", "listen", "told_delivered", "undurable", "unwatch", "watch", "young_age")
-}
-
-
-def test_its_public_names_still_work_and_the_former_ones_warn():
-    log = LedgerMap.from_counts({3: 9})
-    cursor = ManagedCursor.open(MemoryStore(), topic="t", subscription="s", ledgers=log, now_ms=0)
-    names = GOLDEN.with_name("release-0.1-names.txt").read_text().splitlines()
-    missing = set()
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        for place, name in map(str.split, names):
-            owner = cursor if place.endswith("ManagedCursor") else import_module(place)
-            if not hasattr(owner, name):
-                missing.add(f"{place} {name}")
-    assert missing == GONE
-    assert len(names) > 150
-    assert {each.category for each in warned} == {DeprecationWarning}
-    assert len(warned) > 20

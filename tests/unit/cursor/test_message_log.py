@@ -202,25 +202,8 @@ def test_the_payload_comes_first_and_all_else_has_a_default_and_a_name():
     assert message == Message(
         payload=b"hello", key=None, deliver_at_ms=NO_DELAY, publish_time_ms=0, message_count=1, properties={}
     )
-    with pytest.raises(TypeError, match="only the payload of a Message comes without a name"):
+    with pytest.raises(TypeError, match="positional argument"):
         Message(b"hello", b"key")
-
-
-@pytest.mark.parametrize(
-    ("positional", "named"),
-    [
-        ((1_000, 2_000, b"x"), {}),
-        ((1_000, 2_000, b"x", b"k"), {}),
-        ((1_000, 2_000, b"x", b"k", 3), {}),
-        ((1_000, 2_000, b"x"), {"key": b"k"}),
-        ((1_000, 2_000, b"x"), {"message_count": 3, "key": b"k"}),
-    ],
-)
-def test_the_order_of_the_release_before_works_with_a_warning(positional, named):
-    with pytest.warns(DeprecationWarning, match=r"write Message\(payload, deliver_at_ms"):
-        message = Message(*positional, **named)
-    names = ("publish_time_ms", "deliver_at_ms", "payload", "key", "message_count")
-    assert message == Message(**dict(zip(names, positional, strict=False)), **named)
 
 
 def test_properties_are_stored_by_name_and_cannot_be_changed():

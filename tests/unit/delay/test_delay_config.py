@@ -9,7 +9,6 @@ from ackstate.delay.config import TrackerKind
 
 PACKAGE = "org.apache.pulsar.broker.delayed."
 STEP = "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"
-FIRST_STEP = "delayedDeliveryTimeStepPerBucketSnapshotSeconds"
 
 
 def read(**properties):
@@ -55,8 +54,6 @@ def test_the_defaults_are_pulsars():
         ("delayedDeliveryMaxNumBuckets", "-1", -1, "max_bucket_count", None),
         ("delayedDeliveryMaxNumBuckets", "0", 0, "max_bucket_count", None),
         ("delayedDeliveryLedgerStepPerBucket", "5", 5, "ledger_step_per_bucket", 5),
-        (FIRST_STEP, "300", 300, "max_time_step_per_segment_ms", 300_000),
-        (FIRST_STEP, "30", 30, "max_time_step_per_segment_ms", 30_000),
     ],
 )
 def test_each_key_as_text_and_as_a_plain_value(key, text, plain, name, value):
@@ -118,7 +115,6 @@ def test_what_does_not_concern_delays_is_ignored():
         ("delayedDeliveryMinIndexCountPerBucket", "x", ValueError),
         (STEP, "0", ValueError),
         (STEP, "0.5", ValueError),
-        (FIRST_STEP, "0", ValueError),
         ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "0", ValueError),
         ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "-2", ValueError),
         ("delayedDeliveryMaxNumBuckets", str(2**31), ValueError),
@@ -147,16 +143,6 @@ def test_a_malformed_value_is_refused_by_its_key(key, value, error):
 def test_a_misspelt_key_is_refused(key, meant):
     with pytest.raises(ValueError, match=f"unknown key of Pulsar '{key}'; did you mean '{meant}'"):
         read(**{key: "1"})
-
-
-def test_two_names_of_one_setting_may_agree():
-    assert read(**{STEP: "60", FIRST_STEP: 60}).max_time_step_per_segment_ms == 60_000
-
-
-@pytest.mark.parametrize(("later", "first"), [("60", "61"), (60, "300"), ("300", 30)])
-def test_two_names_of_one_setting_with_two_values_are_refused(later, first):
-    with pytest.raises(ValueError, match=f"{STEP} is '{later}' and {FIRST_STEP}, its older name, '{first}'"):
-        read(**{STEP: later, FIRST_STEP: first})
 
 
 @pytest.mark.parametrize(
