@@ -42,5 +42,4 @@ def _below(command: Any, *, words: str, parent: Any = None) -> Iterator[Command]
     context = typer.Context(command, info_name=name, parent=parent, terminal_width=_COLUMNS, max_content_width=_COLUMNS)
     yield Command(words, "\n".join(line.rstrip() for line in command.get_help(context).splitlines()).strip())
     for name, each in getattr(command, "commands", {}).items():
-        if not each.hidden:
-            yield from _below(each, words=f"{words} {name}", parent=context)
+        yield from _below(each, words=f"{words} {name}", parent=context)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.main import run
-from ackstate.analysis.cli.names import CommandWithOldOptions
 from ackstate.analysis.cli.options import JsonOption, key_value_pairs
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from benchmarks.calibration.run import CalibrationPlan
 
 _COUNT_MAX = 10_000
-
-
-class _Command(CommandWithOldOptions):
-    renamed: ClassVar = {"--estimate-with": "--assume"}
 
 
 def calibrate(
@@ -110,7 +105,7 @@ def _by_spark(spark: SparkSession, plan: CalibrationPlan) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit, as `ackstate` does."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=_Command)(calibrate)
+    app.command()(calibrate)
     run(app, sys.argv[1:] if arguments is None else arguments, name="python -m benchmarks.calibration")
 
 

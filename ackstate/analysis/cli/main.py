@@ -14,7 +14,6 @@ import logging.handlers
 import signal
 import sys
 import threading
-import warnings
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
@@ -31,7 +30,7 @@ from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
 from ackstate.analysis.cli.migrate import migrate
-from ackstate.analysis.cli.names import CommandGroup, CommandWithOldOptions, OldCommand, usage_error_text
+from ackstate.analysis.cli.names import CommandGroup, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_access import TrustOption
 from ackstate.analysis.cli.pulsar_exporter import exporter
@@ -45,7 +44,6 @@ from ackstate.analysis.cli.serve import serve
 from ackstate.analysis.cli.spark_package import spark_package
 from ackstate.analysis.cli.sweep import sweep
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -148,15 +146,12 @@ def _common_options(
 
 
 app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
-_redelivery_help = "Redelivery of a crash at every instant."
-app.command("redelivery", cls=CommandWithOldOptions, short_help=_redelivery_help)(redelivery)
+app.command("redelivery", short_help="Redelivery of a crash at every instant.")(redelivery)
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
-app.command("package", cls=OldCommand, hidden=True)(spark_package)
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
 app.command("recover", short_help="Recover the cursors of a dead broker.")(recover)
 app.command("crash", short_help="Crash a cursor, yours or ours, and judge each recovery.")(crash)
-_sweep_help = "Compare settings: redelivery against its price."
-app.command("sweep", cls=CommandWithOldOptions, short_help=_sweep_help)(sweep)
+app.command("sweep", short_help="Compare settings: redelivery against its price.")(sweep)
 app.command("fsck", short_help="Check a store, and show the effect of each repair.")(fsck)
 app.command("inspect", short_help="Show the cursors of a store.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
@@ -178,10 +173,8 @@ _trace.command("check", short_help="Check every event of a trace, and summarise 
 _trace.command("generate", short_help="Generate a big trace of a given shape, in parallel.")(trace.generate)
 app.add_typer(_trace, name="trace", short_help="Convert recordings of brokers into traces, and check them.")
 
-_topics = policies.topics()
 app.add_typer(policies.namespaces(), name="namespaces", short_help="Delayed-delivery policies of namespaces.")
-app.add_typer(_topics, name="topics", short_help="Delayed-delivery policies of topics.")
-app.add_typer(_topics, name="topicPolicies", hidden=True)
+app.add_typer(policies.topics(), name="topics", short_help="Delayed-delivery policies of topics.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -205,7 +198,7 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
     remarks = logging.handlers.BufferingHandler(_WARNINGS_MAX)
     logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [remarks]
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
-    with _lost_interrupts_repeated(), _warnings_in_a_line():
+    with _lost_interrupts_repeated():
         status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
     # A failure is printed in one line.
     for text in dict.fromkeys(each.getMessage() for each in remarks.buffer if status == 0):
@@ -220,26 +213,6 @@ class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         complain(f"warning: {record.getMessage()}")
-
-
-@contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Show a word of the command line that is deprecated in one line, without a place in the code."""
-    usual = warnings.formatwarning
-
-    def text(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        """Return the text of a warning."""
-        if category is FutureWarning:
-            return f"ackstate: warning: {printable(str(message))}\n"
-        return usual(message, category, filename, lineno, line)
-
-    warnings.formatwarning = text
-    try:
-        yield
-    finally:
-        warnings.formatwarning = usual
 
 
 @contextmanager

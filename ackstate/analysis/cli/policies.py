@@ -1,4 +1,4 @@
-"""`ackstate namespaces`, `topics` and `topicPolicies`: delayed-delivery policies by the commands of `pulsar-admin`.
+"""`ackstate namespaces` and `topics`: delayed-delivery policies by the commands of `pulsar-admin`.
 
 Words, flags, output and exit status are those of `pulsar-admin`, so that a script needs only another program name. One
 difference: `set-delayed-delivery` changes only the fields that are given, where `pulsar-admin` sends a whole policy and

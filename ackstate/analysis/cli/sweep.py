@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
 
-# The second is the name of the first in earlier releases.
-_RECORDED = ("recorded", "as recorded")
+_RECORDED = "recorded"
 
 
 def sweep(
@@ -102,7 +101,7 @@ def sweep(
         from ackstate.analysis.trace.parquet import check_trace
 
         # Mistakes in options and files are reported before the trace is read.
-        is_named = current_policy not in ("", *_RECORDED)
+        is_named = current_policy not in ("", _RECORDED)
         named = policy_of_text(current_policy) if is_named else None
         broker = None if broker_conf is None else read_broker_policy(broker_conf)
         texts = key_value_pairs(flags)
@@ -114,7 +113,7 @@ def sweep(
         base = None if broker is None else broker.to_mapping()
         policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
         current = None
-        if current_policy not in _RECORDED:
+        if current_policy != _RECORDED:
             current = recorded or _current(trace, named, broker, broker_conf)
         if not policies:
             policies = candidates(current.policy if current is not None else broker or Policy())
@@ -122,7 +121,7 @@ def sweep(
             policies = [current.policy, *policies]
         result, _ = estimated(
             trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, report=output.report,
-            current=current, is_recorded_current=current_policy in _RECORDED, covered=covered,
+            current=current, is_recorded_current=current_policy == _RECORDED, covered=covered,
         )  # fmt: skip
     lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
     output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)

@@ -37,7 +37,7 @@ class ConvertByDefault(CommandGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `convert`, unless the first word is a misspelled command."""
         if args and args[0] not in {*self.commands, "--help"}:
-            if closest(args[0], self.shown_names()) and not Path(args[0]).exists() and not ctx.resilient_parsing:
+            if closest(args[0], self.commands) and not Path(args[0]).exists() and not ctx.resilient_parsing:
                 self.refuse(ctx, args[0])
             args = ["convert", *args]
         return super().parse_args(ctx, args or ["--help"])

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -62,11 +61,9 @@ def test_the_answer_is_the_same_on_the_terminal_in_the_file_and_from_spark(capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["--assume", "--estimate-with"])
-def test_a_wrong_estimate_is_bad_news(capsys, monkeypatch, name):
+def test_a_wrong_estimate_is_bad_news(capsys, monkeypatch):
     without_spark(monkeypatch)
-    with pytest.warns(FutureWarning, match="write --assume$") if name != "--assume" else nullcontext():
-        done = run(capsys, *SMALL, name, "flush_interval_ms=3333")
+    done = run(capsys, *SMALL, "--assume", "flush_interval_ms=3333")
     assert done.status == 1
     assert "(!)" in done.out
     assert "of 3 kills at 1 grid points redelivered exactly the predicted number" in done.out

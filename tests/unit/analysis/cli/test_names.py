@@ -1,4 +1,4 @@
-"""Version, completion, suggestions for unknown names, and the names of before."""
+"""Version, completion, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.cli.names import RENAMED_OPTIONS
-from command_line import assert_one_line, run, run_apart
+from command_line import assert_one_line, run
 
 COMMAND = Path(sys.executable).parent / "ackstate"
 
@@ -48,7 +45,6 @@ def test_the_completion_scripts_call_the_command():
     ("words", "names"),
     [
         ("re", ["redelivery", "recover"]),
-        ("pack", []),  # an old name
         ("trace c", ["convert", "check"]),
         ("pulsar s", ["snapshot"]),
         ("broker --delay", ["--delayed-share", "--delay-ms-max"]),
@@ -98,62 +94,3 @@ def test_a_recording_may_have_a_name_like_a_command(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chek").mkdir()
     assert_one_line(run(capsys, "trace", "chek", "trace"), "chek: ")
-
-
-# --- names of before
-
-
-def warned_of(old, new, *, is_old=True):
-    """Expect a warning that names the replacement; none for a present name."""
-    return pytest.warns(FutureWarning, match=f"^{old} is deprecated.* write {new}$") if is_old else nullcontext()
-
-
-def test_an_old_name_is_answered_with_one_line(tmp_path):
-    done = run_apart("package", tmp_path / "package")
-    assert done.status == 0
-    assert done.err == "ackstate: warning: package is deprecated, and release 0.3 removes it: write spark-package\n"
-
-
-def test_old_options_work_and_are_in_no_help(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "trace").mkdir()
-    for command, *rest in (("redelivery", "trace"), ("sweep", "trace", "--set", "tick_ms=1")):
-        told = run(capsys, command, "--help").out
-        for old, new in RENAMED_OPTIONS.items():
-            if old == "--baseline":
-                continue
-            assert new in told
-            assert old not in told
-            for name in (old, new):
-                with warned_of(old, new, is_old=name == old):
-                    refused = run(capsys, command, *rest, name, "file")
-                assert_one_line(refused, "--calibration, --recorded-runs and --trace-summary go with --report")
-            with warned_of(old, new):
-                assert_one_line(run(capsys, command, *rest, f"{old}="), f"'{new}'")
-
-
-def test_the_current_policy_has_an_old_option(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "trace").mkdir()
-    assert "--current-policy" in (told := run(capsys, "sweep", "--help").out)
-    assert "--baseline" not in told
-    for name in ("--baseline", "--current-policy"):
-        with warned_of("--baseline", "--current-policy", is_old=name == "--baseline"):
-            refused = run(capsys, "sweep", "trace", "--set", "tick_ms=1", name, "x")
-        assert_one_line(refused, "current policy must be KEY=V KEY=V or default, got 'x'")
-
-
-def test_a_word_after_the_end_of_the_options_is_no_old_option(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert_one_line(run(capsys, "redelivery", "--", "--trace-json"), "--trace-json: no such trace")
-
-
-def test_the_old_command_packs_the_same(tmp_path, capsys):
-    assert "spark-package" in run(capsys).out
-    assert "\n  package" not in run(capsys).out
-    for name in ("package", "spark-package"):
-        with warned_of("package", "spark-package", is_old=name == "package"):
-            assert run(capsys, name, tmp_path / name).status == 0
-    old, new = ({file.name for file in (tmp_path / name).iterdir()} for name in ("package", "spark-package"))
-    assert old == new == {"ackstate.zip", "ackstate_job.py"}
-    assert zipfile.ZipFile(tmp_path / "package" / "ackstate.zip").namelist()

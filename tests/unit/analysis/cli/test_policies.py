@@ -149,11 +149,11 @@ def test_set_sends_what_is_named_and_no_default(server, admin, flags, body):
     [
         ("topics get-delayed-delivery", ("GET", f"{TOPIC}?applied=false", None)),
         ("topics get-delayed-delivery -ap", ("GET", f"{TOPIC}?applied=true", None)),
-        ("topicPolicies get-delayed-delivery --applied -g", ("GET", f"{TOPIC}?applied=true&isGlobal=true", None)),
+        ("topics get-delayed-delivery --applied -g", ("GET", f"{TOPIC}?applied=true&isGlobal=true", None)),
         ("topics set-delayed-delivery -e -t 2s", ("POST", TOPIC, {"active": True, "tickTime": 2000})),
-        ("topicPolicies set-delayed-delivery -d --global", ("POST", f"{TOPIC}?isGlobal=true", {"active": False})),
+        ("topics set-delayed-delivery -d --global", ("POST", f"{TOPIC}?isGlobal=true", {"active": False})),
         ("topics remove-delayed-delivery", ("DELETE", TOPIC, None)),
-        ("topicPolicies remove-delayed-delivery -g", ("DELETE", f"{TOPIC}?isGlobal=true", None)),
+        ("topics remove-delayed-delivery -g", ("DELETE", f"{TOPIC}?isGlobal=true", None)),
     ],
 )
 def test_what_is_sent_for_a_topic(server, admin, line, expected):
@@ -599,7 +599,7 @@ def test_what_is_not_named_keeps_its_value(ask, group, name):
 def test_what_is_applied_to_a_topic_comes_from_its_namespace_too(ask):
     assert ask("namespaces set-delayed-delivery a/third -e -md 1h").status == 0
     assert ask("topics set-delayed-delivery a/third/orders -e -t 5s").status == 0
-    assert policy(ask("topicPolicies get-delayed-delivery persistent://a/third/orders")) == {
+    assert policy(ask("topics get-delayed-delivery persistent://a/third/orders")) == {
         "active": True,
         "tickTime": 5_000,
     }
@@ -620,10 +620,10 @@ def test_a_fixed_delay_while_delayed_delivery_is_off_is_refused_with_the_reason(
 @pytest.mark.slow
 def test_a_policy_of_all_clusters_is_not_set(ask):
     for words in ("set-delayed-delivery -e", "remove-delayed-delivery"):
-        status, out, err = ask(f"topicPolicies {words} -g a/global/orders")
+        status, out, err = ask(f"topics {words} -g a/global/orders")
         assert (status, out) == (1, "")
         assert err.startswith("isGlobal: global policies are not supported")
-    assert ask("topicPolicies get-delayed-delivery -g a/global/orders") == (0, "null\n", "")
+    assert ask("topics get-delayed-delivery -g a/global/orders") == (0, "null\n", "")
 
 
 @pytest.mark.slow
@@ -645,7 +645,7 @@ def test_a_topic_of_any_name_is_reached(served, capsys):
 
 # --- help
 
-GROUPS = ("namespaces", "topicPolicies")
+GROUPS = ("namespaces", "topics")
 VERBS = ("get-delayed-delivery", "set-delayed-delivery", "remove-delayed-delivery")
 
 
