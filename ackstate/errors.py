@@ -30,7 +30,7 @@ class CorruptStateError(AckStateError):
 
 
 class UnsupportedVersionError(AckStateError):
-    """Stored bytes were written by a newer release; guessing their meaning could invent acks."""
+    """Stored bytes have a version that this release does not read; guessing their meaning could invent acks."""
 
 
 class InvalidPositionError(AckStateError):

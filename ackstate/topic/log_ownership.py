@@ -27,7 +27,7 @@ from ackstate.cursor.steps import run
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.cursor.writes import CreateLedger, FenceLedger, PutValue
 from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
-from ackstate.wire.native_reader import CHECKSUM, corrupt
+from ackstate.wire.native_reader import CHECKSUM, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class LogRecord(NamedTuple):
 
 
 def encode_log_record(record: LogRecord) -> bytes:
-    """Return the bytes of a record, in the latest version."""
+    """Return the bytes of a record."""
     ledger_id = _NO_LEDGER if record.open_ledger_id is None else record.open_ledger_id
     covered = _RECORD.pack(MAGIC, VERSION, record.term, ledger_id)
     covered += _TRIMMED.pack(record.first_ledger_id, len(record.ledger_sizes))
@@ -78,10 +78,10 @@ def encode_log_record(record: LogRecord) -> bytes:
 
 
 def decode_log_record(data: bytes) -> LogRecord:
-    """Read back what `encode_log_record` wrote, in this release or an earlier one.
+    """Read back what `encode_log_record` wrote.
 
     Raises:
-        UnsupportedVersionError: A newer release wrote the record.
+        UnsupportedVersionError: The record has another version.
         CorruptStateError: Anything else is wrong. No other exception can escape.
     """
     if len(data) < _SIZE_MIN:
@@ -89,23 +89,21 @@ def decode_log_record(data: bytes) -> LogRecord:
     magic, version, term, ledger_id = _RECORD.unpack_from(data)
     if magic != MAGIC:
         corrupt(0, MAGIC, magic, what=_WHAT)
-    if version > VERSION:
-        raise UnsupportedVersionError(f"{_WHAT} of version {version}; this release reads up to {VERSION}")
+    check_version(version, VERSION, what=_WHAT)
     end = len(data) - CHECKSUM.size
     computed, (stored,) = google_crc32c.value(data[:end]), CHECKSUM.unpack_from(data, end)
     if stored != computed:
         corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
-    if version < 1 or any(data[5:8]):
-        corrupt(4, f"version 1 to {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
-    trimmed = (0, (), ()) if version == 1 and end == _RECORD.size else _decode_trimmed(data[:end])
-    return LogRecord(term, None if ledger_id == _NO_LEDGER else ledger_id, *trimmed)
+    if not version or any(data[5:8]):
+        corrupt(4, f"version {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
+    return LogRecord(term, None if ledger_id == _NO_LEDGER else ledger_id, *_decode_trimmed(data[:end]))
 
 
 def _decode_trimmed(covered: bytes) -> tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-    """Return the first ledger, the sizes and the times of a record from version 2 on."""
+    """Return the first ledger, the sizes and the times of a record."""
     at = _RECORD.size + _TRIMMED.size
-    if covered[4] == 1 or len(covered) < at:
-        corrupt(_RECORD.size, "the length of its version", f"{len(covered)} bytes", what=_WHAT)
+    if len(covered) < at:
+        corrupt(len(covered), f"at least {at} bytes", f"{len(covered)} bytes", what=_WHAT)
     first_ledger_id, count = _TRIMMED.unpack_from(covered, _RECORD.size)
     times_at = at + count * _OF_LEDGER.size
     if len(covered) < times_at or (len(covered) - times_at) % _OF_LEDGER.size:

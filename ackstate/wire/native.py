@@ -16,23 +16,21 @@ from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.errors import UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
-from ackstate.wire.native_reader import CHECKSUM, Reader, corrupt
+from ackstate.wire.native_reader import CHECKSUM, Reader, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 VERSION = 3
-"""The newest that this release reads: a snapshot that refers to delay buckets, see `ackstate.wire.native_shared`."""
+"""The version of a snapshot that refers to delay buckets, see `ackstate.wire.native_shared`."""
 PLAIN_VERSION = 2
 """The version of all other records."""
 MAGIC = b"ACKR"
 
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
-_BATCH_COUNT = struct.Struct("<I")  # from version 2 on, after the header
-_COUNTS = {1: struct.Struct("<"), PLAIN_VERSION: _BATCH_COUNT}  # the counts after the header, by version
+_BATCH_COUNT = struct.Struct("<I")  # after the header
 LEDGER_BLOCK = struct.Struct("<QI")
 _PROPERTY = struct.Struct("<Hq")
 _BATCH = struct.Struct("<QIH")
@@ -178,8 +176,8 @@ def decode(data: bytes) -> Record:
         data: One whole record; nothing may follow.
 
     Raises:
-        UnsupportedVersionError: The record was written by a newer release, or is a snapshot that refers to delay
-            buckets: such a record does not contain its acks.
+        UnsupportedVersionError: The record has another version, such as a snapshot that refers to delay buckets, which
+            does not contain its acks.
         CorruptStateError: Anything else is wrong, with the offset, the expected and the actual content. No other
             exception can escape.
 
@@ -204,17 +202,18 @@ def decode_parts(data: bytes) -> RecordFields:
 
     Complexity: O(len(data)), and much faster than `decode`, which counts ranges.
     """
-    parts, _, reader = read_parts(data, _COUNTS)
+    parts, _, reader = read_parts(data, PLAIN_VERSION, _BATCH_COUNT)
     reader.finish("the checksum")
     return parts
 
 
-def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[RecordFields, tuple[int, ...], Reader]:
+def read_parts(data: bytes, supported: int, counts: struct.Struct) -> tuple[RecordFields, tuple[int, ...], Reader]:
     """Read and check a record up to its batch blocks.
 
     Args:
         data: One whole record.
-        counts: The counts after the header, for each supported version; the count of batches is first, if present.
+        supported: The version that it must have.
+        counts: The counts after the header; that of batches is first.
 
     Returns:
         The fields, the counts after that of batches, and a reader positioned behind the batch blocks.
@@ -229,21 +228,19 @@ def read_parts(data: bytes, counts: Mapping[int, struct.Struct]) -> tuple[Record
     )
     if magic != MAGIC:
         corrupt(0, MAGIC, magic)
-    if version > max(counts):
-        raise UnsupportedVersionError(f"native record has version {version}; its reader supports up to {max(counts)}")
+    check_version(version, supported, what="native record")
     if length != len(data):
         corrupt(8, f"length {len(data)}", length)
     if google_crc32c.value(data) != SEALED:
         computed = google_crc32c.value(data[: -CHECKSUM.size])
         corrupt(length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # These checks hold for every record that `encode` wrote; a checksum may match by chance.
-    if version not in counts or reserved or kind not in _KINDS:
-        versions = f"version {min(counts)} to {max(counts)}"
-        corrupt(4, f"{versions}, kind 1 or 2, reserved 0", (version, kind, reserved))
+    if not version or reserved or kind not in _KINDS:
+        corrupt(4, f"version {supported}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
-    batches, *further = counts[version].unpack(reader.take(counts[version].size, "counts")) or (0,)
+    batches, *further = counts.unpack(reader.take(counts.size, "counts"))
     bitmaps = _decode_ledgers(reader, ledgers)
     named = _decode_properties(reader, properties) if properties else {}
     batch = _decode_batch(reader, batches) if batches else []

@@ -96,7 +96,7 @@ def decode_deltas(entries: Sequence[bytes], place: JournalOffset) -> Deltas | No
         place: The place of the first delta.
 
     Returns:
-        None if a delta is damaged, does not belong there, or has an older version: `decode_parts` returns the reason.
+        None if a delta is damaged, does not belong there, or has another version: `decode_parts` returns the reason.
 
     Complexity: O(size); ten times as fast as `decode_parts` for one acked entry.
     """

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import CorruptStateError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.wire import native
 from ackstate.wire.native import Record, RecordKind
-from ackstate.wire.native_reader import CHECKSUM, Reader, corrupt
+from ackstate.wire.native_reader import CHECKSUM, Reader, check_version, corrupt
 from ackstate.wire.native_shared import SharedSnapshot, decode_shared, encode_shared, is_shared
 from ackstate.wire.text_properties import check_properties_fit, decode_text_properties, encode_text_properties
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MAGIC = b"ACKP"
 VERSION = 2
 
-_HEADER = struct.Struct("<4sB3xQQQ")  # magic, version, reserved, cursor ledger, epoch, term: all of version 1
-_TAIL = struct.Struct("<qqII")  # from version 2 on: mark-delete ledger and entry, cursor properties, snapshot bytes
+_HEADER = struct.Struct("<4sB3xQQQ")  # magic, version, reserved, cursor ledger, epoch, term
+_TAIL = struct.Struct("<qqII")  # mark-delete ledger and entry, cursor properties, snapshot bytes
 _NO_LEDGER = 2**64 - 1
 _NO_POSITION = (-1, -1)
 _WHAT = "cursor pointer"
@@ -41,7 +41,7 @@ class Pointer:
         cursor_ledger_id: The ledger that holds the journal; None if the state is in `snapshot`.
         epoch: The epoch of the journal's records, or of the snapshot.
         term: Rises whenever the cursor is opened: a pointer with another term belongs to another owner.
-        mark_delete: The mark-delete position at the time of writing; None in version 1.
+        mark_delete: The mark-delete position at the time of writing; None if it was unknown.
         cursor_properties: Properties set by the application, name -> text.
         snapshot: Without a ledger, the whole state, possibly as its difference from delay buckets; else None.
     """
@@ -64,7 +64,7 @@ def check_cursor_properties(properties: Mapping[str, str]) -> None:
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
-    """Encode a pointer, in the latest version.
+    """Encode a pointer.
 
     Raises:
         ValueError: A cursor property, or the snapshot, is too large.
@@ -84,10 +84,10 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 
 def decode_pointer(data: bytes) -> Pointer:
-    """Decode a pointer that `encode_pointer` of this or an earlier version wrote.
+    """Decode a pointer that `encode_pointer` wrote.
 
     Raises:
-        UnsupportedVersionError: The pointer was written by a newer release.
+        UnsupportedVersionError: The pointer has another version.
         CorruptStateError: Anything else is wrong. No other exception can escape.
     """
     size_min = _HEADER.size + CHECKSUM.size
@@ -96,17 +96,13 @@ def decode_pointer(data: bytes) -> Pointer:
     magic, version, cursor_ledger_id, epoch, term = _HEADER.unpack_from(data)
     if magic != MAGIC:
         corrupt(0, MAGIC, magic, what=_WHAT)
-    if version > VERSION:
-        raise UnsupportedVersionError(f"cursor pointer has version {version}; this release reads up to {VERSION}")
+    check_version(version, VERSION, what=_WHAT)
     computed, stored = google_crc32c.value(data[: -CHECKSUM.size]), native.checksum(data)
     if stored != computed:
         corrupt(len(data) - CHECKSUM.size, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
-    if version < 1 or any(data[5:8]):
-        corrupt(4, f"version 1 to {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
+    if not version or any(data[5:8]):
+        corrupt(4, f"version {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
     reader = Reader(data, _HEADER.size, len(data) - CHECKSUM.size, what=_WHAT)
-    if version == 1:
-        reader.finish("the checksum")
-        return Pointer(cursor_ledger_id, epoch, term)
     return _decode_tail(reader, None if cursor_ledger_id == _NO_LEDGER else cursor_ledger_id, epoch, term)
 
 

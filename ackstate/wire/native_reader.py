@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NoReturn, final
 
-from ackstate.errors import CorruptStateError
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
 
 CHECKSUM = struct.Struct("<I")
 
@@ -13,6 +13,12 @@ CHECKSUM = struct.Struct("<I")
 def corrupt(offset: int, expected: object, found: object, *, what: str = "native record") -> NoReturn:
     """Raise `CorruptStateError`."""
     raise CorruptStateError(what, offset=offset, expected=expected, found=found)
+
+
+def check_version(version: int, supported: int, *, what: str) -> None:
+    """Raise `UnsupportedVersionError` for another version; 0 is none, so such bytes are damaged."""
+    if version not in (0, supported):
+        raise UnsupportedVersionError(f"{what} has version {version}; this release reads version {supported}")
 
 
 @final

@@ -166,12 +166,12 @@ def decode_shared(data: bytes) -> SharedSnapshot:
         data: One whole record; nothing may follow.
 
     Raises:
-        UnsupportedVersionError: The record was written by a newer release.
+        UnsupportedVersionError: The record has another version.
         CorruptStateError: Anything else is wrong. No other exception can escape.
 
     Complexity: O(len(data)).
     """
-    parts, (reference_count, run_count, acked_count), reader = read_parts(data, {native.VERSION: _COUNTS})
+    parts, (reference_count, run_count, acked_count), reader = read_parts(data, native.VERSION, _COUNTS)
     if (parts.kind, parts.sequence, parts.chain) != (RecordKind.SNAPSHOT, 0, 0):
         corrupt(5, "a snapshot, sequence 0, chain 0", f"({int(parts.kind)}, {parts.sequence}, {parts.chain})")
     references = tuple(_decode_references(reader, reference_count))

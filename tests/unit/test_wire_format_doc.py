@@ -71,14 +71,13 @@ def batch_blocks(data, offset, count):
         offset = end
 
 
-@pytest.mark.parametrize(("version", "blocks_begin"), [(1, 56), (2, 60)])
-def test_the_golden_record_reads_as_drawn(version, blocks_begin):
-    data = (GOLDEN / f"native-record-v{version}.bin").read_bytes()
+def test_the_golden_record_reads_as_drawn():
+    data = (GOLDEN / "native-record-v2.bin").read_bytes()
     found = fields(data, "## Native record, version 2")
     batch_count = found.pop("batch count")
     assert found == {
         "magic": b"ACKR",
-        "version": version,
+        "version": 2,
         "kind": 2,
         "reserved": 0,
         "length": len(data),
@@ -90,14 +89,13 @@ def test_the_golden_record_reads_as_drawn(version, blocks_begin):
         "ledger count": 2,
         "property count": 2,
     }
-    ledgers = list(ledger_blocks(data, blocks_begin, 2))
+    ledgers = list(ledger_blocks(data, 60, 2))
     assert [block[:2] for block in ledgers] == [(3, [43, 44]), (5, [0, 70_000])]
     properties = list(property_blocks(data, ledgers[-1][2], 2))
     assert [block[:2] for block in properties] == [("dedup", -1), ("sequence", 12)]
-    batches = list(batch_blocks(data, properties[-1][2], batch_count)) if version == 2 else []
-    assert [block[:3] for block in batches] == [(3, 50, (0b1010, 2**64 - 1)), (5, 1, (4,))][: len(batches)]
-    assert len(batches) == 2 * (version - 1)
-    assert (batches or properties)[-1][-1] == len(data) - 4
+    batches = list(batch_blocks(data, properties[-1][2], batch_count))
+    assert [block[:3] for block in batches] == [(3, 50, (0b1010, 2**64 - 1)), (5, 1, (4,))]
+    assert batches[-1][-1] == len(data) - 4
     assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
 
 
@@ -122,22 +120,7 @@ def test_a_golden_pointer_with_the_state_reads_as_drawn():
     assert data[56 + len(record) :] == struct.pack("<I", google_crc32c.value(data[:-4]))
 
 
-def test_the_golden_pointer_of_version_1_ends_after_the_term():
-    data = (GOLDEN / "cursor-pointer-v1.bin").read_bytes()
-    assert len(data) == 36
-    assert struct.unpack("<QQQ", data[8:32]) == (17, 2, 9)
-    assert struct.unpack("<I", data[32:])[0] == google_crc32c.value(data[:32])
-
-
 def test_the_golden_log_record_reads_as_drawn():
-    data = (GOLDEN / "log-record-v1.bin").read_bytes()
-    found = fields(data, "## Message log record, version 1")
-    assert found.pop("checksum") == google_crc32c.value(data[:24])
-    assert found == {"magic": b"ACKL", "version": 1, "reserved": bytes(3), "term": 9, "open ledger id": 17}
-    assert len(data) == 28
-
-
-def test_the_golden_log_record_of_version_2_reads_as_drawn():
     data = (GOLDEN / "log-record-v2.bin").read_bytes()
     found = fields(data, "## Message log record, version 2")
     assert found == {
