@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -12,7 +11,6 @@ import pytest
 
 from ackstate.cursor import SqliteStore, StoreError
 
-_DATABASE = "ackstate.sqlite3"
 _HOLDER = """
 import sys
 from ackstate.cursor import FileStore, SqliteStore
@@ -37,17 +35,6 @@ def assert_works(directory: Path, kind=SqliteStore) -> None:
         store.ledgers.append(ledger_id, b"entry")
     with closing(kind(directory)) as store:
         assert store.ledgers.read(ledger_id, 0, 1) == [b"entry"]
-
-
-def downgraded(directory: Path) -> None:
-    """Make a store one of version 1, whose rows have no seals."""
-    with closing(sqlite3.connect(directory / _DATABASE)) as connection, connection:
-        connection.execute("DROP TABLE identity")
-        connection.execute("UPDATE entries SET data = substr(data, 1, length(data) - 4)")
-        connection.execute("UPDATE metadata SET data = substr(data, 1, length(data) - 4)")
-        connection.execute("PRAGMA user_version = 1")
-    with closing(sqlite3.connect(directory / _DATABASE)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def start(program: str, directory: Path) -> subprocess.Popen[str]:

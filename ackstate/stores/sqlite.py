@@ -76,9 +76,6 @@ class SqliteStore:
     A child that is forked while a store is open cannot use it: every call but `close` is refused there. The child can
     never open that store again either, since SQLite mistakes the locks of the parent for its own.
 
-    Opening a store of format version 1 adds checksums to its rows, once: meanwhile this takes as much free room as the
-    store has, both on its disk and in the directory for temporary files.
-
     Args:
         path: The directory. A missing one is created, an empty one becomes a store.
         check_pages: Whether to check all pages for damage now, which reads the whole database: 0.1 to 0.4 s for 100 MB,
@@ -88,11 +85,10 @@ class SqliteStore:
 
     Raises:
         StoreLockedError: The store is open already, in this process or another one.
-        StoreFullError: The disk has no room to create the store, or to recover one of an earlier release; retry when it
-            has.
+        StoreFullError: The disk has no room to create the store, or to recover it; retry when it has.
         StoreError: The path is a file, holds something else, or is not writable; nothing in it was changed.
         CorruptStateError: The store holds damaged bytes or a foreign database, or has lost its database.
-        UnsupportedVersionError: A newer release wrote the store; nothing was changed.
+        UnsupportedVersionError: The store has another version; nothing was changed.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class SqliteStore:
             StoreFullError: There is no room for the copy.
             StoreError: There is no store at the path, it is not readable, or its files are too large.
             CorruptStateError: The store holds damaged bytes or a foreign database, or has lost its database.
-            UnsupportedVersionError: A newer release wrote the store.
+            UnsupportedVersionError: The store has another version.
         """
         copy = copy_database(Path(path), bytes_max=copy_bytes_max)
         try:

@@ -13,7 +13,7 @@ block it. So the names are checked first (`ackstate.stores.plain_files`).
 Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.stores.sqlite_log`).
 It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
 into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them. The
-price: opening a store that was not closed may need some room, if an earlier release or another program wrote it.
+price: opening a store that was not closed may need some room, if another program wrote it.
 
 Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
 and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
@@ -33,7 +33,7 @@ import struct
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import StoreError, StoreFullError
+from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.directory_lock import (
     LOCK,
@@ -54,8 +54,7 @@ from ackstate.stores.plain_files import (
 )
 from ackstate.stores.sqlite_log import check_journal, check_log
 from ackstate.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark
-from ackstate.stores.sqlite_schema import IDENTITY_TABLE, NEW_IDENTITY, SCHEMA, UNSEALED_SCHEMA, check_schema
-from ackstate.stores.sqlite_seal import RowSeal
+from ackstate.stores.sqlite_schema import NEW_IDENTITY, SCHEMA, check_schema
 from ackstate.stores.system_errors import system_errors_in_our_words
 from ackstate.stores.temporary_copy import TemporaryCopy
 
@@ -86,7 +85,6 @@ LOG_BYTES_KEPT = 256 << 10
 _DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, of linux/falloc.h
 _libc = ctypes.CDLL(None)
-_UNSEALED_VERSION = 1  # Without checksums of rows; they are added when the store is opened.
 
 _PRAGMAS = (
     # First: a foreign schema must have no effect before the schema is checked.
@@ -225,7 +223,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _check_header(database: Path) -> None:
-    """Refuse a file that is foreign, or newer, before SQLite touches it."""
+    """Refuse a file that is foreign, or of another version, before SQLite touches it."""
     header = read_start(database, _HEADER_SIZE)
     name = str(database)
     if len(header) < _HEADER_SIZE:
@@ -242,13 +240,13 @@ def _check_header(database: Path) -> None:
             found=f"{application_id:#x}",
         )
     (version,) = struct.unpack_from(">I", header, _FORMAT_VERSION_OFFSET)
-    if version > FORMAT_VERSION:
-        raise UnsupportedVersionError(
-            f"{name} has format version {version}; this release reads up to version {FORMAT_VERSION}"
-        )
-    if version < _UNSEALED_VERSION:
-        expected = f"format version {_UNSEALED_VERSION} to {FORMAT_VERSION}"
+    if not version:
+        expected = f"format version {FORMAT_VERSION}"
         raise CorruptStateError(name, offset=_FORMAT_VERSION_OFFSET, expected=expected, found=version)
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersionError(
+            f"{name} has format version {version}; this release reads version {FORMAT_VERSION}"
+        )
 
 
 def _create(directory: Path) -> None:
@@ -288,19 +286,17 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
             connection.setconfig(_DEFENSIVE, True)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        version = _check_whole(database, connection)
+        _check_whole(database, connection)
         if check_pages:
             _check_pages(database, connection)
-        if version == _UNSEALED_VERSION:
-            _seal_rows(database, connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
-    """Return the format version; refuse a database that was truncated or has other tables.
+def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
+    """Refuse a database that was truncated or has other tables.
 
     Its log is empty, so the file must have the size that its header states.
     """
@@ -309,52 +305,7 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> int:
     expected, found = page_count * page_size, database.stat().st_size
     if found < expected:
         raise CorruptStateError(str(database), offset=found, expected=f"{expected} bytes", found=f"{found} bytes")
-    ((version,),) = connection.execute("PRAGMA user_version")
-    check_schema(database, connection, UNSEALED_SCHEMA if version == _UNSEALED_VERSION else SCHEMA)
-    return int(version)
-
-
-def _seal_rows(database: Path, connection: sqlite3.Connection) -> None:
-    """Upgrade a store of the previous version to the present one, all or nothing. Complexity: O(size of the store).
-
-    The whole store is written to the log, and SQLite saves the previous pages in the directory for temporary files:
-    meanwhile each needs as much free room as the store.
-
-    Raises:
-        StoreFullError: There is less room. Nothing was changed, or only the copy of the log to the database is missing.
-    """
-    try:
-        _seal_all_rows(connection)
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
-            raise
-        raise StoreFullError(
-            f"{database}: the disk is full: to add checksums to the rows of a store of version {_UNSEALED_VERSION},"
-            f" once, takes about {_room_to_seal(database)} free bytes there and as many in the directory for temporary"
-            " files; no entry or value was lost"
-        ) from error
-
-
-def _room_to_seal(database: Path) -> int:
-    # Each page is once in the log, whose frames have headers; and the seals make the rows longer.
-    return database.stat().st_size * 21 // 20
-
-
-def _seal_all_rows(connection: sqlite3.Connection) -> None:
-    for statement in ("BEGIN IMMEDIATE", IDENTITY_TABLE, NEW_IDENTITY):
-        connection.execute(statement)
-    ((salt,),) = connection.execute("SELECT salt FROM identity")
-    seal = RowSeal(salt)
-    connection.create_function("sealed_entry", 3, seal.entry, deterministic=True)
-    connection.create_function("sealed_value", 3, seal.value, deterministic=True)
-    for statement in (
-        "UPDATE entries SET data = sealed_entry(ledger_id, entry_id, data)",
-        "UPDATE metadata SET data = sealed_value(path, version, data)",
-        f"PRAGMA user_version = {FORMAT_VERSION}",
-        "COMMIT",
-        "PRAGMA wal_checkpoint(TRUNCATE)",
-    ):
-        connection.execute(statement).fetchall()
+    check_schema(database, connection)
 
 
 def _read_through(database: Path) -> None:

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 from ackstate.errors import CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-# SQLite stores these texts unchanged.
-IDENTITY_TABLE = "CREATE TABLE identity (salt BLOB NOT NULL)"
-"""One row."""
 NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
-UNSEALED_SCHEMA = (
+# SQLite stores these texts unchanged.
+SCHEMA = (
     # AUTOINCREMENT: the id of a deleted ledger is never used again.
     "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
     " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
@@ -27,21 +24,20 @@ UNSEALED_SCHEMA = (
     "CREATE TABLE metadata (path TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)",
     # One row, above every version of every deleted value: a value that is created again never matches an old version.
     "CREATE TABLE first_version (version INTEGER NOT NULL)",
+    # One row.
+    "CREATE TABLE identity (salt BLOB NOT NULL)",
 )
-"""The schema of a store of format version 1, whose rows have no checksums."""
-SCHEMA = (*UNSEALED_SCHEMA, IDENTITY_TABLE)
-"""The schema of a store of the present version."""
 _ALL_OBJECTS = "SELECT type, name, tbl_name, sql FROM main.sqlite_master"
 _FOUND_CHARACTERS_MAX = 200
 
 
-def check_schema(database: Path, connection: sqlite3.Connection, statements: Sequence[str]) -> None:
-    """Refuse a database whose schema is not exactly the one that some statements create.
+def check_schema(database: Path, connection: sqlite3.Connection) -> None:
+    """Refuse a database whose schema is not exactly ours.
 
     A foreign trigger or view of any name could change the data that is written or read.
     """
     with closing(sqlite3.connect(":memory:")) as pattern:
-        for statement in statements:
+        for statement in SCHEMA:
             pattern.execute(statement)
         expected = Counter(pattern.execute(_ALL_OBJECTS))
     found = Counter(connection.execute(_ALL_OBJECTS))

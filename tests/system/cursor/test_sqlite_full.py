@@ -15,7 +15,7 @@ from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreFullError
 from ackstate.cursor.writes import AppendEntry, DeleteLedger, PutValue
 from ackstate.errors import CorruptStateError
 from ackstate.stores.sqlite import SqliteStore
-from store_directories import append_until, assert_works, downgraded, names_in
+from store_directories import append_until, assert_works, names_in
 
 DATABASE = "ackstate.sqlite3"
 
@@ -270,21 +270,6 @@ class TestFullDisk:
             found = list(threads.map(append, ledger_ids, sizes))
             assert found == [[], [*range(20)]] * 4
             assert [store.ledgers.last(ledger_id) for ledger_id in ledger_ids] == [-1, 19] * 4
-
-    def test_a_store_that_finds_no_room_to_be_sealed_says_so_and_is_as_it_was(self, tiny_disk):
-        directory = tiny_disk / "store"
-        with closing(SqliteStore(directory)) as store:
-            ledger_id = store.ledgers.create("billing")
-            store.ledgers.append_all([(ledger_id, bytes(1000))] * 900)
-        downgraded(directory)
-        size = (directory / DATABASE).stat().st_size
-        fill(tiny_disk / "more ballast", leave=size // 2)
-        told = f"the disk is full: to add checksums to the rows .* takes about {size * 21 // 20} free bytes"
-        with pytest.raises(StoreFullError, match=told):
-            SqliteStore(directory)
-        (tiny_disk / "ballast").unlink()
-        with closing(SqliteStore(directory)) as store:
-            assert store.ledgers.read(ledger_id, 0, 900) == [bytes(1000)] * 900
 
     def test_a_copy_that_does_not_fit_is_refused_and_removed(self, tiny_disk, tmp_path, monkeypatch):
         with closing(SqliteStore(tmp_path / "store")) as store:
