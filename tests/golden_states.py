@@ -77,8 +77,8 @@ def parts(name):
     return early, events[len(early) :]
 
 
-def golden(name, version=VERSION):
-    return (GOLDEN / f"redelivery-state-v{version}-{name}.json").read_text().rstrip("\n")
+def golden(name):
+    return (GOLDEN / f"redelivery-state-v{VERSION}-{name}.json").read_text().rstrip("\n")
 
 
 def broker():

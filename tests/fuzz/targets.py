@@ -9,9 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import tarfile
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,9 +18,7 @@ import google_crc32c
 from ackstate import AckStateError, LedgerMap, Position
 from ackstate.analysis.crash import conversation
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.estimate.checkpoint import Checkpoint
 from ackstate.analysis.estimate.daily_state import decoded, decoded_broker
-from ackstate.analysis.estimate.former_state import find_state
 from ackstate.analysis.pulsar.recorded_run import parse_run
 from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
@@ -112,20 +108,6 @@ def sealed_lines(data: bytes) -> bytes:
 
 def golden(*names: str) -> Callable[[], Sequence[bytes]]:
     return lambda: [path.read_bytes() for name in names for path in sorted(GOLDEN.glob(name))]
-
-
-@cache
-def release() -> Path:
-    """Return a directory with the files of release 0.1; it is deleted when the process ends."""
-    directory = tempfile.TemporaryDirectory(prefix="ackstate-fuzz-")
-    release.kept = directory  # type: ignore[attr-defined]
-    with tarfile.open(GOLDEN / "release-0.1.tar.gz") as archive:
-        archive.extractall(directory.name, filter="data")
-    return Path(directory.name)
-
-
-def released(*names: str) -> Callable[[], Sequence[bytes]]:
-    return lambda: [path.read_bytes() for name in names for path in sorted(release().glob(name))]
 
 
 def vectors(name: str, *fields: str) -> Callable[[], Sequence[bytes]]:
@@ -223,17 +205,12 @@ def _converted(directory: Path) -> Any:
 
 
 def _file_store(directory: Path) -> None:
-    shutil.copy(release() / "file" / "MADE", directory)
+    shutil.copy(GOLDEN / "file-store-v1-made.bin", directory / "MADE")
     FileStore.open_copy(directory, copy_bytes_max=1 << 24).close()
 
 
 def _sqlite_store(directory: Path) -> None:
     SqliteStore.open_copy(directory, copy_bytes_max=1 << 24).close()
-
-
-def _both_states(directory: Path) -> Any:
-    find_state(directory)
-    return Checkpoint.latest(directory, [None])
 
 
 def _values(data: bytes) -> None:
@@ -265,7 +242,7 @@ def _state(name: str) -> FuzzTarget:
 
 
 TARGETS = {
-    "native-record": FuzzTarget(native.decode, golden("native-record-v[12].bin"), sealed_at_end),
+    "native-record": FuzzTarget(native.decode, golden("native-record-v2.bin"), sealed_at_end),
     "native-record-v3": FuzzTarget(native_shared.decode_shared, golden("native-record-v3.bin"), sealed_at_end),
     "native-deltas": FuzzTarget(
         lambda data: decode_deltas([data], JournalOffset(2, 7, 0xDEADBEEF, Position(3, -1))),
@@ -302,19 +279,18 @@ TARGETS = {
     ]),
     "policies": FuzzTarget(decode_policies, golden("policies-*.bin")),
     "ack-states": FuzzTarget(decode_ack_states, golden("ack-states-*.ack"), sealed_lines),
-    "recording": FuzzTarget(in_file("000001.events", _recording), released("recording/*.events")),
+    "recording": FuzzTarget(in_file("000001.events", _recording), golden("recording-*.events")),
     "polled-recording": FuzzTarget(in_file("000001.events", _recording), golden("polled-recording-*.events")),
     "json-lines": FuzzTarget(in_file("lines", _converted), lambda: JSON_LINES),
     "ack-log": FuzzTarget(in_file("lines", _converted), lambda: lines_of("broker-redelivery.jsonl.gz")[:2]),
     "parquet-trace": FuzzTarget(
-        in_file("trace.parquet", check_events), lambda: [*released("days/*/*.parquet")(), *golden("*.parquet")()]
+        in_file("trace.parquet", check_events), golden("*.parquet")
     ),
     "trace-manifest": FuzzTarget(in_file(MANIFEST, listed_names), lambda: [
         b'{"magic": "ackstate trace", "version": 1, "files": {"a.parquet": {"bytes": 4, "footer_sha256": "00"}}}'
     ]),
-    "file-store": FuzzTarget(in_file("log-0000000000000001", _file_store), released("file/log-*")),
-    "sqlite-store": FuzzTarget(in_file("ackstate.sqlite3", _sqlite_store), released("sqlite/ackstate.sqlite3")),
-    "state-manifest": FuzzTarget(in_file("000001/manifest.json", _both_states), released("state/*/manifest.json")),
+    "file-store": FuzzTarget(in_file("log-0000000000000001", _file_store), golden("file-store-v1.bin")),
+    "sqlite-store": FuzzTarget(in_file("ackstate.sqlite3", _sqlite_store), golden("sqlite-store-*.sqlite3")),
     **{f"daily-state-{name}": _state(name) for name in ("counted", "young", "gated")},
     "broker-state": FuzzTarget(_text(lambda text: decoded_broker(text, 2)), golden("redelivery-state-v7-broker.json")),
     "recorded-run": FuzzTarget(_text(parse_run), lambda: lines_of("broker-redelivery.jsonl.gz")[:3]),

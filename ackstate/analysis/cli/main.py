@@ -10,7 +10,6 @@ Each command imports its dependencies beyond the library when it runs, so that `
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import signal
 import sys
 import threading
@@ -29,7 +28,6 @@ from ackstate.analysis.cli.demo import demo
 from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.fsck import fsck
 from ackstate.analysis.cli.inspect import inspect
-from ackstate.analysis.cli.migrate import migrate
 from ackstate.analysis.cli.names import CommandGroup, usage_error_text
 from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_access import TrustOption
@@ -96,7 +94,6 @@ namespaces and topics as for pulsar-admin: 0 success, 1 failure.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 # Packages of the extra `spark`.
 _EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas"})
-_WARNINGS_MAX = 10_000
 _INTERRUPTED = 130
 _AGAIN_S = 0.01
 
@@ -155,7 +152,6 @@ app.command("sweep", short_help="Compare settings: redelivery against its price.
 app.command("fsck", short_help="Check a store, and show the effect of each repair.")(fsck)
 app.command("inspect", short_help="Show the cursors of a store.")(inspect)
 app.command("explain", short_help="Show which unacked messages cost most.")(explain)
-app.command("migrate", short_help="Rewrite a trace or a daily state of an older release.")(migrate)
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real Pulsar brokers.")
@@ -195,14 +191,9 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
         sys.stdout.reconfigure(errors="replace")
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless a handler is installed.
     logging.basicConfig(handlers=[logging.NullHandler()])
-    remarks = logging.handlers.BufferingHandler(_WARNINGS_MAX)
-    logging.getLogger("ackstate.analysis.trace.manifest").handlers[:] = [remarks]
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
     with _lost_interrupts_repeated():
         status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
-    # A failure is printed in one line.
-    for text in dict.fromkeys(each.getMessage() for each in remarks.buffer if status == 0):
-        complain(f"warning: {text}")
     sys.exit(status)
 
 

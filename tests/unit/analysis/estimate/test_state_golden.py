@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis.estimate.daily_state import decoded, decoded_broker, encoded, encoded_broker
-from ackstate.analysis.replay.state_fields import VERSION, CheckpointError
+from ackstate.analysis.replay.state_fields import VERSION
 from ackstate.errors import UnsupportedVersionError
 from golden_states import CUT_MS, GRID, broker, golden, parts, policies_of, run
 
@@ -40,11 +40,6 @@ def test_the_golden_states_have_every_kind_of_replay_and_a_shut_gate():
 
 def test_the_golden_state_of_the_broker_is_read_and_written_with_the_same_bytes():
     assert encoded_broker(decoded_broker(golden("broker"), 2)) == golden("broker") == encoded_broker(broker())
-
-
-def test_a_state_of_version_5_is_refused_with_what_to_do():
-    with pytest.raises(CheckpointError, match=r"^the state has version 5, which only older .*; read all"):
-        decoded(golden("ranges", 5), policies_of("ranges"))
 
 
 def test_a_state_of_a_newer_version_is_refused():
