@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError
 from ackstate.analysis.crash.promises import Promise
-from ackstate.errors import AckStateError
+from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +37,6 @@ OURS = "ours"
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 _VERSION = 2
-# Version 1 had no `unfinished_pieces`, and an entry for each failed run.
-_OLD_VERSION = 1
 _ENTRIES = re.compile(r"\d+:\[\d+, \d+\)(?: \d+:\[\d+, \d+\))*(?: \.\.\.)?")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
@@ -257,10 +255,11 @@ def run_layer(
 
 
 def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
-    """Read the totals of earlier campaigns, also of version 1; empty if there is no file.
+    """Read the totals of earlier campaigns; empty if there is no file.
 
     Raises:
-        CampaignError: The file holds no totals, is of an unknown version, or of another subject.
+        CampaignError: The file holds no totals, or those of another subject.
+        UnsupportedVersionError: It has another version.
         OSError: The file cannot be read.
     """
     try:
@@ -269,11 +268,13 @@ def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
         return {}
     try:
         found = json.loads(data)
-        if (version := found["version"]) not in {_OLD_VERSION, _VERSION}:
-            raise CampaignError(f"{path}: version {version!r}; this release reads versions 1 and {_VERSION}")
-        if (crashed := found.get("subject", OURS)) != subject:
+        if type(version := found["version"]) is not int:
+            raise TypeError(f"version is {version!r}")
+        if version != _VERSION:
+            raise UnsupportedVersionError(f"{path}: totals have version {version}; this release reads {_VERSION}")
+        if (crashed := found["subject"]) != subject:
             raise CampaignError(f"{path}: totals of the subject {crashed!r}, not of {subject!r}: name another file")
-        return {name: _totals(_upgraded(plain, version)) for name, plain in found["layers"].items()}
+        return {name: _totals(plain) for name, plain in found["layers"].items()}
     # Deep nesting raises RecursionError.
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CampaignError(f"{path}: not the totals of a crash campaign ({error!r})") from error
@@ -299,14 +300,6 @@ def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
         Promise.I3: (outcome.gauge_mismatch, "times the gauge was wrong"),
     }
     return tuple(BrokenPromise(promise, f"{number} {what}") for promise, (number, what) in counted.items() if number)
-
-
-def _upgraded(plain: dict[str, Any], version: int) -> dict[str, Any]:
-    """Return the totals of a layer in the format of this version."""
-    if version == _VERSION:
-        return plain
-    failures = [{**failure, "count": 1, "last_seed": failure["seed"]} for failure in plain["failures"]]
-    return {**plain, "failures": failures, "unfinished_pieces": 0}
 
 
 def _totals(plain: dict[str, Any]) -> Totals:

@@ -200,8 +200,9 @@ def test_totals_come_back_from_their_file(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"version": 1}', '{"version": 1, "layers": []}', '{"version": 1, "layers": {"L0": {}}}',
-     '{"version": 3, "layers": {}}', '{"version": [2], "layers": {}}', "[" * 100_000, "\xff"],
+    ["", "[]", "{}", '{"version": 2}', '{"version": 2, "subject": "ours", "layers": []}',
+     '{"version": 2, "subject": "ours", "layers": {"L0": {}}}', '{"version": 2, "layers": {}}',
+     '{"version": [2], "layers": {}}', "[" * 100_000, "\xff"],
 )  # fmt: skip
 def test_a_file_that_holds_no_totals_is_refused_and_left_alone(tmp_path, text):
     file = tmp_path / "totals.json"
@@ -230,17 +231,6 @@ def test_totals_of_another_type_are_refused(tmp_path):
             other.write_text(json.dumps(bad))
             with pytest.raises(CampaignError, match=name):
                 read_totals(other)
-
-
-def test_totals_of_the_first_version_are_read(tmp_path):
-    failure = {"seed": 3, "promise": LOST.promise, "found": LOST.found, "story": list(LOST.story)}
-    layer = {"next_seed": 4, "runs": 3, "cycles": 30, "lost_durable": 1, "invented": 0, "gauge_mismatch": 0}
-    layer |= {"failed_runs": 1, "last_failed_seed": 3, "seconds": 1.5, "counts": {"kills": 3}, "skipped": ""}
-    (tmp_path / "t").write_text(json.dumps({"version": 1, "layers": {"L3": {**layer, "failures": [failure]}}}))
-    totals = read_totals(tmp_path / "t")["L3"]
-    assert (totals.cycles, totals.unfinished_pieces) == (30, 0)
-    run_layer(failing(lambda _: LOST.found), totals, Budget(3_600, run_count_max=1))
-    assert totals.failures == [{**failure, "count": 1, "last_seed": 3}, totals.failures[1]]
 
 
 @pytest.fixture
