@@ -30,7 +30,7 @@ def shuffled_bytes(trace: Path, *, is_counted: bool) -> int:
     """Return the bytes of the chunks of a trace as Spark's shuffle gets them."""
     total = 0
     for file in trace.glob("*.parquet"):
-        batches = pq.ParquetFile(file).iter_batches(64, columns=list(chunk_columns(is_packed=True)))
+        batches = pq.ParquetFile(file).iter_batches(64, columns=list(chunk_columns()))
         for batch in packed_chunks(batches, is_counted=is_counted):
             total += sum(map(len, batch["events"].drop_null().to_pylist()))
     return total

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalEngine
-from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, TRACE_SCHEMA, events_of, named_entries
+from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA, events_of, named_entries
 from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.trace.manifest import FILES_KEY, ONLY
 from ackstate.analysis.trace.packed_numbers import pack
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 
-SCHEMAS = {2: LIST_SCHEMA, 3: TRACE_SCHEMA}
 _LEDGERS = ("ledger_id", "entry_count", "published", "acked")
 
 
@@ -67,16 +67,15 @@ def read_rows(trace):
     return rows
 
 
-def table_of_rows(rows, *, version=3):
-    """Return rows as `read_rows` has them as those of a version; its `event_count` and `ledgers` stay."""
-    if version < 3:
-        return pa.Table.from_pylist(rows, LIST_SCHEMA)
-    return pa.Table.from_pylist([_packed(row) for row in rows], TRACE_SCHEMA)
+def table_of_rows(rows, *, files=ONLY):
+    """Return rows as `read_rows` has them as those of a trace; their `event_count` and `ledgers` stay."""
+    schema = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: files})
+    return pa.Table.from_pylist([_packed(row) for row in rows], schema)
 
 
-def write_rows(rows, file, *, version=3):
-    """Write rows as the only Parquet file of an older trace, which does not say that it is."""
-    pq.write_table(table_of_rows(rows, version=version), file)
+def write_rows(rows, file, *, files=ONLY):
+    """Write rows as a Parquet file of a trace; see `table_of_rows`."""
+    pq.write_table(table_of_rows(rows, files=files), file, compression="zstd")
 
 
 def _packed(row):

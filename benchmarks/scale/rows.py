@@ -99,7 +99,7 @@ def unpacked(trace: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch
     """Yield a few chunks of a trace at a time, in any order: their keys, and the results of `events_of`."""
     for file in trace_files(trace):
         parquet = pq.ParquetFile(file, memory_map=True)
-        columns = [*_KEY, "chunk", *packed_columns(names, is_packed=True)]
+        columns = [*_KEY, "chunk", *packed_columns(names)]
         for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
             yield (batch, *events_of(batch, names))
 

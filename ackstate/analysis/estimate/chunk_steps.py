@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +16,7 @@ from ackstate.analysis.trace.chunk_rows import (
     damaged,
     events_of,
     has_intervals,
-    is_packed,
     ledgers_told,
-    named_entries,
     packed_columns,
     pieces,
     refuse,
@@ -28,8 +26,6 @@ from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import numpy.typing as npt
 
     from ackstate.analysis.replay.acked import Int64s
 
@@ -48,7 +44,8 @@ LEDGERS = pa.schema([
 ])  # fmt: skip
 _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_ts_ms")
 _NAMES = ("topic", "subscription", "chunk")
-_LEDGERS = ("kind", "ledger_id", "last_entry")
+LEDGER_COLUMNS = (*_NAMES, "event_count", "ledgers")
+"""The columns that `ledgers` reads from a trace."""
 _NAMING = tuple(NAMES_ENTRIES)
 _POLLED = np.array(sorted(POLLED_KINDS))
 _LAST_EXACT = max(set(EventKind) - POLLED_ONLY)
@@ -58,16 +55,10 @@ _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
 
 
-def chunk_columns(*, is_packed: bool, has_intervals: bool = False) -> tuple[str, ...]:
-    """Return the columns that `packed_chunks` reads from a trace whose events are bytes or lists, maybe of polls."""
-    more = ("ledgers",) if is_packed else ()
+def chunk_columns(*, has_intervals: bool = False) -> tuple[str, ...]:
+    """Return the columns that `packed_chunks` reads from a trace, maybe of polls."""
     names = (*EventChunk._fields, *(_OF_POLLS if has_intervals else ()))
-    return (*_BOUNDS, *packed_columns(names, is_packed=is_packed), *more)
-
-
-def ledger_columns(*, is_packed: bool) -> tuple[str, ...]:
-    """Return the columns that `ledgers` reads from a trace."""
-    return (*_NAMES, *(("event_count", "ledgers") if is_packed else _LEDGERS))
+    return (*_BOUNDS, *packed_columns(names), "ledgers")
 
 
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: int = 0) -> Iterator[pa.RecordBatch]:
@@ -171,14 +162,15 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     its own, also has a row with ledger -1. ``is_kept`` is false, because these rows do not come from a state.
 
     Args:
-        batches: Chunks, with `ledger_columns`.
+        batches: Chunks, with `LEDGER_COLUMNS`.
 
     Raises:
         TraceError: A chunk is damaged.
     """
     found: dict[tuple[str, str, int], list[int]] = {}
     for batch in batches:
-        offsets, named = _ledgers_of(batch)
+        told, named = ledgers_told(batch)
+        offsets = told.tolist()
         keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
         for topic, subscription, (begin, end) in keys:
             found.setdefault((topic, subscription, -1), [0, 0, 0])
@@ -190,17 +182,6 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             found.clear()
     if found:
         yield _ledger_batch(found)
-
-
-def _ledgers_of(batch: pa.RecordBatch) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Return the offset of each row's ledgers, and the ledgers of all rows as `named_entries` returns them."""
-    if is_packed(batch.schema):
-        offsets, told = ledgers_told(batch)
-        return offsets.tolist(), told
-    starts, columns = _sound_events(batch, _LEDGERS)
-    bounds = pairwise(starts.tolist())
-    named = [named_entries(*(column[begin:end] for column in columns)) for begin, end in bounds]
-    return [0, *accumulate(each.shape[1] for each in named)], np.concatenate(named, axis=1)
 
 
 def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.RecordBatch:

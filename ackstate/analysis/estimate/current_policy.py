@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
-from ackstate.analysis.trace.chunk_rows import events_of, is_packed, packed_columns
+from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import trace_files
 from ackstate.cursor.pulsar_conf import cursor_settings
@@ -183,7 +183,7 @@ def _chunks(file: Location, chunks_max: int) -> Iterator[tuple[str, str, int, np
     read = 0
     try:
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            columns = packed_columns(("ts_ms", "kind"), is_packed=is_packed(parquet.schema_arrow))
+            columns = packed_columns(("ts_ms", "kind"))
             for batch in parquet.iter_batches(_CHUNKS_AT_ONCE, columns=[*_NAMES, *columns]):
                 offsets, (ts_ms, kind) = events_of(batch, ("ts_ms", "kind"))
                 names = zip(*(batch[name].to_pylist() for name in _NAMES), strict=True)

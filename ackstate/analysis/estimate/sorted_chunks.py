@@ -16,10 +16,10 @@ import pyarrow as pa
 from ackstate.analysis.estimate.chunk_codec import decode
 from ackstate.analysis.estimate.chunk_steps import (
     DAY_SEQ,
+    LEDGER_COLUMNS,
     LEDGERS,
     PACKED,
     chunk_columns,
-    ledger_columns,
     ledgers,
     packed_batch,
     packed_chunks,
@@ -102,7 +102,7 @@ def sorted_chunks(
     is_small = all(map(is_counted, policies))
     chunks = [
         day.read(
-            chunk_columns(is_packed=day.is_packed, has_intervals=day.has_intervals),
+            chunk_columns(has_intervals=day.has_intervals),
             partial(packed_chunks, is_counted=is_small, day=number),
             PACKED,
         )
@@ -116,7 +116,7 @@ def sorted_chunks(
 
 def named_ledgers(days: Sequence[TraceSource], kept: Kept | None = None) -> Rows:
     """Return rows of `LEDGERS`, from the traces and from the stored state, which also marks known subscriptions."""
-    told = [day.read(ledger_columns(is_packed=day.is_packed), ledgers, LEDGERS) for day in days]
+    told = [day.read(LEDGER_COLUMNS, ledgers, LEDGERS) for day in days]
     before = [] if kept is None else [kept.logs.through(_kept_logs, LEDGERS), kept.keys.through(_kept_keys, LEDGERS)]
     return joined([*told, *before])
 

@@ -27,11 +27,6 @@ class TraceSource(Protocol):
     """A trace that can be replayed."""
 
     @property
-    def is_packed(self) -> bool:
-        """Whether its events are bytes, as from version 3 of a trace on."""
-        ...
-
-    @property
     def has_intervals(self) -> bool:
         """Whether it is a trace of polls, of which each estimate has a low and a high."""
         ...
@@ -63,7 +58,7 @@ class Engine(Protocol):
 
         Raises:
             TraceError: It is not a trace; see `check_trace`.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
         """
         ...
 
@@ -102,11 +97,6 @@ class LocalSource(NamedTuple):
     def of(cls, path: Location, covered: Span | None = None) -> Self:
         """Find the files of a trace, a file or a directory; arguments and errors as in `SparkSource.of`."""
         return cls(tuple(trace_files(path)), check_trace(path) if covered is None else covered)
-
-    @property
-    def is_packed(self) -> bool:
-        """See `TraceSource`."""
-        return self.covered.is_packed
 
     @property
     def has_intervals(self) -> bool:

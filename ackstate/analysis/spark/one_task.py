@@ -50,11 +50,6 @@ class OneTaskSource(NamedTuple):
     local: LocalSource
 
     @property
-    def is_packed(self) -> bool:
-        """See `TraceSource`."""
-        return self.local.is_packed
-
-    @property
     def has_intervals(self) -> bool:
         """See `TraceSource`."""
         return self.local.has_intervals

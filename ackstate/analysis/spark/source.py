@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackstate.analysis.spark.rows import SparkRows
 from ackstate.analysis.spark.session import parquet_frame
-from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, POLLED_SCHEMA, TRACE_SCHEMA, has_intervals, is_packed
+from ackstate.analysis.trace.chunk_rows import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
 from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class SparkSource(NamedTuple):
     """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`.
 
     Attributes:
-        trace: The DataFrame; in versions 1 and 2 its events are lists, which take several times as long.
+        trace: The DataFrame.
         covered: The result of `check_trace`; None if Spark is to compute it.
     """
 
@@ -46,16 +46,11 @@ class SparkSource(NamedTuple):
 
         Raises:
             TraceError: It is not a trace; see `check_trace`.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
         """
         covered = check_trace(path) if covered is None else covered
-        columns = POLLED_SCHEMA if covered.has_intervals else TRACE_SCHEMA if covered.is_packed else LIST_SCHEMA
+        columns = POLLED_SCHEMA if covered.has_intervals else TRACE_SCHEMA
         return cls(parquet_frame(spark, from_arrow_schema(columns), *trace_files(path)), covered)
-
-    @property
-    def is_packed(self) -> bool:
-        """See `TraceSource`."""
-        return is_packed(self.trace.schema)
 
     @property
     def has_intervals(self) -> bool:
@@ -68,13 +63,7 @@ class SparkSource(NamedTuple):
             return self.covered
         begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
         row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
-        return Span(
-            row["begin_ms"] or 0,
-            row["end_ms"] or 0,
-            row["chunks"],
-            is_packed=self.is_packed,
-            has_intervals=self.has_intervals,
-        )
+        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"], has_intervals=self.has_intervals)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
         """See `TraceSource`."""

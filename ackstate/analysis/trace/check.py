@@ -120,7 +120,7 @@ def check_events(
 
     Raises:
         TraceError: It is not a trace, or an event is invalid; the message has the reason and the place.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         OSError: It cannot be read.
     """
     span = check_trace(path, is_timed=False)

@@ -1,4 +1,4 @@
-"""Encodes a chunk of events as a row of a Parquet trace, packed into bytes; reads lists of earlier versions, too.
+"""Encodes a chunk of events as a row of a Parquet trace, packed into bytes.
 
 Spark splits lists into values and rebuilds them on the way to a Python worker, which takes several times as long as a
 replay. It copies bytes.
@@ -38,10 +38,9 @@ LEDGERS_TYPE = pa.list_(
     ]), nullable=False)
 )  # fmt: skip
 """The entries that a chunk's events name in each ledger, rising; see `ackstate.analysis.trace.events`."""
-_SCALARS = [pa.field(name, pa.type_for_alias(kind), nullable=False) for name, kind in SCALAR_COLUMNS.items()]
 TRACE_SCHEMA = pa.schema(
     [
-        *_SCALARS,
+        *(pa.field(name, pa.type_for_alias(kind), nullable=False) for name, kind in SCALAR_COLUMNS.items()),
         pa.field("event_count", pa.int32(), nullable=False),
         *(pa.field(name, pa.binary(), nullable=False) for name in EVENT_COLUMNS),
         pa.field("ledgers", LEDGERS_TYPE, nullable=False),
@@ -53,11 +52,6 @@ POLLED_SCHEMA = pa.schema(
     metadata={VERSION_KEY: str(INTERVAL_VERSION).encode()},
 )
 """Columns of a trace of polls."""
-LIST_SCHEMA = pa.schema(
-    [*_SCALARS, *(pa.field(name, pa.list_(pa.type_for_alias(kind))) for name, kind in EVENT_COLUMNS.items())],
-    metadata={VERSION_KEY: b"2"},
-)
-"""Columns of versions 1 and 2, which can still be read."""
 SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
 """Value for a Parquet file that is one of several."""
 # Spark verifies the checksums too, so damage inside a page is detected.
@@ -149,11 +143,6 @@ def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.ND
     return named
 
 
-def is_packed(schema: pa.Schema) -> bool:
-    """Return whether the events of rows are bytes, as since version 3."""
-    return "event_count" in schema.names
-
-
 def has_intervals(schema: pa.Schema) -> bool:
     """Return whether rows are of a trace of polls."""
     return "until_ms" in schema.names
@@ -161,10 +150,6 @@ def has_intervals(schema: pa.Schema) -> bool:
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a batch in groups of at most `EVENTS_AT_ONCE` events, but at least one row."""
-    if not is_packed(batch.schema):
-        if batch.num_rows:
-            yield batch
-        return
     counts = batch["event_count"].fill_null(0).to_numpy()
     begin, waiting = 0, 0
     for row, count in enumerate(counts.tolist()):
@@ -180,21 +165,30 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
     """Return the offsets of each row's events, including the end of the last, and columns of all rows' events.
 
     Args:
-        batch: Rows of a trace of any version: `names`, the additions of `packed_columns`, and the columns that name a
-            chunk.
+        batch: Rows of a trace: `names`, the additions of `packed_columns`, and the columns that name a chunk.
         names: Columns of `EVENT_COLUMNS`, and ``until_ms`` of a trace of polls.
 
     Raises:
         TraceError: The columns of a row differ in length, or are empty or damaged.
     """
-    return (_unpacked if is_packed(batch.schema) else _from_lists)(batch, names)
+    counts = batch["event_count"].fill_null(0).to_numpy()
+    for row in np.flatnonzero(counts < 1)[:1].tolist():
+        damaged(batch, row, "it has no events")
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+    columns = {name: _joined(batch, name, counts.tolist(), int(offsets[-1])) for name in packed_columns(names)[1:]}
+    if "until_ms" in columns:
+        refuse(batch, offsets, columns["until_ms"] < 0, "'until_ms' is before 'ts_ms'")
+    for name, base in _DISTANCES.items():
+        if name in columns:
+            columns[name] += columns[base]
+    return offsets, [columns[name] for name in names]
 
 
 def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
-    """Check that the ledgers of rows are those that their events name; earlier versions lack them.
+    """Check that the ledgers of rows are those that their events name.
 
     Args:
-        batch: The rows, with `ledgers` if they are packed.
+        batch: The rows, with `ledgers`.
         offsets: From `events_of`, which also returns the columns.
         kind: Kinds of all rows' events.
         ledger_id: Ledger ids of all rows' events.
@@ -203,8 +197,6 @@ def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_i
     Raises:
         TraceError: They differ.
     """
-    if not is_packed(batch.schema):
-        return
     told, columns = ledgers_told(batch)
     for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
         named = named_entries(kind[begin:end], ledger_id[begin:end], last_entry[begin:end])
@@ -228,10 +220,8 @@ def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
     return offsets, np.array([each.to_numpy(zero_copy_only=False) for each in structs.flatten()], np.int64)
 
 
-def packed_columns(names: Sequence[str], *, is_packed: bool) -> tuple[str, ...]:
+def packed_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that `events_of` reads for some columns."""
-    if not is_packed:
-        return tuple(names)
     more = {base for name, base in _DISTANCES.items() if name in names}
     return ("event_count", *dict.fromkeys((*names, *sorted(more - set(names)))))
 
@@ -253,23 +243,6 @@ def damaged(batch: pa.RecordBatch, row: int, what: str = "") -> None:
     raise TraceError(f"not a trace, damaged chunk {chunk}{what and f': {what}'}")
 
 
-def _unpacked(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    counts = batch["event_count"].fill_null(0).to_numpy()
-    for row in np.flatnonzero(counts < 1)[:1].tolist():
-        damaged(batch, row, "it has no events")
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
-    columns = {
-        name: _joined(batch, name, counts.tolist(), int(offsets[-1]))
-        for name in packed_columns(names, is_packed=True)[1:]
-    }
-    if "until_ms" in columns:
-        refuse(batch, offsets, columns["until_ms"] < 0, "'until_ms' is before 'ts_ms'")
-    for name, base in _DISTANCES.items():
-        if name in columns:
-            columns[name] += columns[base]
-    return offsets, [columns[name] for name in names]
-
-
 def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int) -> Int64s:
     joined = np.empty(total, np.int64)
     begin = 0
@@ -283,20 +256,3 @@ def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int)
             damaged(batch, row, f"{name!r}: {error}")
         begin += count
     return joined
-
-
-def _from_lists(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    columns = [batch[name] for name in names]
-    offsets = columns[0].offsets.to_numpy().astype(np.int64) - columns[0].offsets[0].as_py()
-    sound = np.diff(offsets) > 0
-    for column in columns:
-        if column.null_count:
-            sound &= column.is_valid().to_numpy(zero_copy_only=False)
-        theirs = column.offsets.to_numpy() - column.offsets[0].as_py()
-        sound &= np.diff(theirs) == np.diff(offsets)
-    for row in np.flatnonzero(~sound)[:1].tolist():
-        damaged(batch, row, "its lists are empty or not equally long")
-    for name, column in zip(names, columns, strict=True):
-        if column.flatten().null_count:
-            refuse(batch, offsets, column.flatten().is_null().to_numpy(zero_copy_only=False), f"{name!r} has nulls")
-    return offsets, [column.flatten().to_numpy().astype(np.int64, copy=False) for column in columns]

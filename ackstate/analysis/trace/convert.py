@@ -86,7 +86,7 @@ def convert(
 
     Raises:
         TraceError: A source is missing, damaged or none of these, too many rows are bad, or there is no event.
-        UnsupportedVersionError: A newer release recorded it.
+        UnsupportedVersionError: It has another version.
         OSError: A file cannot be read, or the trace not written; `out` is unchanged.
     """
     of_brokers = [recording_files(source) if _is_file(source) else [] for source in sources]

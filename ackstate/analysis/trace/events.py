@@ -33,9 +33,7 @@ until_ms        packed int64      the event happened at `ts_ms` or later, and at
 
 Its events are in the order of `ts_ms`, their earliest times. An event never happens before one of an earlier poll.
 
-Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.packed_numbers`. Versions 1
-and 2 have lists of numbers instead, and neither `event_count` nor `ledgers`; version 1 lacks the kinds from `HELD_BACK`
-on, and entries of `RECOVER`.
+Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.packed_numbers`.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from ackstate.errors import AckStateError
 TRACE_VERSION = 3
 """The version of a trace whose events have exact times."""
 INTERVAL_VERSION = 4
-"""The version of a trace of polls, with `until_ms`. The highest that this release reads."""
+"""The version of a trace of polls, with `until_ms`."""
 CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
 POLLED_UNTIL_KEY = b"ackstate.trace.polled_until_ms"

@@ -2,14 +2,13 @@
 
 ``_manifest.json`` is an object with `magic`, `version` and `files`: name -> `bytes`, the file's size, and
 `footer_sha256`, the SHA-256 of its Parquet footer, which lists the size and place of every page. Spark ignores the
-manifest because of its name. Traces of earlier releases lack these statements: a missing file cannot be detected.
+manifest because of its name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.atomic_write import write_atomically
@@ -30,7 +29,6 @@ _VERSION = 1
 _BYTES_MAX = 256 << 20
 _FOOTER_END = 8  # The length of a Parquet file's footer, and its magic.
 _AGAIN = "copy the whole trace again, or create it again"
-_LOG = logging.getLogger(__name__)
 
 
 def footer(file: Location) -> tuple[int, bytes]:
@@ -64,7 +62,7 @@ def listed_names(directory: Location) -> frozenset[str] | None:
 
     Raises:
         TraceError: It is damaged.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         OSError: It cannot be read.
     """
     manifest = directory / MANIFEST
@@ -112,15 +110,16 @@ def check_files(
             if listed[file.name] != _entry(file):
                 raise TraceError(f"{file}: the file differs from the one that {MANIFEST} lists: {_AGAIN}")
         return
-    several = next((file for file, said in stated.items() if said is not None and said != ONLY), None)
+    for file, said in stated.items():
+        if said not in (ONLY, SEVERAL):
+            raise TraceError(f"{file}: not a trace, it does not state whether it is one of several files")
+    several = next((file for file, said in stated.items() if said == SEVERAL), None)
     if several is not None:
         where = f"{MANIFEST}, which lists them, is missing" if path.is_dir() else "give the directory with all of them"
         raise TraceError(f"{several}: it is one of several files of a trace: {where}")
-    only = next((file for file, said in stated.items() if said == ONLY), None)
-    if only is not None and len(stated) > 1:
+    if len(stated) > 1:
+        only = next(iter(stated))
         raise TraceError(f"{path}: {only.name} is a whole trace, and there are {len(stated)} files: keep them apart")
-    if only is None:
-        _LOG.warning("%s: an older trace, which does not list its files: a missing file cannot be detected", path)
 
 
 def _entry(file: Location) -> dict[str, Any]:

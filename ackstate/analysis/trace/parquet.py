@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ackstate.analysis.location import StorePath
-from ackstate.analysis.trace.chunk_rows import LIST_SCHEMA, POLLED_SCHEMA, TRACE_SCHEMA, has_intervals, is_packed
+from ackstate.analysis.trace.chunk_rows import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
+_SCHEMAS = {TRACE_VERSION: TRACE_SCHEMA, INTERVAL_VERSION: POLLED_SCHEMA}
 _SUFFIX = ".parquet"
 _MS_DIGITS_MAX = 13  # until the year 2286
 _COUNT_DIGITS_MAX = 18
@@ -62,7 +63,7 @@ def write_trace(frames: Iterable[Frame], path: Location) -> int:
 
     Raises:
         TraceError: There is no event, or `path` exists and is not a trace.
-        UnsupportedVersionError: A newer release wrote the trace at `path`.
+        UnsupportedVersionError: The trace at `path` has another version.
         OSError: The disk is full or failed; `path` is unchanged.
     """
     with new_trace(path) as files:
@@ -107,7 +108,7 @@ def check_replaceable(path: Location) -> None:
 
     Raises:
         TraceError: There is something else, or a trace with other files in it.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         OSError: The directory cannot be read.
     """
     if path.is_dir():
@@ -176,7 +177,6 @@ class Span(NamedTuple):
         end_ms: Its last millisecond: that of the last event, or of a later poll.
         chunk_count: Number of its chunks.
         row_groups_max: Number of row groups in the file that has most.
-        is_packed: Whether its events are bytes, as since version 3.
         size_bytes: Uncompressed size of its columns.
         has_intervals: Whether it is a trace of polls, whose events have intervals instead of times.
         dropped_events: Events that it lacks because a recorder dropped them.
@@ -186,7 +186,6 @@ class Span(NamedTuple):
     end_ms: int
     chunk_count: int
     row_groups_max: int = 1
-    is_packed: bool = True
     size_bytes: int = 0
     has_intervals: bool = False
     dropped_events: int = 0
@@ -201,7 +200,7 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
 
     Raises:
         TraceError: It is missing, empty or cut short, or has wrong columns, or lacks or repeats a chunk or a file.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         OSError: The directory cannot be read.
     """
     # One bit per chunk: memory stays small even for a trace of billions of events.
@@ -213,14 +212,13 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     files = trace_files(path)
     listed = check_names(path, files)
     stated: dict[Location, bytes | None] = {}
-    packed: dict[bool, Location] = {}
     polled: dict[bool, Location] = {}
     for file in files:
         rows, row_groups, size, notes, is_polled = _scalars(file)
         stated[file] = notes.get(FILES_KEY)
         ends.append(_noted(file, notes, POLLED_UNTIL_KEY, digits_max=_MS_DIGITS_MAX))
         dropped += _noted(file, notes, DROPPED_KEY, digits_max=_COUNT_DIGITS_MAX)
-        packed[is_packed(rows.schema)] = polled[is_polled] = file
+        polled[is_polled] = file
         size_bytes += size
         row_groups_max = max(row_groups_max, row_groups)
         if is_timed:
@@ -238,10 +236,6 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             chunks.add(chunk)
     if not found:
         raise TraceError(f"{path}: the trace is empty")
-    if len(packed) > 1:
-        raise TraceError(
-            f"{packed[False]}: its version is below 3, unlike that of {packed[True].name}: convert it again"
-        )
     if len(polled) > 1:
         raise TraceError(
             f"{polled[True]}: it is a file of a trace of polls, unlike {polled[False].name}: keep the traces apart"
@@ -253,13 +247,7 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
     count = sum(map(len, found.values()))
-    return Span(min(begins), max(ends), count, row_groups_max, True in packed, size_bytes, True in polled, dropped)
-
-
-def version_of(path: Location) -> int:
-    """Return the version of a trace that `check_trace` has accepted."""
-    with trace_files(path)[0].open("rb") as source:
-        return int((pq.read_metadata(source).metadata or {}).get(VERSION_KEY, b"1"))
+    return Span(min(begins), max(ends), count, row_groups_max, size_bytes, True in polled, dropped)
 
 
 def _noted(file: Location, notes: Mapping[bytes, bytes], key: bytes, *, digits_max: int) -> int:
@@ -279,8 +267,7 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             schema = _check_schema(file, parquet)
             check_row_groups(file)
-            more = ["event_count"] if is_packed(schema) else []
-            rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, *more])
+            rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, "event_count"])
         for name in rows.column_names:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")
@@ -306,15 +293,15 @@ def _check_times(file: Location, rows: pa.Table, clock: TraceClock) -> None:
 
 def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
     """Return the columns of a file; check that they match its version."""
-    version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"1")
-    if not version.isdigit():
+    version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"0")
+    if not version.isdigit() or not int(version):
         raise TraceError(f"{file}: not a trace, its version is {version!r}")
-    if int(version) > INTERVAL_VERSION:
+    if int(version) not in _SCHEMAS:
         raise UnsupportedVersionError(
-            f"{file}: trace has version {int(version)}; this release reads up to {INTERVAL_VERSION}"
+            f"{file}: trace has version {int(version)}; this release reads versions {TRACE_VERSION} and"
+            f" {INTERVAL_VERSION}"
         )
-    found = parquet.schema_arrow
-    expected = {TRACE_VERSION: TRACE_SCHEMA, INTERVAL_VERSION: POLLED_SCHEMA}.get(int(version), LIST_SCHEMA)
+    found, expected = parquet.schema_arrow, _SCHEMAS[int(version)]
     for field in expected:
         matching = found.get_all_field_indices(field.name)
         if len(matching) != 1:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-RECORDING_VERSION = 2  # with the kinds of events that version 2 of a trace has
+RECORDING_VERSION = 2
 POLLED_VERSION = 3
-"""The version of a recording of polls; the highest that this release reads."""
+"""The version of a recording of polls."""
 _MAGIC = b"ACKTRACE"
 _HEADER = struct.Struct("<8sI")
 _FRAME = struct.Struct("<III")
@@ -137,7 +137,7 @@ def read_recording(directory: Path) -> Iterator[Frame]:
 
     Raises:
         TraceError: There is no recording, or a frame is damaged rather than cut short.
-        UnsupportedVersionError: A newer release recorded it.
+        UnsupportedVersionError: It has another version.
     """
     paths = segments(directory)
     if not paths:
@@ -159,7 +159,7 @@ def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
 
     Raises:
         TraceError: As `read_recording`, or it is not a recording of polls.
-        UnsupportedVersionError: A newer release recorded it.
+        UnsupportedVersionError: It has another version.
     """
     for path in segments(directory):
         data = path.read_bytes()
@@ -187,11 +187,11 @@ def torn_bytes(path: Path) -> int:
 
 
 def check_segment(path: Path) -> None:
-    """Check that a file is a segment of exact events in a known version; its frames are not checked.
+    """Check that a file is a segment of exact events in the present version; its frames are not checked.
 
     Raises:
         TraceError: It is not a segment, or one of polls.
-        UnsupportedVersionError: A newer release recorded it.
+        UnsupportedVersionError: It has another version.
     """
     _check_file(path)
     with path.open("rb") as file:
@@ -240,9 +240,10 @@ def _check_header(path: Path, header: bytes) -> int:
     _, version = _HEADER.unpack(header)
     if version < 1:
         raise TraceError(f"{path}: not a recording, its version is {version}")
-    if version > POLLED_VERSION:
+    if version not in (RECORDING_VERSION, POLLED_VERSION):
         raise UnsupportedVersionError(
-            f"{path}: recording has version {version}; this release reads up to {POLLED_VERSION}"
+            f"{path}: recording has version {version}; this release reads versions {RECORDING_VERSION} and"
+            f" {POLLED_VERSION}"
         )
     return int(version)
 

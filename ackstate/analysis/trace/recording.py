@@ -59,7 +59,7 @@ class Recording:
 
     Raises:
         TraceError: The recording in it is damaged, or one of polls.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         OSError: It cannot be read or written.
     """
 

@@ -65,13 +65,11 @@ def check_rows(file: Location, rows: pa.Table) -> None:
 
     Args:
         file: The file of the rows.
-        rows: Rows of a trace; rows without `event_count` have an earlier version, which `check_row_groups` covers.
+        rows: Rows of a trace.
 
     Raises:
         TraceError: A row has too many events, or none.
     """
-    if "event_count" not in rows.column_names:
-        return
     most = row_events_max()
     counts = rows["event_count"].to_numpy()
     for row in np.flatnonzero((counts < 1) | (counts > most))[:1].tolist():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import ackstate.cursor.journal.native
-from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position
+from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
 from ackstate.cursor.journal.native import fold
 from ackstate.wire import native, native_deltas
 from ackstate.wire.native import Record, RecordKind
@@ -323,18 +323,15 @@ class AnyBytes:
     __hash__ = None
 
 
-def test_records_of_version_1_are_read():
-    entries = journal_of([replace(said, batch={}) for said in STORY])
-    for number in (1, 2, 3):
-        older = bytearray(entries[number][:56] + entries[number][60:])
-        older[4:5] = b"\1"
-        older[8:12] = struct.pack("<I", len(older))
-        entries[number] = bytes(older)
-    found = outcome_of_both(rechained(entries))
-    assert (
-        found.content.deleted
-        == folded(journal_of([replace(said, batch={}) for said in STORY]), bulk_count_min=ONE_BY_ONE).content.deleted
-    )
+def test_a_record_of_another_version_is_refused_even_where_damage_would_be_discarded():
+    entries = journal_of(STORY)
+    for number in (2, len(entries) - 1):
+        other = entries[number][:4] + b"\1" + entries[number][5:]
+        kind, message = outcome_of_both(
+            rechained([*entries[:number], other, *entries[number + 1 :]]), discard_damaged=True
+        )
+        assert issubclass(kind, UnsupportedVersionError)
+        assert "native record has version 1; this release reads version 2" in message
 
 
 def test_more_ledgers_than_deltas_of_one_ledger():

@@ -56,21 +56,15 @@ def first_row(**changes):
 @pytest.mark.parametrize(
     "damage",
     [
-        (first_row(ledger_id=lambda values: values[:-1]), 2),
-        (first_row(kind=lambda values: [99, *values[1:]]), 2),
-        (first_row(kind=lambda values: [99, *values[1:]]), 3),
-        (first_row(first_entry=lambda values: [None, *values[1:]]), 2),
-        (first_row(last_entry=lambda values: None), 2),
-        (first_row(**dict.fromkeys(("ts_ms", "kind", "ledger_id", "first_entry", "last_entry"), lambda _: [])), 2),
-        (first_row(ts_ms=lambda values: values[:-1]), 3),
-        (first_row(ledgers=lambda _: []), 3),
+        first_row(kind=lambda values: [99, *values[1:]]),
+        first_row(ts_ms=lambda values: values[:-1]),
+        first_row(ledgers=lambda _: []),
     ],
-    ids=["list too short", "kind of list", "kind", "null in list", "no list", "no events", "too short", "ledgers"],
+    ids=["kind", "too short", "ledgers"],
 )
 def test_rows_that_contradict_themselves_are_refused(good_trace, tmp_path, capsys, damage, engine):
-    change, version = damage
     path = tmp_path / "trace.parquet"
-    write_rows(change(sorted_by_use(read_rows(good_trace))), path, version=version)
+    write_rows(damage(sorted_by_use(read_rows(good_trace))), path)
     outcome = run(capsys, "redelivery", path, "--engine", engine)
     assert_one_line(outcome, f"ackstate: {path}: not a trace, damaged chunk 0")
 

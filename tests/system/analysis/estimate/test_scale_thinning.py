@@ -27,7 +27,7 @@ from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from chunks import chunk_of
 from strategies import few
-from trace_files import read_rows, write_rows
+from trace_files import table_of_rows
 
 POLICIES = [
     None,
@@ -89,13 +89,15 @@ test_a_thinned_trace_says_the_same = pytest.mark.slow(few(given(persisted_traces
 def row_of(name, seq, chunk):
     times = {"first_ts_ms": int(chunk.ts_ms[0]), "last_ts_ms": int(chunk.ts_ms[-1])}
     lists = {column: values.tolist() for column, values in zip(acked.EventChunk._fields, chunk, strict=True)}
+    lists.setdefault("number", [-1] * len(chunk.kind))
     return {"topic": "t", "subscription": name, "first_seq": seq, "chunk": seq} | times | lists
 
 
 def packed_chunks(batches):
     """Return the chunks of each subscription that a worker makes of some batches of rows, in order."""
     found = {}
-    for batch in chunk_steps.packed_chunks(map(pa.RecordBatch.from_pylist, batches), is_counted=True):
+    rows = (batch for each in batches for batch in table_of_rows(each).to_batches())
+    for batch in chunk_steps.packed_chunks(rows, is_counted=True):
         for row in batch.to_pylist():
             found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.decode(memoryview(row["events"]))
     return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}
@@ -215,16 +217,15 @@ def events_of(shift):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_and_this_process_find_the_same_in_bytes_and_in_lists(spark, tmp_path, monkeypatch):
+def test_spark_and_this_process_find_the_same(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 40)
     monkeypatch.setattr(chunk_writer, "_CHUNKS_PER_ROW_GROUP", 2)
     frames = [Frame(topic, name, events_of(shift)) for topic in "tu" for shift, name in ((5, "a"), (9, "b"))]
     parquet.write_trace([*frames, Frame("t", "", [Event(0, EventKind.PUBLISH, 3, 0, 299)])], tmp_path / "trace")
-    write_rows(read_rows(tmp_path / "trace"), tmp_path / "lists.parquet", version=2)
     grid = [*POLICIES, Policy.from_mapping({"range_count_max": 1})]
+    path = tmp_path / "trace"
     found = [
         sorted(tuple(row.values()) for row in estimates(each, grid).collect())
-        for path in (tmp_path / "trace", tmp_path / "lists.parquet")
         for each in (SparkSource.of(spark, path), LocalSource.of(path), SparkSource(spark.read.parquet(str(path))))
     ]
     assert len(found[0]) == len(grid) * 8  # subscriptions, topics, the namespace without a name, and all
@@ -233,7 +234,7 @@ def test_spark_and_this_process_find_the_same_in_bytes_and_in_lists(spark, tmp_p
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_chunk_whose_lists_do_not_belong_together_is_named(spark, tmp_path):
+def test_a_chunk_whose_columns_do_not_belong_together_is_named(spark, tmp_path):
     parquet.write_trace([Frame("t", "a", events_of(5))], tmp_path / "trace")
     (file,) = (tmp_path / "trace").glob("*.parquet")
     table = pq.read_table(file)

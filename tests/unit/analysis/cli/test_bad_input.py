@@ -15,6 +15,7 @@ import pytest
 from ackstate.analysis.demo.results import DemoDirectory
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import VERSION_KEY
+from ackstate.analysis.trace.manifest import FILES_KEY, ONLY
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.cursor import SqliteStore
 from ackstate.errors import AckStateError
@@ -86,7 +87,7 @@ def rewritten(good_trace, *, without=(), schema=None, metadata=None, change=lamb
     """Return the bytes of a sound trace after a change to its rows, columns or notes."""
     rows = change(pq.read_table(good_trace).to_pylist())
     fields = [field for field in schema or TRACE_SCHEMA if field.name not in without]
-    notes = TRACE_SCHEMA.metadata if metadata is None else metadata
+    notes = {**TRACE_SCHEMA.metadata, FILES_KEY: ONLY} if metadata is None else metadata
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields, metadata=notes)), sink)
     return sink.getvalue().to_pybytes()
@@ -119,7 +120,7 @@ BAD_FILES = {
         ),
         "'topic'",
     ),
-    "lists in a trace of version 3": (
+    "lists for bytes": (
         lambda good: rewritten(
             good,
             schema=with_type("kind", pa.list_(pa.int8())),
@@ -133,7 +134,7 @@ BAD_FILES = {
         ),
         "'ts_ms'",
     ),
-    "other columns": (lambda good: parquet_of(pa.table({"name": ["a"], "size": [1]})), "'topic'"),
+    "other columns": (lambda good: parquet_of(pa.table({"name": ["a"], "size": [1]})), "not a trace"),
     "a column twice": (lambda good: parquet_of(twice(pq.read_table(good))), "several times"),
     "a newer version": (lambda good: rewritten(good, metadata={VERSION_KEY: b"5"}), "version 5"),
     "a version that is no number": (lambda good: rewritten(good, metadata={VERSION_KEY: b"two"}), "two"),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 
-import pyarrow.parquet as pq
 import pytest
 
 from ackstate.analysis import cli
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.bad_rows import Wrong
 from ackstate.analysis.trace.check import check_events, trace_hash
-from ackstate.analysis.trace.events import EVENT_COLUMNS, Event, EventKind, TraceError
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.manifest import SEVERAL, write_manifest
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
-from trace_files import SCHEMAS, read_rows, table_of_rows, write_rows
+from trace_files import read_rows, write_rows
 
 ACK, CRASH, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER
 
@@ -36,12 +36,13 @@ def trace(tmp_path, monkeypatch):
     return tmp_path / "trace"
 
 
-def rewrite(trace, rows, *, version=3):
+def rewrite(trace, rows):
     """Write a trace's rows again, a file for each, in the order given."""
     for file in trace.iterdir():
         file.unlink()
     for number, row in enumerate(rows):
-        write_rows([row], trace / f"part-{number:05}.parquet", version=version)
+        write_rows([row], trace / f"part-{number:05}.parquet", files=SEVERAL)
+    write_manifest(trace)
 
 
 def test_a_trace_says_what_it_holds(trace):
@@ -88,11 +89,10 @@ def with_columns(row, index, **values):
         (Wrong.NEVER_PUBLISHED, 2, {"last_entry": 500}),
     ],
 )
-@pytest.mark.parametrize("version", SCHEMAS)
-def test_an_event_that_cannot_be_right_is_named(trace, version, wrong, index, values):
+def test_an_event_that_cannot_be_right_is_named(trace, wrong, index, values):
     rows = read_rows(trace)
     (at,) = [at for at, row in enumerate(rows) if (row["topic"], row["subscription"], row["chunk"]) == ("t", "a", 0)]
-    rewrite(trace, [*rows[:at], with_columns(rows[at], index, **values), *rows[at + 1 :]], version=version)
+    rewrite(trace, [*rows[:at], with_columns(rows[at], index, **values), *rows[at + 1 :]])
     with pytest.raises(TraceError) as caught:
         check_events(trace)
     assert f"{wrong.value}: " in str(caught.value)
@@ -110,20 +110,6 @@ def test_seqs_that_do_not_follow_are_named(trace, first_seq, wrong):
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"kind": [3, 3]}, "not equally long"),
-    ({"kind": [3, 3, None, 3]}, "'kind' has nulls"),
-    ({"kind": None}, "not equally long"),
-    ({name: [] for name in EVENT_COLUMNS}, "empty"),
-])  # fmt: skip
-def test_a_damaged_chunk_is_named(trace, change, said):
-    rows = read_rows(trace)
-    rows = [row | change if (row["subscription"], row["chunk"]) == ("a", 0) else row for row in rows]
-    rewrite(trace, rows, version=2)
-    with pytest.raises(TraceError, match=f"damaged chunk 0 of a of [tu]: .*{said}"):
-        check_events(trace)
-
-
-@pytest.mark.parametrize(("change", "said"), [
     ({"event_count": 0}, "0 events; a row must have 1"),
     ({"event_count": 3}, "damaged chunk 0 of b of t: 'ledgers' are not"),
     ({"event_count": 5}, "damaged chunk 0 of b of t: 'ledgers' are not"),
@@ -131,28 +117,11 @@ def test_a_damaged_chunk_is_named(trace, change, said):
     ({"ledgers": []}, "'ledgers' are not those of its events"),
     ({"ledgers": [{"ledger_id": 3, "entry_count": 4, "published": 0, "acked": 5}]}, "'ledgers' are not those"),
 ])  # fmt: skip
-def test_a_damaged_chunk_of_packed_events_is_named(trace, change, said):
+def test_a_damaged_chunk_is_named(trace, change, said):
     rows = [row | change if (row["subscription"], row["chunk"]) == ("b", 0) else row for row in read_rows(trace)]
     rewrite(trace, rows)
     with pytest.raises(TraceError, match=said):
         check_events(trace)
-
-
-def test_a_trace_of_both_forms_is_refused(trace):
-    rows = read_rows(trace)
-    for file in trace.iterdir():
-        file.unlink()
-    write_rows(rows[:3], trace / "part-00000.parquet", version=2)
-    write_rows(rows[3:], trace / "part-00001.parquet", version=3)
-    with pytest.raises(TraceError, match="its version is below 3, unlike that of part-00001"):
-        check_events(trace)
-
-
-@pytest.mark.parametrize("version", [b"1", b"2"])
-def test_a_trace_of_lists_is_read(trace, version):
-    table = table_of_rows(read_rows(trace), version=2)
-    pq.write_table(table.replace_schema_metadata({parquet.VERSION_KEY: version}), trace / "part-00000.parquet")
-    assert check_events(trace).events == 19
 
 
 def test_the_hash_is_that_of_the_bytes_wherever_they_lie(trace, tmp_path):

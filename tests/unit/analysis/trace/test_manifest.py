@@ -1,9 +1,8 @@
-"""A trace with a file missing, too many, or of another trace is refused; an older one is read with a warning."""
+"""A trace with a file missing, too many, or of another trace is refused."""
 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 
 import pyarrow.parquet as pq
@@ -99,12 +98,11 @@ def test_two_whole_traces_in_a_directory_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("read", readers())
-def test_an_older_trace_is_read_with_a_warning(tmp_path, caplog, read):
-    caplog.set_level(logging.WARNING)
+def test_a_file_that_does_not_say_how_many_there_are_is_refused(tmp_path, read):
     file = one_file(tmp_path / "trace")
-    write_rows(read_rows(file), file, version=2)
-    read(tmp_path / "trace")
-    assert ["an older trace, which does not list" in record.message for record in caplog.records] == [True]
+    write_rows(read_rows(file), file, files=b"")
+    with pytest.raises(TraceError, match=rf"{file.name}: not a trace, it does not state whether it is one of several"):
+        read(tmp_path / "trace")
 
 
 @pytest.mark.parametrize("text", [

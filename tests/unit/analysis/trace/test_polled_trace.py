@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate import UnsupportedVersionError
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.trace.check import check_events
@@ -113,25 +112,6 @@ def test_exact_traces_keep_version_3(tmp_path):
     assert pq.read_metadata(file).metadata[VERSION_KEY] == b"3"
     assert pq.read_schema(file).names == TRACE_SCHEMA.names
     assert not check_trace(trace).has_intervals
-
-
-def test_a_reader_of_version_3_refuses_by_version(tmp_path, monkeypatch):
-    """The rule of every release: a version above its own is refused."""
-    from ackstate.analysis.trace import parquet
-
-    trace = write_polled(tmp_path / "trace")
-    monkeypatch.setattr(parquet, "INTERVAL_VERSION", 3)
-    with pytest.raises(UnsupportedVersionError, match="trace has version 4; this release reads up to 3"):
-        check_trace(trace)
-
-
-def test_a_newer_trace_is_refused(tmp_path):
-    trace = write_polled(tmp_path / "trace")
-    (file,) = trace.glob("*.parquet")
-    table = pq.read_table(file)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY: b"5"}), file)
-    with pytest.raises(UnsupportedVersionError, match="version 5"):
-        check_trace(trace)
 
 
 def test_a_torn_frame_is_counted(tmp_path):
