@@ -101,7 +101,7 @@ class ManagedCursor:
             PayloadTooLargeError: The properties of a new cursor leave no room in its record; nothing was written.
             UnreadableCursorError: The stored cursor cannot be read; nothing was changed. The error names the repairs
                 that help.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
             InvalidPositionError: The durable state is beyond the message log, and was left as it is; Pulsar's
                 mark-delete position may be.
             StoreError: The storage failed.

@@ -38,7 +38,7 @@ def is_marked(directory: Path) -> bool:
     Raises:
         StoreError: There is a mark of another kind of store, or it is no plain file.
         CorruptStateError: The mark is damaged.
-        UnsupportedVersionError: A newer release made it.
+        UnsupportedVersionError: It has another version.
         OSError: It cannot be read.
     """
     try:

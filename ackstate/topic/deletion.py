@@ -29,7 +29,7 @@ def delete_topic(store: Store, topic: str) -> bool:
 
     Raises:
         TypeError, ValueError: The topic is no text, or is empty.
-        UnsupportedVersionError: A newer release wrote the record of the log or of a subscription.
+        UnsupportedVersionError: The record of the log or of a subscription has another version.
         LogFencedError: Another owner has opened the topic meanwhile; some subscriptions may be deleted, no message is.
         StoreError, CorruptStateError: The storage failed; a part may be deleted. Call again, or open the topic.
 

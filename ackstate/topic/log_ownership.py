@@ -142,7 +142,7 @@ class LogOwnership:
         A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
 
         Raises:
-            UnsupportedVersionError: A newer release wrote the record; nothing was changed.
+            UnsupportedVersionError: The record has another version; nothing was changed.
             CorruptStateError: A ledger cannot be read.
             StoreError: The storage failed.
         """
@@ -313,7 +313,7 @@ def check_log_record(metadata: MetadataStore, topic: str) -> None:
     """Make sure that the record of a topic's log, if there is one, can be read.
 
     Raises:
-        UnsupportedVersionError: A newer release wrote the record; the log cannot be opened to write.
+        UnsupportedVersionError: The record has another version; the log cannot be opened to write.
         CorruptStateError: The record is damaged; the next open to write replaces it.
         StoreError: The storage failed.
     """

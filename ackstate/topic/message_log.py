@@ -145,7 +145,7 @@ class MessageLog:
         Raises:
             TypeError: The topic is no text, or a number no integer.
             ValueError: The topic is empty, or a limit below 1, or that on entries above 2**32, or the time negative.
-            UnsupportedVersionError: A newer release has opened the log; nothing was changed.
+            UnsupportedVersionError: Its record has another version; nothing was changed.
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """

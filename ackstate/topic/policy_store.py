@@ -137,7 +137,7 @@ class PolicyStore:
         Raises:
             StoreError: The storage failed.
             CorruptStateError: The value is damaged.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
         """
         value = self._metadata.get(owner.path)
         if value is None:
@@ -250,7 +250,7 @@ def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
 
     Raises:
         CorruptStateError: It is damaged, or something else.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
         raise _corrupt(what, offset=DOCUMENT_BYTES_MAX, expected="no more", found=f"{len(data)} bytes")

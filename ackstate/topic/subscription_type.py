@@ -37,7 +37,7 @@ def stored_properties(store: Store, *, topic: str, subscription: str) -> Mapping
 
     Raises:
         TypeError, ValueError: A name is no text, or is empty.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         StoreError: The storage failed.
     """
     try:
@@ -52,7 +52,7 @@ def type_of(properties: Mapping[str, str], *, subscription: str) -> Subscription
     """Return the type that cursor properties store; None if they store none.
 
     Raises:
-        UnsupportedVersionError: A newer release stored it.
+        UnsupportedVersionError: It is of another release.
     """
     stored = properties.get(TYPE_PROPERTY)
     try:

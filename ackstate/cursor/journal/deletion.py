@@ -80,7 +80,7 @@ def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
 
     Raises:
         TypeError, ValueError: A name is no text, or is empty.
-        UnsupportedVersionError: A newer release wrote its record; nothing was deleted.
+        UnsupportedVersionError: Its record has another version; nothing was deleted.
         StoreError, CorruptStateError: The storage failed. The subscription is as it was, or there is none and some of
             its bytes are left: call again, or open a new subscription of that name.
 
@@ -124,7 +124,7 @@ def _find(metadata: MetadataStore, path: str) -> _Found | None:
     """Return the content of the record; None without one. A record that cannot be read is replaced like any other.
 
     Raises:
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
         StoreError: The storage failed.
     """
     try:

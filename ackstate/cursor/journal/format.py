@@ -177,7 +177,7 @@ class JournalFormat(Protocol):
 
         Raises:
             CorruptStateError: The journal cannot be read.
-            UnsupportedVersionError: A newer release wrote an entry.
+            UnsupportedVersionError: An entry has another version.
         """
         ...
 
@@ -190,6 +190,6 @@ class JournalFormat(Protocol):
 
         Raises:
             CorruptStateError: The value cannot be read.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
         """
         ...

@@ -121,7 +121,7 @@ class Journal:
         Raises:
             CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.
             InvalidPositionError: Its state reaches beyond the message log; it is left as it is.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
             StoreError: The storage failed.
         """
         journal = cls(

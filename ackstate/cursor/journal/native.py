@@ -97,7 +97,7 @@ class NativeFormat:
 
         Raises:
             CorruptStateError: It is one, and cannot be read.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
         """
         return parts_of(entry).epoch if entry.startswith(native.MAGIC) else None
 
@@ -172,7 +172,7 @@ def fold(
     Raises:
         CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
             one that cannot be read is discarded and reported: its write was never reported durable.
-        UnsupportedVersionError: A newer release wrote a record.
+        UnsupportedVersionError: A record has another version.
 
     Complexity: O(size of the journal).
     """

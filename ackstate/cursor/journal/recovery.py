@@ -137,7 +137,7 @@ def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecor
 
     Raises:
         CorruptStateError: It cannot be read.
-        UnsupportedVersionError: A newer release wrote it.
+        UnsupportedVersionError: It has another version.
     """
     form: JournalFormat = NativeFormat()
     if not data.startswith(native_pointer.MAGIC):
@@ -171,7 +171,7 @@ class Recovery:
 
         Raises:
             UnreadableCursorError: It cannot be read, and the requested repair would not help.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
             StoreError: The storage failed.
         """
         try:
@@ -267,7 +267,7 @@ class Recovery:
 
         Raises:
             CorruptStateError: It, or one of them, cannot be read.
-            UnsupportedVersionError: A newer release wrote it.
+            UnsupportedVersionError: It has another version.
             StoreError: The storage failed.
         """
         return NativeFormat(self._resolve).decode_entry(entry)
