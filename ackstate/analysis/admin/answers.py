@@ -48,7 +48,6 @@ _MEANINGS = {
     401: "The bearer token is missing or wrong",
     403: "The server has no token, and the connection does not come from this machine",
     404: "The resource does not exist",
-    408: "The body did not arrive in time",
     409: "Another client wrote at the same time; nothing was changed, read again and retry",
     412: "The values or a name are invalid, or the policies do not match If-Match",
     413: "The body is too large",

@@ -10,25 +10,22 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import Response
 
 from ackstate.analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusals
-from ackstate.analysis.admin.guard import OPEN_PATHS, Guard
+from ackstate.analysis.admin.guard import OPEN_PATHS, Guard, check_token
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
 from ackstate.analysis.admin.live_routes import LiveRoutes
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
-from ackstate.analysis.admin.page import CONTENT_SECURITY_POLICY, render
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
-from ackstate.analysis.admin.tokens import OneToken
 from ackstate.cursor.store import Store, StoreError
 from ackstate.errors import AckStateError
 from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.live_topics import LiveTopics
-    from ackstate.analysis.admin.tokens import Tokens
 
 _TITLE = "ackstate admin"
 _DESCRIPTION = (
@@ -40,12 +37,11 @@ _DESCRIPTION = (
 _HEAD: dict[str, Any] = {"methods": ["HEAD"], "include_in_schema": False}
 
 
-def create_app(  # noqa: PLR0913 - its settings, most of them with defaults
+def create_app(
     store: Store,
     *,
     broker: BrokerPolicies | None = None,
-    token: bytes | Tokens | None = None,
-    wrong_token_seconds: float = 0,
+    token: bytes | None = None,
     registry: CollectorRegistry | None = None,
     topics: LiveTopics | None = None,
 ) -> FastAPI:
@@ -57,29 +53,30 @@ def create_app(  # noqa: PLR0913 - its settings, most of them with defaults
     Args:
         store: Stores the policies, and the topics whose internal stats can be requested. Must be thread-safe.
         broker: Defaults if no policy is set; Pulsar's defaults if not given.
-        token: The bearer token of requests, of at least 16 characters; `Tokens` for several. None to serve requests
-            without a token, but only those whose connection comes from a loopback address of this machine.
-        wrong_token_seconds: Delay of the answer to a wrong token.
+        token: The bearer token of requests, of at least 16 characters. None to serve requests without a token, but
+            only those whose connection comes from a loopback address of this machine.
         registry: Metrics to export besides those of the server, such as a `CursorCollector`'s.
         topics: The open topics of the broker; None for a server beside the store.
 
     Raises:
-        TypeError: The token is neither bytes nor `Tokens`.
+        TypeError: The token is not bytes.
         ValueError: The token is not one word of 16 to 8,192 visible ASCII characters.
     """
-    tokens = token if token is None or hasattr(token, "label_of") else OneToken(token)
+    if token is not None:
+        check_token(token)
     own = CollectorRegistry()
     policies = PolicyStore(store.metadata)
     own.register(PolicyCollector(policies))
     # FastAPI's pages would load scripts from the internet; redirects would repeat any Host that the client sent.
-    app = FastAPI(title=_TITLE, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     add_refusals(app)
     if topics is not None:
         LiveRoutes(topics, store).add_to(app)
     _StoreRoutes(store, policies, own, registry, is_live=topics is not None).add_to(app)
     PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
-    _add_documents(app, has_token=token is not None)
-    app.add_middleware(Guard, tokens=tokens, wrong_token_seconds=wrong_token_seconds)
+    document = _openapi(app, has_token=token is not None)
+    app.openapi = lambda: document  # type: ignore[method-assign]
+    app.add_middleware(Guard, token=token)
     app.add_middleware(RequestCounter, registry=own)
     return app
 
@@ -147,21 +144,6 @@ class _StoreRoutes:
         if found is None:
             raise HTTPException(404, f"the store has neither messages nor cursors of {owner}")
         return found
-
-
-def _add_documents(app: FastAPI, *, has_token: bool) -> None:
-    document = _openapi(app, has_token=has_token)
-    page = render(document)
-
-    async def openapi_json() -> Response:
-        return JSONResponse(document)
-
-    async def docs() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
-
-    for path, endpoint in (("/openapi.json", openapi_json), ("/docs", docs)):
-        app.add_api_route(path, endpoint, include_in_schema=False)
-        app.add_api_route(path, endpoint, **_HEAD)
 
 
 def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from typing import final
 
 from ackstate.analysis.wording import printable
 
 LOG = logging.getLogger("ackstate.admin")
-_REPEAT_SECONDS = 60.0
 
 
 def log_to_stderr() -> None:
@@ -33,21 +31,3 @@ class _OneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
         """Return the line of a record."""
         return printable(super().formatMessage(record))
-
-
-@final
-class RepeatedWarning:
-    """Logs the first of many similar events at once, then at most one line a minute, with the count of the rest."""
-
-    def __init__(self) -> None:
-        self._silent_until = 0.0
-        self._left_out = 0
-
-    def log(self, text: str) -> None:
-        """Log an event, or count it."""
-        now = time.monotonic()
-        if now < self._silent_until:
-            self._left_out += 1
-            return
-        LOG.warning("%s%s", text, f" ({self._left_out} more since the last such line)" if self._left_out else "")
-        self._silent_until, self._left_out = now + _REPEAT_SECONDS, 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ackstate.analysis.admin.answers import invalid, refusals
-from ackstate.analysis.admin.audit import log_change
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.resolve import NumberPolicy
 from ackstate.cursor.store import ABSENT
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.admin.resolve import LevelledPolicies, PolicyChange
 
+_AUDIT = logging.getLogger("ackstate.admin.audit")
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 
@@ -130,8 +132,8 @@ class PolicyRoutes:
         shared |= {"response_model_exclude_none": True, "response_description": "The requested policies"}
         app.add_api_route(path, get, methods=["GET"], responses=refusals(404, 412), **shared)
         shared |= {"status_code": 204, "response_class": Response, "response_description": "The policies are changed"}
-        app.add_api_route(path, post, methods=["POST"], responses=refusals(404, 408, 409, 412, 413, 415), **shared)
-        app.add_api_route(path, delete, methods=["DELETE"], responses=refusals(404, 408, 409, 412, 413), **shared)
+        app.add_api_route(path, post, methods=["POST"], responses=refusals(404, 409, 412, 413, 415), **shared)
+        app.add_api_route(path, delete, methods=["DELETE"], responses=refusals(404, 409, 412, 413), **shared)
 
     def delays(self, owner: NamedOwner, response: Response, applied: _Applied = False) -> DelayedDelivery | None:
         """Return the delayed delivery policies of this level, null if it has none; with applied, those in effect."""
@@ -197,7 +199,7 @@ class PolicyRoutes:
             change = self._policies.put_number(owner, policy, number, expected_version=expected_version)
         except ValueError as error:
             raise invalid(error) from None
-        log_change(request, owner, policy, before=policy.of(change.before), after=policy.of(change.after))
+        _log_change(request, owner, policy, before=policy.of(change.before), after=policy.of(change.after))
         return _written(change.version)
 
     def _is_discarded(self, request: Request, owner: PolicyOwner, if_match: str | None) -> bool:
@@ -207,7 +209,7 @@ class PolicyRoutes:
         )
         if is_discarded:
             LOG.warning("removed the policies of %s, which could not be read", owner)
-            log_change(request, owner, "all", before="unreadable", after=None)
+            _log_change(request, owner, "all", before="unreadable", after=None)
         return is_discarded
 
     def _expected_version(self, owner: PolicyOwner, if_match: str | None) -> int | None:
@@ -232,9 +234,22 @@ def _etag(version: int) -> str:
 
 def _delays_changed(request: Request, owner: PolicyOwner, change: PolicyChange) -> Response:
     before, after = (each.delayed_delivery.to_json() or None for each in (change.before, change.after))
-    log_change(request, owner, "delayedDelivery", before=before, after=after)
+    _log_change(request, owner, "delayedDelivery", before=before, after=after)
     return _written(change.version)
 
 
 def _written(version: int) -> Response:
     return Response(status_code=204, headers={"ETag": _etag(version)})
+
+
+def _log_change(request: Request, owner: PolicyOwner, policy: str, *, before: object, after: object) -> None:
+    """Log a durable change of a policy as a JSON object in ASCII, with the address and the values before and after."""
+    entry = {
+        "client": request.client.host if request.client else None,
+        "action": request.method,
+        "owner": str(owner),
+        "policy": policy,
+        "before": before,
+        "after": after,
+    }
+    _AUDIT.info("%s", json.dumps(entry))

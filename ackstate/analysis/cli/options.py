@@ -58,7 +58,6 @@ def duration_option(
     plain_unit: str = "",
     least: str = "0s",
     most: str = "",
-    whole: str = "ms",
 ) -> Any:
     """Return an option whose parameter is a `Duration`.
 
@@ -68,7 +67,6 @@ def duration_option(
         plain_unit: The unit of a number without one; empty to require a unit.
         least: The shortest duration.
         most: The longest; empty for any.
-        whole: The unit of which it must be a whole number.
     """
     lowest, highest = Duration.parse(least), Duration.parse(most) if most else None
 
@@ -77,7 +75,6 @@ def duration_option(
         try:
             # A default is parsed, too. An equals sign comes from a short option: -t=90s.
             given = Duration.parse(str(text).removeprefix("="), plain_unit=plain_unit)
-            given.in_whole(whole)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         if given < lowest or (highest is not None and given > highest):

@@ -6,17 +6,11 @@ import threading
 
 import pytest
 
-from ackstate.analysis.admin.tokens import TokenFile
 from ackstate.analysis.admin_client import _token as token_of_parameters
 from ackstate.analysis.cli import main
 from ackstate.analysis.cli.admin_access import read_token
+from ackstate.analysis.cli.serve import _token as token_of_server
 from ackstate.analysis.token_file import open_token_file
-
-
-def token_of_server(path):
-    assert TokenFile(path).label_of(b"a-secret-of-the-server") == "line 1"
-    return b"a-secret-of-the-server"
-
 
 READERS = {
     "serve": token_of_server,

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import Response
-from starlette.routing import Route
+from prometheus_client import CollectorRegistry, start_http_server
 
-from ackstate.analysis.admin.connections import ConnectionLimits
-from ackstate.analysis.admin.log_lines import log_to_stderr
-from ackstate.analysis.admin.server import bounded_server, listening
 from ackstate.analysis.stop_signals import until_stopped
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
-
-    from starlette.requests import Request
 
     from ackstate.analysis.pulsar.exporter.collection import Collector
     from ackstate.analysis.pulsar.exporter.metrics import ExporterCollector
-
-_CONCURRENCY_MAX = 100
 
 
 class ExporterSettings(NamedTuple):
@@ -69,9 +54,7 @@ def run_exporter(
     """
     registry = CollectorRegistry()
     registry.register(metrics)
-    log_to_stderr()
-    with until_stopped(), listening(settings.host, settings.port) as listener, _serving(registry, listener):
-        port = listener.getsockname()[1]
+    with until_stopped(), _serving(registry, settings) as port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         shown: set[str] = set()
         line = f"ackstate exporter on http://{host}:{port}/metrics"
@@ -89,19 +72,18 @@ def run_exporter(
 
 
 @contextmanager
-def _serving(registry: CollectorRegistry, listener: socket.socket) -> Iterator[None]:
-    """Serve in a thread while the block runs."""
-
-    async def metrics(_request: Request) -> Response:
-        text = await run_in_threadpool(generate_latest, registry)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    app = Starlette(routes=[Route("/metrics", metrics)], middleware=[Middleware(GZipMiddleware)])
-    server = bounded_server(app, ConnectionLimits(), concurrency_max=_CONCURRENCY_MAX)
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
+def _serving(registry: CollectorRegistry, settings: ExporterSettings) -> Iterator[int]:
+    """Serve in a thread while the block runs; yield the port."""
+    if not settings.host.strip():
+        raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
     try:
-        yield
+        server, thread = start_http_server(settings.port, settings.host, registry)
+    except OSError as error:
+        reason = error.strerror or error
+        raise AckStateError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from error
+    try:
+        yield server.server_port
     finally:
-        server.should_exit = True
+        server.shutdown()
+        server.server_close()
         thread.join()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import socket
 import subprocess
 from contextlib import contextmanager
 
@@ -15,7 +13,7 @@ import pytest
 
 from command_line import ENTRY
 
-_READY = re.compile(r"ackstate admin on (http://\S+) \((.*)\); read (http://\S+)/docs\n")
+_READY = re.compile(r"ackstate admin on (http://\S+) \((.*)\); read (http://\S+)/openapi.json\n")
 
 
 class ServerProcess:
@@ -39,26 +37,6 @@ class ServerProcess:
         _, errors = self.process.communicate(timeout=30)
         return self.process.returncode, errors
 
-    def connect(self, host="127.0.0.1", source=None):
-        """Open a connection that gives up a wait after 20 s."""
-        return socket.create_connection((host, self.port), timeout=20, source_address=source)
-
-    def exchange(self, *requests, host="127.0.0.1"):
-        """Send bytes over one connection; return all that comes until the server closes it."""
-        with self.connect(host) as connection:
-            for each in requests:
-                connection.sendall(each)
-            return self.received(connection)
-
-    @staticmethod
-    def received(connection):
-        """Return all that comes until the other side closes the connection."""
-        pieces = []
-        with contextlib.suppress(ConnectionError):
-            while piece := connection.recv(1 << 20):
-                pieces.append(piece)
-        return b"".join(pieces)
-
     @staticmethod
     def audited(errors):
         """Return the entries of the audit log on standard error, and the lines that are none."""
@@ -67,10 +45,9 @@ class ServerProcess:
 
 
 @contextmanager
-def running(store, *options, env=None, descriptors=None):
+def running(store, *options, env=None):
     """Run `ackstate serve` on a store until the end of the block, at any free port unless told otherwise."""
-    limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
-    command = [*limit, *ENTRY, "serve", "--port", "0", "--store", str(store), *map(str, options)]
+    command = [*ENTRY, "serve", "--port", "0", "--store", str(store), *map(str, options)]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, env=env, **pipes)
     try:

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import quote
 
 import httpx
 import pytest
+import uvicorn
 
 from ackstate.analysis.admin import server
 from ackstate.analysis.admin.resolve import BrokerPolicies
@@ -122,10 +124,8 @@ class TestLife:
                 "Content-Length: 50\r\nExpect: 100-continue\r\n\r\n{".encode()
             )
             assert connection.recv(1_000).startswith(b"HTTP/1.1 100 ")
-            assert server.stop() == (0, "")
-            answer = b"".join(iter(lambda: connection.recv(10_000), b""))
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert answer.endswith(b'{"reason": "the body did not arrive within 4 s"}')
+            assert server.stop()[0] == 0
+        SqliteStore(tmp_path).close()
 
     def test_what_another_broker_conf_breaks_is_told(self, start, tmp_path):
         with start(tmp_path / "store") as server, server.client() as client:
@@ -147,7 +147,7 @@ def is_listening(port):
 
 class TestServerTokens:
     def test_a_token_in_a_file_is_asked_for(self, start, tmp_path):
-        (tmp_path / "token").write_text(f"{TOKEN}\n")
+        (tmp_path / "token").write_bytes(f" {TOKEN}\r\n".encode())
         with start(tmp_path / "store", "--token-file", tmp_path / "token", "--host", "0.0.0.0") as server:
             assert server.told == "bearer token required"
             url = f"http://127.0.0.1:{server.port}"
@@ -161,6 +161,17 @@ class TestServerTokens:
         with start(tmp_path / "store", env=env) as server, server.client() as client:
             assert client.get("/metrics").status_code == 401
             assert client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"\n", b"x" * 15, b"two words that are long", b"\xff" * 20, b"a\0b" * 10, b"x" * 8_193],
+    )
+    def test_what_is_no_token_is_refused_and_not_shown(self, capsys, tmp_path, content):
+        (tmp_path / "token").write_bytes(content)
+        (tmp_path / "token").chmod(0o600)
+        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--token-file", tmp_path / "token")
+        assert_one_line(outcome, f"{tmp_path / 'token'} holds no token")
+        assert "two words" not in outcome.err
 
     def test_an_empty_token_is_not_none(self, tmp_path):
         outcome = run_apart("serve", "--store", tmp_path / "store", env=without_token() | {"ACKSTATE_ADMIN_TOKEN": ""})
@@ -311,6 +322,51 @@ class TestOddRequests:
         assert odd.process.poll() is None
 
 
+class TestAuditLog:
+    def test_each_change_is_a_line_that_says_where_from_and_what(self, start, tmp_path):
+        (tmp_path / "token").write_text(TOKEN)
+        with start(tmp_path / "store", "--token-file", tmp_path / "token") as server:
+            with server.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+                assert client.post(f"{NAMESPACE}/delayedDelivery", json={"tickTime": 5}).status_code == 204
+                assert client.post(f"{NAMESPACE}/delayedDelivery", json={"active": True}).status_code == 204
+                assert client.post(f"{NAMESPACE}/delayedDelivery", json={"tickTime": 0}).status_code == 412
+                assert client.get(f"{NAMESPACE}/delayedDelivery").status_code == 200
+                assert client.delete(f"{NAMESPACE}/delayedDelivery").status_code == 204
+                path = f"{TOPIC}/becomeOldAckRecordSeconds"
+                assert client.post(path, json=30).status_code == 204
+                assert client.delete(path).status_code == 204
+                assert client.post(path, json=1, headers={"Authorization": "Bearer absent"}).status_code == 401
+            status, errors = server.stop()
+        entries, _ = server.audited(errors)
+        assert status == 0
+        delays = {"client": "127.0.0.1", "owner": "public/default", "policy": "delayedDelivery"}
+        number = delays | {"owner": "persistent://public/default/orders", "policy": "becomeOldAckRecordSeconds"}
+        assert entries == [
+            delays | {"action": "POST", "before": None, "after": {"tickTime": 5}},
+            delays | {"action": "POST", "before": {"tickTime": 5}, "after": {"active": True, "tickTime": 5}},
+            delays | {"action": "DELETE", "before": {"active": True, "tickTime": 5}, "after": None},
+            number | {"action": "POST", "before": None, "after": 30},
+            number | {"action": "DELETE", "before": 30, "after": None},
+        ]
+        assert TOKEN not in errors
+        assert "absent" not in errors
+
+    def test_a_name_cannot_make_a_line_of_its_own(self, start, tmp_path):
+        """Whether such a name is refused or logged, each line of the log is one that the server began."""
+        names = ["or\nders", "or\r\nders", "\u2028", "\x1b[2J", "a\u202eb", '","client":"root', "é\u00a0"]
+        with start(tmp_path / "store") as server:
+            accepted = []
+            with server.client() as client:
+                for name in names:
+                    path = f"/admin/v2/persistent/public/default/{quote(name, safe='')}/delayedDelivery"
+                    status = client.post(path, json={"tickTime": 5}).status_code
+                    assert status in {204, 400, 412}
+                    accepted += [name] * (status == 204)
+            entries, others = server.audited(server.stop()[1])
+        assert others == []
+        assert [each["owner"].partition("default/")[2] for each in entries] == accepted
+
+
 # --- Concurrent writers
 
 FIELDS = [("delayedDelivery", name) for name in ("tickTime", "maxDeliveryDelayInMillis", "fixedDeliveryDelayInMillis")]
@@ -396,9 +452,9 @@ def test_the_race_sees_a_server_that_loses_writes(tmp_path, monkeypatch):
         servers.append(server_class(*arguments, **options))
         return servers[0]
 
-    server_class = server._Server
+    server_class = uvicorn.Server
     monkeypatch.setattr(server, "log_to_stderr", lambda: None)
-    monkeypatch.setattr(server, "_Server", kept)
+    monkeypatch.setattr(uvicorn, "Server", kept)
     settings = server.ServerSettings(tmp_path)
     thread = threading.Thread(target=server.serve, args=(settings,), kwargs={"announce": lines.append})
     thread.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import re
@@ -300,40 +299,16 @@ def test_it_serves_until_a_signal(number):
         assert (process.returncode, out, err) == (0, "", "")
 
 
-@pytest.mark.slow
-def test_clients_can_hold_no_more_than_their_share():
-    """Of one address 32 connections, of all together 100; a head has 16 KiB and five seconds."""
-    with serving() as broker, contextlib.ExitStack() as held:
-        command = [*ENTRY, "pulsar", "exporter", broker.url, "--port", "0", "--every", "1h"]
-        process = held.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        held.callback(process.terminate)
-        port = int(process.stdout.readline().rpartition(b":")[2].partition(b"/")[0])
-
-        def connection(client=1):
-            address = ("127.0.0.1", port)
-            made = socket.create_connection(address, timeout=30, source_address=(f"127.0.0.{client}", 0))
-            return held.enter_context(made)
-
-        def answer(made, request=b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
-            made.sendall(request)
-            return b"".join(iter(lambda: made.recv(65_536), b""))
-
-        assert answer(connection(client=2)).startswith(b"HTTP/1.1 200 ")
-        assert answer(connection(client=2), b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000).startswith(b"HTTP/1.1 4")
-        slow = [connection(client) for client in (3, 4, 5) for _number in range(32)]
-        for each in slow:
-            each.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert answer(connection(client=3), b"").startswith(b"HTTP/1.1 429 ")
-        slow += [connection(client=6) for _number in range(8)]
-        assert answer(connection(client=7)).startswith(b"HTTP/1.1 503 ")
-        assert {each.recv(12) for each in slow} <= {b"HTTP/1.1 408", b""}
-        assert answer(connection(client=7)).startswith(b"HTTP/1.1 200 ")
-
-
 def test_a_port_in_use_is_one_line(capsys):
     with socket.create_server(("127.0.0.1", 0)) as held, serving() as broker:
         outcome = run(capsys, "pulsar", "exporter", broker.url, "--port", held.getsockname()[1])
-    assert_one_line(outcome, "Address already in use")
+    assert_one_line(outcome, "cannot listen on 127.0.0.1 port", "Address already in use")
+
+
+def test_an_empty_host_is_not_every_address(capsys):
+    with serving() as broker:
+        outcome = run(capsys, "pulsar", "exporter", broker.url, "--port", "0", "--host", " ")
+    assert_one_line(outcome, "the host must not be empty")
 
 
 @pytest.mark.parametrize(
