@@ -37,13 +37,13 @@ def demo(
     """Kill a live broker, recover it in a second process, and compare the redelivered messages with Spark's prediction.
 
     A broker with three subscriptions runs until SIGKILL at a seeded moment. A
-    second process recovers the cursors from the same directory. Observed is
-    The observed number is the set difference: acked messages that are redelivered.
-    The predicted number is computed by Spark from the trace, for a crash at that
+    second process recovers the cursors from the same directory. The observed
+    number is the set difference: acked messages that are redelivered. The
+    predicted number is computed by Spark from the trace, for a crash at that
     instant. Both must be equal.
 
     Writes summary.json and report.html, and leaves the broker's directory and
-    the trace beside them.
+    the trace beside them. The directory must be empty, or that of a demo.
     """
     from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.demo import job as main_job

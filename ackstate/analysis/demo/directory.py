@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.trace.recorder import check_segment, read_recording, segments
+from ackstate.analysis.trace.recorder import read_recording, segments
 from ackstate.errors import AckStateError
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.stores.sqlite_database import STORE_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ackstate.analysis.trace.recorder import Frame
@@ -44,30 +43,19 @@ class BrokerDirectory:
         """The recording's directory."""
         return self.path / "recording"
 
-    def check_replaceable(self) -> None:
-        """Check that the directory is missing, or contains only the leftovers of a dead broker.
+    def check_closed(self) -> None:
+        """Check that no broker is running here.
 
         Raises:
-            DirectoryInUseError: There are other contents.
-            StoreLockedError: A broker is running here.
-            TraceError, StoreError, CorruptStateError: The recording or the store is foreign or damaged.
-            UnsupportedVersionError: A newer release wrote it.
-            OSError: It cannot be read.
+            StoreLockedError: One is.
+            AckStateError: The store cannot be opened.
         """
-        if not os.path.lexists(self.path):
-            return
-        if self.path.is_symlink() or not self.path.is_dir():
-            raise DirectoryInUseError(f"{self.path}: not a broker's directory")
-        for stranger in self._strangers():
-            raise DirectoryInUseError(f"{self.path}: not a broker's directory, it contains {stranger!r}")
-        for segment in segments(self.recording):
-            check_segment(segment)
         if self.store.exists():
             SqliteStore(self.store).close()
 
     def clear(self) -> None:
-        """Remove the leftovers of an earlier broker, after `check_replaceable`."""
-        self.check_replaceable()
+        """Remove the leftovers of an earlier broker, after `check_closed`."""
+        self.check_closed()
         if self.path.exists():
             shutil.rmtree(self.path)
 
@@ -121,19 +109,6 @@ class BrokerDirectory:
             yield store, []
         finally:
             store.close()
-
-    def _strangers(self) -> Iterator[str]:
-        ours = {self.store: STORE_FILES, self.recording: {segment.name for segment in segments(self.recording)}}
-        for entry in sorted(self.path.iterdir()):
-            if entry not in ours or entry.is_symlink() or not entry.is_dir():
-                yield entry.name
-            else:
-                yield from sorted(inside.name for inside in entry.iterdir() if not _is_one_of(ours[entry], inside))
-
-
-def _is_one_of(names: Collection[str], entry: Path) -> bool:
-    """Return whether an entry of a directory is a file, not a link, with one of these names."""
-    return entry.name in names and entry.is_file() and not entry.is_symlink()
 
 
 def _size(recording: Path) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis.atomic_write import write_atomically
+from ackstate.analysis.demo.results import MARKER
 from ackstate.analysis.spark.java import Java, SparkUnavailableError
 from command_line import ENTRY, assert_one_line, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows
@@ -98,6 +99,7 @@ def test_a_running_broker_keeps_everybody_else_out(tmp_path, capsys):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as live:
         assert live.stdout.readline() == "ready\n"
         path = tmp_path / "broker"
+        (tmp_path / MARKER).touch()
         for outcome in run_each_apart(["recover", path], ["broker", path], ["demo", "--out", tmp_path]):
             assert_one_line(outcome, path, f"open in process {live.pid}")
         live.send_signal(signal.SIGKILL)

@@ -258,7 +258,7 @@ def test_an_interrupted_demo_ends_in_a_line_and_nothing_lives_on(tmp_path, whole
     assert (live.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "ackstate: interrupted"
     assert "Traceback" not in err
-    assert {path.name for path in (tmp_path / "out").iterdir()} <= {"broker", "trace.parquet"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} <= {".ackstate-demo", "broker", "trace.parquet"}
     with DemoDirectory(tmp_path / "out").claimed():
         pass
 
@@ -324,7 +324,7 @@ def test_a_broker_dies_with_the_demo_that_started_it(tmp_path):
         ended, _, _ = select.select([broker], [], [], 30)
         os.close(broker)
     assert ended
-    BrokerDirectory(tmp_path / "broker").check_replaceable()
+    BrokerDirectory(tmp_path / "broker").clear()
 
 
 # --- where it is started
