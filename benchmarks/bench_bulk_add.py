@@ -10,14 +10,14 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position
-from ackstate.analysis.workloads.acked_entries import alternating, clustered, in_order, shuffled
+from benchmarks.acked_entries import alternating, clustered, in_order, shuffled
 from benchmarks.measurement import Against, BenchmarkReport, check_equal, timed
 from benchmarks.peers import IntervalTrees, Peer, RangeList, SortedRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.analysis.workloads.acked_entries import EntryIds
+    from benchmarks.acked_entries import EntryIds
 
 ABOUT = (
     "`add_entries` of 1 million entries in one call: into an empty set, and into one that holds half a million others "

@@ -17,9 +17,9 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate import LedgerMap, Position
-from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import ManagedCursor, MemoryStore, SqliteStore, persist_all
 from ackstate.cursor.results import Receipt, ReceiptStatus
+from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ackstate import Keep, LedgerMap
-from ackstate.analysis.workloads.acked_entries import alternating, clustered, ninety_nine_percent, random_half
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
+from benchmarks.acked_entries import alternating, clustered, ninety_nine_percent, random_half
 from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:

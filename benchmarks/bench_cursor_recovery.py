@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import LedgerMap, Position
-from ackstate.analysis.workloads.acked_entries import alternating, clustered
 from ackstate.cursor import ManagedCursor, MemoryStore
+from benchmarks.acked_entries import alternating, clustered
 from benchmarks.bench_cursor import CountingStore, sqlite
 from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
 

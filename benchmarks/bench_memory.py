@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges, Position, Run
-from ackstate.analysis.workloads.acked_entries import alternating
+from benchmarks.acked_entries import alternating
 from benchmarks.measurement import Against, BenchmarkReport, check_equal
 from benchmarks.peers import IntervalTrees, RangeList, SortedRanges
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 
 from ackstate import DeletedRanges, Position
-from ackstate.analysis.workloads.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from ackstate.wire import native
+from benchmarks.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from benchmarks.measurement import Against, BenchmarkReport, timed
 
 ABOUT = (

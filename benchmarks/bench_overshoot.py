@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionType
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.limits.rules import Accounting
 from ackstate.topic.message_log import NO_DELAY, Message, MessageLog
+from benchmarks.acked_entries import SEED
 from benchmarks.measurement import RESULTS, Against, BenchmarkReport
 from benchmarks.overshoot_plot import LimitPanel, UsageCurve, drawn
 

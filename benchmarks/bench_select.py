@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import DeletedRanges, Keep, Run, Selection, select
-from ackstate.analysis.workloads.acked_entries import heavy_tailed_widths, random_widths
+from benchmarks.acked_entries import heavy_tailed_widths, random_widths
 from benchmarks.measurement import Against, BenchmarkReport, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ackstate.analysis.workloads.acked_entries import EntryIds
+    from benchmarks.acked_entries import EntryIds
 
 ABOUT = (
     "`select` of 10,000 among 1 million ranges. Naive is `heapq.nlargest` (WIDEST) or `islice` (LOWEST) over `runs()` "

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ackstate import DeletedRanges, Position, Run
-from ackstate.analysis.workloads.acked_entries import SEED
+from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, check_equal, timed, timed_in_turn
 from benchmarks.peers import IntervalTrees, Peer, RangeList, SortedRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ackstate.analysis.workloads.acked_entries import EntryIds
+    from benchmarks.acked_entries import EntryIds
 
 ABOUT = (
     "A batch of adds on a copy; a batch is at most a tenth of the live holes, so that their number hardly changes. "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap, Position
-from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.cursor.subscription import Subscription, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.topic.message_log import Message
 from ackstate.topic.sole_use import SoleUse
+from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import DeletedRanges, Position, Run
-from ackstate.analysis.workloads.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from ackstate.wire.pulsar import PositionInfo, RangeForm, decode_position_info, encode_position_info
 from ackstate.wire.pulsar.cursor_state_pb2 import LongListMap
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
+from benchmarks.acked_entries import EntryIds, alternating, clustered, ninety_nine_percent, random_half
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap
-from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
 from ackstate.cursor.journal.shared_holes import LiveBucket, SharedHoles
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, encode_metadata, encode_segment, segment_metadata
+from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, mixed_delays
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.cursor import SqliteStore
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from benchmarks.delay.footprint import owned_bytes
+from benchmarks.delayed_messages import TICK_MS, mixed_delays
 from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, mixed_delays
 from ackstate.delay import TopicDelayIndex
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
+from benchmarks.delayed_messages import TICK_MS, mixed_delays
 from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:

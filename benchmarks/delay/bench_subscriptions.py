@@ -6,11 +6,11 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, end_of, mixed_delays
 from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, TopicDelayIndex
 from benchmarks.delay.bench_bucketed import CONFIG, storage
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
 from benchmarks.delay.pip448 import TopicDelayManager
+from benchmarks.delayed_messages import TICK_MS, end_of, mixed_delays
 from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate.analysis.workloads.acked_entries import SEED
-from ackstate.analysis.workloads.delayed_messages import (
+from ackstate.analysis.workloads.traffic import HOUR_MS
+from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
+from ackstate.entry_bitmap import bitmaps_of
+from benchmarks.acked_entries import SEED
+from benchmarks.delay.nothing_acked import NothingAcked
+from benchmarks.delayed_messages import (
     LEDGER_COUNT_MAX,
     TICK_MS,
     LedgerOfMessages,
     end_of,
     mixed_delays,
 )
-from ackstate.analysis.workloads.traffic import HOUR_MS
-from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
-from ackstate.entry_bitmap import bitmaps_of
-from benchmarks.delay.nothing_acked import NothingAcked
 from benchmarks.measurement import Against, BenchmarkReport, TimedPart, Timing, timed_in_turn
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 
 from ackstate import Position
-from ackstate.analysis.workloads.acked_entries import SEED
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, LedgerOfMessages, end_of
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
+from benchmarks.acked_entries import SEED
+from benchmarks.delayed_messages import TICK_MS, LedgerOfMessages, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol, final
 import numpy as np
 
 from ackstate import Position
-from ackstate.analysis.workloads.delayed_messages import TICK_MS
 from ackstate.delay import InMemoryDelayTracker
 from benchmarks.delay.isolation import BURDENS, DelayedTraffic, SubscriberKind, is_slow_poll, now_ms, reopens
 from benchmarks.delay.pip448 import TopicDelayManager
+from benchmarks.delayed_messages import TICK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges, LedgerMap, Position
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, end_of
 from ackstate.cursor import ManagedCursor, MemoryStore
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
@@ -20,6 +19,7 @@ from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
 from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
 from benchmarks.delay.footprint import Ruler, in_new_process, owned_bytes
 from benchmarks.delay.nothing_acked import NothingAcked
+from benchmarks.delayed_messages import TICK_MS, end_of
 from benchmarks.pulsar.tasks import COUNTS, LEDGER_WEIGHT
 from benchmarks.pulsar.workloads import FIRST_LEDGER, LEDGER_SIZE, read
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate.analysis.workloads.acked_entries import SEED
-from ackstate.analysis.workloads.delayed_messages import TICK_MS, mixed_delays
+from benchmarks.acked_entries import SEED
+from benchmarks.delayed_messages import TICK_MS, mixed_delays
 
 if TYPE_CHECKING:
     from pathlib import Path

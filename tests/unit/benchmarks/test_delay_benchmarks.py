@@ -11,7 +11,6 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import Position
-from ackstate.analysis.workloads.delayed_messages import end_of, mixed_delays
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker
 from ackstate.delay.position_set import PositionSet
@@ -22,6 +21,7 @@ from benchmarks.delay.isolation import BURDENS, DelayedTraffic, IsolatedTopic, S
 from benchmarks.delay.isolation_peers import ProposedTopic, TrackersTopic
 from benchmarks.delay.nothing_acked import NothingAcked
 from benchmarks.delay.pictures import PICTURES
+from benchmarks.delayed_messages import end_of, mixed_delays
 from benchmarks.measurement import RESULTS, TimedPart, timed
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ackstate import DeletedRanges, LedgerMap, Position
-from ackstate.analysis.workloads.delayed_messages import TICK_MS
 from ackstate.wire.pulsar import decode_position_info
+from benchmarks.delayed_messages import TICK_MS
 from benchmarks.measurement import RESULTS
 from benchmarks.pulsar import tasks, workloads
 from benchmarks.pulsar.bench_pulsar import (

@@ -9,8 +9,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate import Position
-from ackstate.analysis.workloads.acked_entries import SEED
 from ackstate.analysis.workloads.traffic import HOUR_MS
+from benchmarks.acked_entries import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
