@@ -1,4 +1,4 @@
-"""The time of `ackstate redelivery` and of its parts, compared with a Spark session that counts ten rows.
+"""The time of `ackstate redelivery`, compared with a Spark session that counts ten rows.
 
 ``--events N`` takes another large trace, ``--rounds N`` another number of rounds; those results are not stored.
 """
@@ -30,7 +30,7 @@ ABOUT = (
     "Whole processes, in rounds. The bare session is `SparkSession.builder.master('local[2]').getOrCreate()` and "
     "`spark.range(10).count()`, as a user has it. The commands are `ackstate redelivery TRACE`, on made traces, "
     "`key_shared`, 8 subscriptions on 4 topics, and the same with `--engine local`; Spark has the archive of its "
-    "classes that `make setup` makes. CPU seconds include Java and the workers. The steps are those of `--verbose`."
+    "classes that `make setup` makes. CPU seconds include Java and the workers."
 )
 _ACKSTATE = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]
 
@@ -46,7 +46,7 @@ def commands(traces: Mapping[str, Path]) -> dict[str, list[str]]:
     """Return the commands by name."""
     found = {BARE_NAME: [sys.executable, "-c", BARE]}
     for name, trace in traces.items():
-        estimate = [*_ACKSTATE, "redelivery", str(trace), "--verbose"]
+        estimate = [*_ACKSTATE, "redelivery", str(trace)]
         found |= {name: estimate, f"{name}, local": [*estimate, "--engine", "local"]}
     return found
 
@@ -58,12 +58,6 @@ def in_rounds(run: Mapping[str, Sequence[str]], *, rounds: int) -> dict[str, lis
         for name, command in run.items():
             taken[name].append(cost_of(command))
     return taken
-
-
-def steps(cost: Cost) -> dict[str, float]:
-    """Return the seconds of each step that ``--verbose`` showed."""
-    words = (line.split(maxsplit=4) for line in cost.err.splitlines())
-    return {step: float(seconds) for _, _, seconds, _, step in words}
 
 
 def main() -> None:
@@ -84,10 +78,6 @@ def main() -> None:
         for name, spread in spreads.items():
             against = None if name == BARE_NAME else Against(BARE_NAME, spreads[BARE_NAME].median)
             report.time(name, unit, spread, against)
-    for name, costs in taken.items():
-        shown = [steps(cost) for cost in costs if name != BARE_NAME]
-        for step in shown[0] if shown else ():
-            report.time(f"{name}: {step}", "s", Spread.of(each[step] for each in shown))
     report.publish()
 
 

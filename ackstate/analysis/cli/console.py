@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import sys
-import time
-from contextlib import contextmanager
 from io import StringIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
@@ -25,11 +21,7 @@ from rich.text import Text
 from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _WIDTH_MAX = 10**15
-_STEPS = "ackstate.analysis"
 
 
 def progress(*, auto_refresh: bool = True) -> Progress:
@@ -113,49 +105,6 @@ def complain(message: str) -> None:
     """Write one line to standard error."""
     if sys.stderr is not None:
         sys.stderr.write(f"ackstate: {printable(' '.join(message.split()))}\n")
-
-
-@contextmanager
-def steps_shown() -> Iterator[None]:
-    """Write, while the block runs, a line to standard error after each step of a command, with the seconds it took.
-
-    The steps are what `ackstate.analysis` logs as information. The first step starts with the process.
-    """
-    logger, handler = logging.getLogger(_STEPS), _StepTimes()
-    logger.addHandler(handler)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
-
-
-@final
-class _StepTimes(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self._begun_s = self._last_s = _process_begun_s()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
-        if record.levelno != logging.INFO or sys.stderr is None:
-            return
-        now_s = time.monotonic()
-        message = printable(record.getMessage())
-        sys.stderr.write(f"{now_s - self._begun_s:7.2f} s {now_s - self._last_s:+7.2f} s  {message}\n")
-        self._last_s = now_s
-
-
-def _process_begun_s() -> float:
-    """Return when this process began, on the monotonic clock; now if the system does not report it."""
-    try:
-        words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return time.monotonic()
-    return time.monotonic() - age_s
 
 
 def os_error_text(error: OSError) -> str:

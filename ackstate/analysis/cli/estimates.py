@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.parquet import Span
 
 
-_LOG = logging.getLogger(__name__)
 # Bytes of columns times policies. A shuffle costs Spark three seconds, in which one worker replays more than this.
 _ONE_TASK_BYTES_MAX = 2**21
 
@@ -39,22 +38,12 @@ class EngineChoice(Enum):
     LOCAL = "local"
 
 
-def _show_steps(context: typer.Context, is_wanted: bool) -> None:
-    if is_wanted:
-        context.with_resource(console.steps_shown())
-
-
 MasterOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs: local[2], or spark://HOST:PORT of a cluster.")
 ]
 
 EngineOption: TypeAlias = Annotated[
     EngineChoice | None, typer.Option(help="spark, or local: in this process, without Java.")
-]
-
-
-VerboseOption: TypeAlias = Annotated[
-    bool, typer.Option("--verbose", callback=_show_steps, help="Show on standard error how long each step took.")
 ]
 Session: TypeAlias = "Callable[[], SparkSession] | None"
 """Waits for Spark and returns its session; None to replay a trace without Spark."""
@@ -68,14 +57,10 @@ def starting(engine: EngineChoice | None, master: str | None) -> Iterator[Sessio
         typer.BadParameter: A master is given, but the engine is not Spark.
         AckStateError: As `ackstate.analysis.spark.session.starting_session`.
     """
-    _LOG.info("command line read")
     if engine is EngineChoice.LOCAL:
         if master is not None:
             raise typer.BadParameter("--master is for --engine spark")
-        from ackstate.analysis.spark.without_pandas import without_pandas
-
-        with without_pandas():
-            yield None
+        yield None
         return
     from ackstate.analysis.spark.session import starting_session
 
@@ -126,7 +111,6 @@ def estimated(
     if current is not None and current.policy not in policies:
         raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
     inputs = None if report is None else report.read_inputs()
-    _LOG.info("imports, trace checked")
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         found = estimates(
@@ -135,7 +119,6 @@ def estimated(
         )  # fmt: skip
         rows = found.collect()
         highs = [row for row in rows if row["policy"] < len(policies)]
-        _LOG.info("replayed")
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
@@ -145,7 +128,6 @@ def estimated(
 
             made_by = where.made_by()
             report.write(make_contents(highs, covered, trace, result, inputs, command=command(), engine=made_by))
-            _LOG.info("report written")
         return result, highs
 
 

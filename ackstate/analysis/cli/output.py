@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import sys
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 # `make calibrate` writes it there.
 _USUAL_CALIBRATION = Path("benchmarks/calibration.json")
-_LOG = logging.getLogger(__name__)
 
 
 FORMATS = ("json", "parquet", "csv", "html")
@@ -168,7 +166,6 @@ class Output:
             _write_table(result, self.out, is_parquet=self.form == "parquet")
         if answer is None and (lines := self._lines(result)):
             console.show(*lines)
-        _LOG.info("answer written")
 
     def _lines(self, result: SweepResult) -> list[str]:
         lines = []

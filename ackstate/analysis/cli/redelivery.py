@@ -12,7 +12,6 @@ from ackstate.analysis.cli import console, tables
 from ackstate.analysis.cli.estimates import (
     EngineOption,
     MasterOption,
-    VerboseOption,
     bounds_text,
     count_text,
     estimated,
@@ -87,7 +86,6 @@ def redelivery(
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
-    verbose: VerboseOption = False,  # noqa: ARG001
 ) -> None:
     """Compute from a trace how many acked messages a crash would have redelivered, at every instant.
 

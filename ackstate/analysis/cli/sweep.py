@@ -10,7 +10,6 @@ import typer
 from ackstate.analysis.cli.estimates import (
     EngineOption,
     MasterOption,
-    VerboseOption,
     bounds_text,
     count_text,
     estimated,
@@ -72,7 +71,6 @@ def sweep(
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
-    verbose: VerboseOption = False,  # noqa: ARG001
 ) -> None:
     """Replay a trace under every combination of some settings, and recommend one that is worth its price.
 

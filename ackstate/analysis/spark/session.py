@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.location import Location
 
-_LOG = logging.getLogger(__name__)
 _CORES = 2
 # Spark merges small partitions until there is one per core, all of about the same size.
 _PARTITIONS_PER_CORE = 8
@@ -112,7 +110,6 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
         try:
             if java is not None:
                 SparkContext._ensure_initialized(gateway=java.gateway())
-                _LOG.info("Java started")
             configuration = SparkConf().setAppName("ackstate").setAll(list(settings.items()))
             # Now Spark has the master that it was submitted to.
             where = master or SparkConf().get("spark.master", "local")
@@ -123,7 +120,6 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
             await_executor(spark, where)
             if not is_local(where) and _SUBMITTED not in os.environ:
                 ship_package(spark)
-            _LOG.info("Spark session started")
         except (PySparkException, Py4JError, OSError) as error:
             told = "" if isinstance(error, Py4JError) or java is None else java.complaint()
             raise SparkUnavailableError(f"Spark does not start: {told or _reason(error)}") from error
@@ -221,9 +217,6 @@ def _settings(master: str | None) -> dict[str, str]:
         # The workers of such a cluster are also on this machine.
         settings["spark.executor.extraJavaOptions"] = class_archive_option()
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-    if is_local(master):
-        # Workers of other clusters lack this module until it is sent.
-        settings["spark.python.daemon.module"] = "ackstate.analysis.spark.worker_daemon"
     cores = re.fullmatch(r"local\[(\d+)\]", master)
     if cores:
         settings["spark.sql.shuffle.partitions"] = str(_PARTITIONS_PER_CORE * int(cores[1]))
