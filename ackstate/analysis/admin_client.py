@@ -199,33 +199,21 @@ class ServerOptions:
     request_timeout_s: float = 60
     tls_trust_cert_path: str = ""
 
-    def server(self, client_conf: str = "") -> AdminServer:
-        """Return the server named by the options, or else by a `client.conf`.
-
-        Args:
-            client_conf: Path of Pulsar's file; empty for none.
+    def server(self) -> AdminServer:
+        """Return the server that the options name.
 
         Raises:
-            AdminError: An option or a key of the file is malformed, or a file cannot be read.
+            AdminError: An option is malformed, or the file of the token cannot be read.
         """
-        conf = _client_conf(client_conf)
-        if conf.get("tlsAllowInsecureConnection", "").lower() == "true":
-            raise AdminError(
-                "PULSAR_CLIENT_CONF: tlsAllowInsecureConnection=true is not supported: certificates are always checked;"
-                " name those to trust with --tls-trust-cert-path or tlsTrustCertsFilePath"
-            )
-        plugin = self.auth_plugin or conf.get("authPlugin", "")
-        if plugin not in {"", TOKEN_PLUGIN}:
-            raise AdminError(f"--auth-plugin {plugin} is not supported: only {TOKEN_PLUGIN} is")
-        parameters = self.auth_params or conf.get("authParams", "")
-        if plugin and not parameters:
-            raise AdminError(f"--auth-plugin {plugin} needs --auth-params token:TOKEN or file:///PATH")
-        url = self.admin_url or conf.get("webServiceUrl") or conf.get("serviceUrl") or DEFAULT_ADMIN_URL
+        if self.auth_plugin not in {None, "", TOKEN_PLUGIN}:
+            raise AdminError(f"--auth-plugin {self.auth_plugin} is not supported: only {TOKEN_PLUGIN} is")
+        if self.auth_plugin and not self.auth_params:
+            raise AdminError(f"--auth-plugin {self.auth_plugin} needs --auth-params token:TOKEN or file:///PATH")
         return AdminServer(
-            url=url,
-            token=_token(parameters) if parameters else "",
+            url=self.admin_url or DEFAULT_ADMIN_URL,
+            token=_token(self.auth_params) if self.auth_params else "",
             timeout_s=self.request_timeout_s,
-            trust_cert_path=self.tls_trust_cert_path or conf.get("tlsTrustCertsFilePath", ""),
+            trust_cert_path=self.tls_trust_cert_path,
         )
 
 
@@ -286,25 +274,15 @@ def _encoded(name: str) -> str:
         raise InvalidNameError(f"{printable(name)} is not text") from None
 
 
-def _client_conf(path: str) -> dict[str, str]:
-    from ackstate.cursor.pulsar_conf import read_properties  # noqa: PLC0415
-
-    try:
-        return read_properties(path) if path else {}
-    except (OSError, ValueError) as error:
-        raise AdminError(f"PULSAR_CLIENT_CONF: {error}") from error
-
-
 def _token(parameters: str) -> str:
-    """Read a token as Pulsar's plugin does: `token:...`, the content of `file:...`, JSON, or else the text itself."""
+    """Read a token as Pulsar's plugin does: ``token:`` and the token, or the content of a ``file:``."""
     if parameters.startswith("token:"):
         token = parameters.removeprefix("token:")
     elif parameters.startswith("file:"):
         token = _token_of_file(parameters)
-    elif parameters.lstrip().startswith("{"):
-        token = _token_of_json(parameters)
     else:
-        token = parameters
+        # Not shown: it may be a token.
+        raise AdminError("--auth-params must be token:TOKEN or file:///PATH")
     if not _TOKEN.fullmatch(token):
         raise AdminError("--auth-params: the token is empty or has a character that no token has")
     return token
@@ -319,15 +297,6 @@ def _token_of_file(uri: str) -> str:
             return file.read(_TOKEN_FILE_BYTES_MAX).decode("utf-8").strip()
     except (OSError, ValueError) as error:
         raise AdminError(f"--auth-params: {printable(uri)} cannot be read: {error}") from error
-
-
-def _token_of_json(text: str) -> str:
-    # Text that is not JSON is not shown: it may be a token.
-    try:
-        token = json.loads(text)["token"]
-    except (ValueError, KeyError, RecursionError):
-        raise AdminError('--auth-params: expected JSON as {"token": "..."}') from None
-    return token if isinstance(token, str) else ""
 
 
 def _content(response: Answer) -> Any:

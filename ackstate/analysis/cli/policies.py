@@ -8,7 +8,6 @@ thereby removes a maximum that is not repeated.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,7 +167,7 @@ def topics() -> typer.Typer:
 
 def _server(context: typer.Context) -> AdminServer:
     options: ServerOptions = context.obj
-    return options.server(os.environ.get("PULSAR_CLIENT_CONF", ""))
+    return options.server()
 
 
 def _global(is_global: bool) -> dict[str, str]:

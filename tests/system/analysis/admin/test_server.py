@@ -256,7 +256,7 @@ class TestRefusals:
         assert "--token-file" in helped.stdout
 
     def test_help_waits_for_no_web_framework(self, capsys):
-        program = "import sys, analysis.cli; print(*{name.split('.')[0] for name in sys.modules})"
+        program = "import sys, ackstate.analysis.cli; print(*{name.split('.')[0] for name in sys.modules})"
         loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         assert not {"fastapi", "uvicorn", "starlette", "pydantic", "httpx"} & set(loaded.split())
         with pytest.raises(SystemExit) as ended:
