@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -46,26 +47,24 @@ EngineOption: TypeAlias = Annotated[
     EngineChoice | None, typer.Option(help="spark, or local: in this process, without Java.")
 ]
 Session: TypeAlias = "Callable[[], SparkSession] | None"
-"""Waits for Spark and returns its session; None to replay a trace without Spark."""
+"""Starts Spark and returns its session; None to replay a trace without Spark."""
 
 
-@contextmanager
-def starting(engine: EngineChoice | None, master: str | None) -> Iterator[Session]:
-    """Start the engine in the background, while the block imports modules and checks its inputs.
+def session_of(engine: EngineChoice | None, master: str | None) -> Session:
+    """Check that the engine can start, and return what starts it.
 
     Raises:
         typer.BadParameter: A master is given, but the engine is not Spark.
-        AckStateError: As `ackstate.analysis.spark.session.starting_session`.
+        AckStateError: As `ackstate.analysis.spark.session.check_startable`.
     """
     if engine is EngineChoice.LOCAL:
         if master is not None:
             raise typer.BadParameter("--master is for --engine spark")
-        yield None
-        return
-    from ackstate.analysis.spark.session import starting_session
+        return None
+    from ackstate.analysis.spark.session import check_startable, open_session
 
-    with starting_session(master) as session:
-        yield session
+    check_startable(master)
+    return partial(open_session, master)
 
 
 def estimated(
@@ -87,7 +86,7 @@ def estimated(
         trace: The trace.
         policies: The grid.
         crashes_per_day: The rate for which duplicates are counted.
-        session: See `starting`.
+        session: See `session_of`.
         report: The report to write; None for no report.
         current: The policy in force, which is in the grid; None if it is unknown.
         is_recorded_current: Whether the recording is compared with, instead of a policy.
@@ -161,7 +160,7 @@ def started(session: Session, progress: Progress, size_bytes: int | None = None)
     """Wait for the engine, and show its progress while the block runs.
 
     Args:
-        session: See `starting`.
+        session: See `session_of`.
         progress: The display.
         size_bytes: Bytes of the trace times the number of policies; None if there are several.
     """

@@ -18,8 +18,8 @@ from ackstate.analysis.cli.estimates import (
     mean_text,
     numbers_table,
     rate_text,
+    session_of,
     started,
-    starting,
 )
 from ackstate.analysis.cli.options import (
     NUMBER_MAX,
@@ -99,15 +99,15 @@ def redelivery(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
     rate = 1.0 if crashes_per_day is None else crashes_per_day
-    with starting(engine, master) as session:
-        from ackstate.analysis.replay.policy import Policy
+    session = session_of(engine, master)
+    from ackstate.analysis.replay.policy import Policy
 
-        settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
-        if state is not None:
-            _daily(trace, state, settings, crashes_per_day=rate, output=output, json=json, session=session)
-            return
-        is_plain = settings is None and crashes_per_day is None and out is None and report is None
-        result, found = estimated(trace, [settings], crashes_per_day=rate, session=session, report=output.report)
+    settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
+    if state is not None:
+        _daily(trace, state, settings, crashes_per_day=rate, output=output, json=json, session=session)
+        return
+    is_plain = settings is None and crashes_per_day is None and out is None and report is None
+    result, found = estimated(trace, [settings], crashes_per_day=rate, session=session, report=output.report)
     answer = result.to_json()
     if is_plain:
         rows = _subscriptions(result.policies[0], found)

@@ -16,7 +16,7 @@ from ackstate.analysis.cli.estimates import (
     mean_text,
     numbers_table,
     rate_text,
-    starting,
+    session_of,
 )
 from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs
 from ackstate.analysis.cli.output import (
@@ -92,35 +92,35 @@ def sweep(
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
     )
-    with starting(engine, master) as session:
-        from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
-        from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
-        from ackstate.analysis.replay.policy import Policy
-        from ackstate.analysis.trace.parquet import check_trace
+    session = session_of(engine, master)
+    from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
+    from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
+    from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.trace.parquet import check_trace
 
-        # Mistakes in options and files are reported before the trace is read.
-        is_named = current_policy not in ("", _RECORDED)
-        named = policy_of_text(current_policy) if is_named else None
-        broker = None if broker_conf is None else read_broker_policy(broker_conf)
-        texts = key_value_pairs(flags)
-        policies_of_texts(texts)
-        covered = check_trace(trace)
-        recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
-        if recorded is not None:
-            broker = recorded.policy
-        base = None if broker is None else broker.to_mapping()
-        policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
-        current = None
-        if current_policy != _RECORDED:
-            current = recorded or _current(trace, named, broker, broker_conf)
-        if not policies:
-            policies = candidates(current.policy if current is not None else broker or Policy())
-        elif current is not None and current.policy not in policies:
-            policies = [current.policy, *policies]
-        result, _ = estimated(
-            trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, report=output.report,
-            current=current, is_recorded_current=current_policy == _RECORDED, covered=covered,
-        )  # fmt: skip
+    # Mistakes in options and files are reported before the trace is read.
+    is_named = current_policy not in ("", _RECORDED)
+    named = policy_of_text(current_policy) if is_named else None
+    broker = None if broker_conf is None else read_broker_policy(broker_conf)
+    texts = key_value_pairs(flags)
+    policies_of_texts(texts)
+    covered = check_trace(trace)
+    recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
+    if recorded is not None:
+        broker = recorded.policy
+    base = None if broker is None else broker.to_mapping()
+    policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
+    current = None
+    if current_policy != _RECORDED:
+        current = recorded or _current(trace, named, broker, broker_conf)
+    if not policies:
+        policies = candidates(current.policy if current is not None else broker or Policy())
+    elif current is not None and current.policy not in policies:
+        policies = [current.policy, *policies]
+    result, _ = estimated(
+        trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, report=output.report,
+        current=current, is_recorded_current=current_policy == _RECORDED, covered=covered,
+    )  # fmt: skip
     lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
     output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)
 

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,11 @@ from ackstate.analysis.spark.cluster import (
     is_on_loopback,
     ship_package,
 )
-from ackstate.analysis.spark.java import Java, SparkUnavailableError, class_archive_option
+from ackstate.analysis.spark.java import SparkUnavailableError, class_archive_option, find_java, start_java
 from ackstate.analysis.trace.events import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -65,16 +65,6 @@ def open_session(master: str | None = None) -> SparkSession:
         SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
         ClusterError: The cluster does not answer, or has no free resources.
     """
-    with starting_session(master) as session:
-        return session()
-
-
-@contextmanager
-def starting_session(master: str | None = None) -> Iterator[Callable[[], SparkSession]]:
-    """Start a session as `open_session` does, in the background; the block calls the yielded function to get it.
-
-    Java, which takes longest, is started at once, and ended if the block ends without a session.
-    """
     is_submitted = _SUBMITTED in os.environ
     if master is None and not is_submitted:
         master = f"local[{_CORES}]"
@@ -87,9 +77,19 @@ def starting_session(master: str | None = None) -> Iterator[Callable[[], SparkSe
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Otherwise workers would use the system's interpreter, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    with ExitStack() as kept:
-        java = None if is_submitted or _is_running() else kept.enter_context(Java(settings))
-        yield lambda: _session(master, settings, java)
+    return _session(master, settings, has_java=is_submitted or _is_running())
+
+
+def check_startable(master: str | None) -> None:
+    """Check, before anything else is done, what `open_session` needs on this machine, and the form of a master.
+
+    Raises:
+        SparkUnavailableError, ClusterError: As `open_session`.
+    """
+    if master is not None:
+        check_master(master)
+    if _SUBMITTED not in os.environ and not _is_running():
+        find_java()
 
 
 def _is_running() -> bool:
@@ -100,7 +100,7 @@ def _is_running() -> bool:
     return SparkContext._gateway is not None
 
 
-def _session(master: str | None, settings: Mapping[str, str], java: Java | None) -> SparkSession:
+def _session(master: str | None, settings: Mapping[str, str], *, has_java: bool) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -108,8 +108,8 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
 
     with _own_interrupts():
         try:
-            if java is not None:
-                SparkContext._ensure_initialized(gateway=java.gateway())
+            if not has_java:
+                SparkContext._ensure_initialized(gateway=start_java(settings))
             configuration = SparkConf().setAppName("ackstate").setAll(list(settings.items()))
             # Now Spark has the master that it was submitted to.
             where = master or SparkConf().get("spark.master", "local")
@@ -121,8 +121,7 @@ def _session(master: str | None, settings: Mapping[str, str], java: Java | None)
             if not is_local(where) and _SUBMITTED not in os.environ:
                 ship_package(spark)
         except (PySparkException, Py4JError, OSError) as error:
-            told = "" if isinstance(error, Py4JError) or java is None else java.complaint()
-            raise SparkUnavailableError(f"Spark does not start: {told or _reason(error)}") from error
+            raise SparkUnavailableError(f"Spark does not start: {_reason(error)}") from error
     return spark
 
 

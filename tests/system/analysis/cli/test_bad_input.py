@@ -13,7 +13,7 @@ import pytest
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.demo.results import MARKER
-from ackstate.analysis.spark.java import Java, SparkUnavailableError
+from ackstate.analysis.spark.java import SparkUnavailableError, find_java, start_java
 from command_line import ENTRY, assert_one_line, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows
 
@@ -300,8 +300,8 @@ def fake_java(home, *, version, then="exit 0"):
 def refused_by_java(monkeypatch, home):
     """Return why Spark does not start with a Java."""
     monkeypatch.setenv("JAVA_HOME", str(home))
-    with pytest.raises(SparkUnavailableError) as caught, Java({}) as java:
-        java.gateway()
+    with pytest.raises(SparkUnavailableError) as caught:
+        start_java({})
     return str(caught.value)
 
 
@@ -313,11 +313,17 @@ def test_a_java_that_is_too_old_is_named(tmp_path, monkeypatch, version, major):
     assert "17 or newer" in said
 
 
+def test_what_is_no_home_of_spark_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "none"))
+    with pytest.raises(SparkUnavailableError, match=r"no spark-submit in SPARK_HOME=.*none"):
+        find_java()
+
+
 def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
     for words in (["redelivery", good_trace], ["demo", "--out", tmp_path / "out"]):
         assert_one_line(run_apart(*words, env=environment), "no Java on the PATH", "Java 17")
-    assert not list((tmp_path / "out").iterdir())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [MARKER]
 
 
 @pytest.mark.parametrize("what", ["nowhere", "no program", "silent"])
