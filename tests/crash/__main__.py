@@ -20,9 +20,9 @@ from crash.zookeeper import zookeeper
 def of_ours(layer):
     """Return what makes a layer that looks inside our own cursor."""
 
-    def make(subject, recording):
-        if subject != command.OURS or recording is not None:
-            raise ValueError("--subject and --trace are for `ackstate crash`")
+    def make(subject):
+        if subject != command.OURS:
+            raise ValueError("--subject is for `ackstate crash`")
         return layer
 
     return make

@@ -27,7 +27,6 @@ from ackstate.analysis.crash.campaign import (
 from ackstate.analysis.crash.campaign_process import open_standard_descriptors, terminated_as_interrupted
 from ackstate.analysis.crash.campaign_report import as_json, remarks, table
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.trace.recorder import segments
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
@@ -45,28 +44,28 @@ _RANGE = re.compile(r"L(\d)\.\.L(\d)")
 
 @dataclass(frozen=True, slots=True)
 class LayerEntry:
-    """A layer, made for a subject and, if not None, a directory that receives a recording of its processes."""
+    """A layer, made for a subject."""
 
     title: str
-    make: Callable[[str, Path | None], Layer]
+    make: Callable[[str], Layer]
 
 
-def _call_kills(subject: str, recording: Path | None) -> Layer:
+def _call_kills(subject: str) -> Layer:
     from ackstate.analysis.crash.layers.call_kills import call_kills
 
-    return partial(call_kills, subject=subject, recording=recording)
+    return partial(call_kills, subject=subject)
 
 
-def _kills(subject: str, recording: Path | None) -> Layer:
+def _kills(subject: str) -> Layer:
     from ackstate.analysis.crash.layers.kills import kills
 
-    return partial(kills, subject=subject, recording=recording)
+    return partial(kills, subject=subject)
 
 
-def _power_cuts(subject: str, recording: Path | None) -> Layer:
+def _power_cuts(subject: str) -> Layer:
     from ackstate.analysis.crash.layers.power_cuts import power_cuts
 
-    return partial(power_cuts, subject=subject, recording=recording)
+    return partial(power_cuts, subject=subject)
 
 
 # `make crash` adds layers that look inside our own cursor (tests/crash/__main__.py).
@@ -124,10 +123,6 @@ def crash(
             "Lower it for a subject that delays acks.",
         ),
     ] = RECEIPTS_MIN,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", parser=Path, help="Record the events, for `ackstate trace` and Spark."),
-    ] = None,
     totals: Annotated[
         Path | None,
         typer.Option(metavar="FILE", parser=Path, help="Add to the totals in this file, and continue from its seeds."),
@@ -146,9 +141,8 @@ def crash(
     cannot run here, they are skipped, with the reason.
     """
     names = _chosen(layer)
-    _check_trace(trace)
     campaign = _Campaign(
-        {name: LAYERS[name].make(subject, trace) for name in names},
+        {name: LAYERS[name].make(subject) for name in names},
         Budget(budget.seconds, run_count_max=runs),
         totals,
         subject,
@@ -258,11 +252,6 @@ class _Campaign:
     def _keep(self, kept: dict[str, Totals]) -> None:
         if self.totals_file is not None:
             write_totals(self.totals_file, kept, subject=self.subject)
-
-
-def _check_trace(trace: Path | None) -> None:
-    if trace is not None and segments(trace):
-        raise CampaignError(f"{trace} holds a recording already: name another directory, or remove this one")
 
 
 def _line(name: str, totals: Totals) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ackstate.analysis.crash.promises import gravest
 from ackstate.analysis.crash.shrink import Failing, shortest
-from ackstate.analysis.crash.subject_trace import SubjectTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from random import Random
 
     from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
@@ -31,11 +28,6 @@ class RunSize(NamedTuple):
 
 class ProcessLayer(Protocol):
     """A layer whose runs consist of process runs."""
-
-    @property
-    def run_name(self) -> str:
-        """The name of its runs in a trace, before the seed."""
-        ...
 
     def check_beginning(self) -> None:
         """Check that every subject works without a crash.
@@ -65,28 +57,20 @@ class ProcessLayer(Protocol):
         ...
 
 
-def process_layer_runs(layer: ProcessLayer, first_seed: int, recording: Path | None) -> Iterator[RunOutcome]:
+def process_layer_runs(layer: ProcessLayer, first_seed: int) -> Iterator[RunOutcome]:
     """Yield the runs of a layer without end, as `Layer`.
 
     Args:
         layer: The layer.
         first_seed: The seed of the first run.
-        recording: The directory that receives every process run, for `ackstate trace` and Spark; except the repeats for
-            a story.
 
     Raises:
         SubjectError: A subject does not work even without a crash.
-        OSError: The trace cannot be written.
     """
-    with nullcontext() if recording is None else SubjectTrace(recording) as trace:
-        layer.check_beginning()
-        for seed in count(first_seed):
-            lives = layer.lived(seed, layer.size)
-            if trace is not None:
-                for lived in lives.lived:
-                    trace.record(f"{layer.run_name}-{seed}", lived)
-            outcome = lives.outcome()
-            yield replace(outcome, broken=_shortened(layer, outcome)) if outcome.broken else outcome
+    layer.check_beginning()
+    for seed in count(first_seed):
+        outcome = layer.lived(seed, layer.size).outcome()
+        yield replace(outcome, broken=_shortened(layer, outcome)) if outcome.broken else outcome
 
 
 def _shortened(layer: ProcessLayer, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:

@@ -119,15 +119,10 @@ class ProcessRun:
         return self._oracle.judge(self.state(recovered))
 
     def _entries(self, operation: Operation) -> AckedSet:
-        return entries_of(operation, self._numbering)
-
-
-def entries_of(operation: Operation, numbering: Numbering) -> AckedSet:
-    """Return the entries that an operation acks."""
-    ledger_id, entry_id = operation.ledger_id, operation.entry_id
-    match operation.kind:
-        case OperationKind.ACK:
-            return numbering.run(ledger_id, entry_id, entry_id + 1)
-        case OperationKind.MARK_DELETE:
-            return numbering.up_to(ledger_id, entry_id)
-    return numbering.nothing
+        ledger_id, entry_id = operation.ledger_id, operation.entry_id
+        match operation.kind:
+            case OperationKind.ACK:
+                return self._numbering.run(ledger_id, entry_id, entry_id + 1)
+            case OperationKind.MARK_DELETE:
+                return self._numbering.up_to(ledger_id, entry_id)
+        return self._numbering.nothing

@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import repeat
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
@@ -32,7 +31,6 @@ from ackstate.analysis.crash.process_story import complaint, ledgers, step_line
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
-from ackstate.analysis.crash.subject_trace import Lived
 from ackstate.analysis.workloads import consumers
 from ackstate.analysis.workloads.step import Step, StepKind
 
@@ -144,11 +142,8 @@ class ProcessRuns:
         self._life = ProcessRun(self._log)
         # Over all runs.
         self._ever_requested: AckedSet = self._life.expected.requested
-        # The requests and answers of the run that was not judged yet.
-        self._steps: list[tuple[int, Operation | Answer]] = []
-        # The same as a story, with the crashes between.
+        # The requests and answers of the run that was not judged yet, with the crashes between.
         self._story: list[Operation | Answer | str] = []
-        self._died_ms = 0
         self._broken: tuple[Broken, ...] = ()
         self._counts = dict.fromkeys(
             (
@@ -158,7 +153,6 @@ class ProcessRuns:
             0,
         )
         self.broken: tuple[BrokenPromise, ...] = ()
-        self.lived: list[Lived] = []
 
     def outcome(self) -> RunOutcome:
         """Return the result of all runs."""
@@ -183,7 +177,6 @@ class ProcessRuns:
             due, given = self._life.receipts_due()
             self._counts["receipts_due"] += due
             self._counts["receipts_given"] += given
-            self._died_ms = _now_ms()
         self._number += 1
 
     def _live(self, process: SubjectProcess, chance: Random, length: int) -> None:
@@ -257,11 +250,9 @@ class ProcessRuns:
         self._is_open = True
         self._counts["recoveries"] += 1
         acked = self._life.state(report).acked
-        if self._life.operations:
-            self.lived.append(Lived(self._log, self._steps, self._died_ms, acked))
         holds = f"it is open, and holds {acked}"
         self._judge(report, holds)
-        self._life, self._steps, self._story = ProcessRun(self._log, acked), [], [holds]
+        self._life, self._story = ProcessRun(self._log, acked), [holds]
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
 
@@ -328,14 +319,14 @@ class ProcessRuns:
         self._note_answers(answers)
 
     def _request(self, process: SubjectProcess, asked: Sequence[Operation]) -> int:
-        self._note(asked)
+        self._story += asked
         for operation in asked:
             self._life.requested(operation)
         process.send(*asked)
         return len(asked)
 
     def _note_answers(self, answers: Sequence[Answer]) -> None:
-        self._note(answers)
+        self._story += answers
         for answer in answers:
             record_answer(self._life, answer)
             match answer:
@@ -348,10 +339,6 @@ class ProcessRuns:
 
     def _is_persist(self, number: int) -> bool:
         return self._life.operation(number).kind is OperationKind.PERSIST
-
-    def _note(self, steps: Sequence[Operation | Answer]) -> None:
-        self._steps += zip(repeat(_now_ms()), steps)
-        self._story += steps
 
     def _told(self, *end: str) -> tuple[str, ...]:
         return (f"life {self._number} on a log of {ledgers(self._log)}", *map(step_line, self._story), *end)
@@ -382,7 +369,3 @@ def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _CrashMoment
 
 def _chance(*what: str | int) -> Random:
     return Random(" ".join(map(str, what)))  # noqa: S311 - a workload, not a secret
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -16,7 +16,6 @@ from ackstate.analysis.crash.subject_launch import subject_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
@@ -66,14 +65,11 @@ class CallKill:
         return self._how
 
 
-def call_kills_of(
-    make_launch: Callable[[CallTracer], Launch], *, recording: Path | None = None, shrink_tries: int = SHRINK_TRIES
-) -> Kills:
+def call_kills_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: int = SHRINK_TRIES) -> Kills:
     """Return the layer on a subject.
 
     Args:
         make_launch: Returns the launch of the subject under a tracer.
-        recording: See `Kills`.
         shrink_tries: See `Kills`.
 
     Raises:
@@ -81,19 +77,18 @@ def call_kills_of(
     """
     tracer = CallTracer()
     plan = KillPlan("call-kills", lambda chance: CallKill(tracer, chance), early_s=None, shares=(1,))
-    return Kills(make_launch(tracer), recording=recording, size=SIZE, plan=plan, shrink_tries=shrink_tries)
+    return Kills(make_launch(tracer), size=SIZE, plan=plan, shrink_tries=shrink_tries)
 
 
-def call_kills(first_seed: int, *, subject: str, recording: Path | None = None) -> Iterator[RunOutcome]:
+def call_kills(first_seed: int, *, subject: str) -> Iterator[RunOutcome]:
     """Run the layer on a subject by its name; see `subject_launch`.
 
     Args:
         first_seed: See `Layer`.
         subject: The subject to kill.
-        recording: Receives every process, for `ackstate trace`.
 
     Raises:
         ValueError: The subject is unknown.
         LayerSkippedError, SubjectError, OSError: See `call_kills_of` and `Kills`.
     """
-    return call_kills_of(lambda tracer: subject_launch(subject, tracer=tracer), recording=recording)(first_seed)
+    return call_kills_of(lambda tracer: subject_launch(subject, tracer=tracer))(first_seed)

@@ -40,7 +40,7 @@ class KillPlan:
     """How processes are killed.
 
     Attributes:
-        run_name: See `ProcessLayer`.
+        run_name: Begins the names of its temporary directories.
         make_crash: Returns the killer of a run's processes, given the run's randomness.
         early_s: See `CrashTiming`.
         shares: The length of each process is the maximum divided by one of these.
@@ -62,7 +62,6 @@ class Kills:
 
     Args:
         launch: Starts the subject; None for ours, in turn on files, on SQLite and under a rate limit.
-        recording: Receives every process, for `ackstate trace` and Spark.
         directory: Where subjects work; None for memory if there is such a file system: SIGKILL needs no disk.
         size: The size of a run.
         patience_s: Time limit for an answer of a subject.
@@ -74,7 +73,6 @@ class Kills:
         self,
         launch: Launch | None = None,
         *,
-        recording: Path | None = None,
         directory: Path | None = None,
         size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
@@ -82,17 +80,11 @@ class Kills:
         plan: KillPlan = AT_RANDOM_MOMENTS,
     ) -> None:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
-        self._recording = recording
         self._parent = directory
         self.size = size
         self._settings = CrashTiming(early_s=plan.early_s, patience_s=patience_s)
         self.shrink_tries, self.shrink_seconds = shrink_tries, _SHRINK_S
         self._plan = plan
-
-    @property
-    def run_name(self) -> str:
-        """See `ProcessLayer`."""
-        return self._plan.run_name
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
@@ -100,19 +92,19 @@ class Kills:
         Raises:
             SubjectError, OSError: See `process_layer_runs`.
         """
-        return process_layer_runs(self, first_seed, self._recording)
+        return process_layer_runs(self, first_seed)
 
     def check_beginning(self) -> None:
         """See `ProcessLayer`."""
         for launch in self._launches:
-            with scratch_directory(self.run_name, self._parent) as directory:
+            with scratch_directory(self._plan.run_name, self._parent) as directory:
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
     def lived(self, seed: int, size: RunSize) -> ProcessRuns:
         """See `ProcessLayer`."""
         launch = self._launches[seed % len(self._launches)]
         chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
-        with scratch_directory(self.run_name, self._parent) as directory:
+        with scratch_directory(self._plan.run_name, self._parent) as directory:
             lives = ProcessRuns(launch, directory, seed, self._plan.make_crash(chance), self._settings)
             return live_through(
                 lives,
@@ -122,17 +114,16 @@ class Kills:
             )
 
 
-def kills(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Iterator[RunOutcome]:
+def kills(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
     """Run the layer on a subject by its name; see `subject_launch`. ``ours`` is both of ours in turn.
 
     Args:
         first_seed: See `Layer`.
         subject: The subject to kill.
-        recording: Receives every process, for `ackstate trace`.
 
     Raises:
         ValueError: The subject is unknown.
         SubjectError, OSError: See `Kills`.
     """
     launch = None if subject == OURS[0] else subject_launch(subject)
-    return Kills(launch, recording=recording)(first_seed)
+    return Kills(launch)(first_seed)

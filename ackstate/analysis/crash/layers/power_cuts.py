@@ -63,7 +63,6 @@ class PowerCuts:
 
     Args:
         launch: Starts the subject; None for ours, on files and on SQLite in turn.
-        recording: Receives every process, for `ackstate trace` and Spark.
         mount_options: Options of ext4; one of them by seed.
         size: The size of a run.
         patience_s: Time limit for an answer of a subject.
@@ -73,18 +72,15 @@ class PowerCuts:
         self,
         launch: Launch | None = None,
         *,
-        recording: Path | None = None,
         mount_options: Sequence[str] = MOUNT_OPTIONS,
         size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
-        self._recording = recording
         self._mount_options = mount_options
         self.size = size
         self._settings = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
 
-    run_name = "power-cuts"
     shrink_tries, shrink_seconds = 24, 15.0
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
@@ -101,7 +97,7 @@ class PowerCuts:
         if shim := loaded():
             disks = Path(tempfile.gettempdir()).resolve()
             os.register_at_fork(after_in_child=partial(shim.arm, disks, CallFault(NEVER, Action.FAIL)))
-        yield from process_layer_runs(self, first_seed, self._recording)
+        yield from process_layer_runs(self, first_seed)
 
     def check_beginning(self) -> None:
         """See `ProcessLayer`."""
@@ -126,7 +122,7 @@ class PowerCuts:
             return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
 
 
-def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None = None) -> Generator[RunOutcome]:
+def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcome]:
     """Run the layer on a subject by its name; see `subject_launch`. ``ours`` is both of ours in turn.
 
     For a subject in Python, a worker started with the fault shim runs the layer, if the shim compiles.
@@ -134,7 +130,6 @@ def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None
     Args:
         first_seed: See `Layer`.
         subject: The subject whose power is cut.
-        recording: Receives every process, for `ackstate trace`.
 
     Raises:
         ValueError: The subject is unknown.
@@ -144,11 +139,11 @@ def power_cuts(first_seed: int, *, subject: str = "ours", recording: Path | None
     has_worker = loaded() is None and is_class_name(subject)
     if has_worker:
         try:
-            yield from cuts_with_shim(first_seed, subject=subject, recording=recording)
+            yield from cuts_with_shim(first_seed, subject=subject)
         except ShimUnavailableError:
             has_worker = False
     if not has_worker:
-        yield from PowerCuts(launch, recording=recording)(first_seed)
+        yield from PowerCuts(launch)(first_seed)
 
 
 @final

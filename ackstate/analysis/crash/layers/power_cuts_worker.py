@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.dying import die_with, end_worker
@@ -33,7 +32,7 @@ class ShimUnavailableError(Exception):
     """The fault shim is unavailable; never leaves the layer."""
 
 
-def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> Iterator[RunOutcome]:
+def cuts_with_shim(first_seed: int, *, subject: str) -> Iterator[RunOutcome]:
     """Yield the worker's outcomes.
 
     Raises:
@@ -45,7 +44,7 @@ def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> 
             library = compiled(directory)
         except LayerSkippedError as error:
             raise ShimUnavailableError(str(error)) from error
-        arguments = [str(os.getpid()), str(first_seed), subject, *([] if recording is None else [str(recording)])]
+        arguments = [str(os.getpid()), str(first_seed), subject]
         worker = subprocess.Popen(  # noqa: S603 - ourselves
             # Without -P, a directory in the current one could shadow our packages.
             [sys.executable, "-P", "-m", __name__, *arguments],
@@ -66,7 +65,7 @@ def cuts_with_shim(first_seed: int, *, subject: str, recording: Path | None) -> 
             end_worker(worker, patience_s=_PATIENCE_S)
 
 
-def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None) -> None:
+def _work(parent_pid: int, first_seed: int, subject: str) -> None:
     """Stream outcomes until the parent closes the stream, or dies."""
     from ackstate.analysis.crash.layers.power_cuts import power_cuts  # noqa: PLC0415 - which imports this module
 
@@ -78,7 +77,7 @@ def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     try:
-        with closing(power_cuts(first_seed, subject=subject, recording=recording)) as outcomes:
+        with closing(power_cuts(first_seed, subject=subject)) as outcomes:
             for outcome in outcomes:
                 answers.write(pickle.dumps(("item", outcome)))
                 if asked_to_end:
@@ -89,4 +88,4 @@ def _work(parent_pid: int, first_seed: int, subject: str, recording: Path | None
 
 if __name__ == "__main__":
     with suppress(BrokenPipeError):
-        _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]) if len(sys.argv) > 4 else None)
+        _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

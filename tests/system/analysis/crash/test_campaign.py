@@ -7,7 +7,6 @@ import json
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -427,12 +426,6 @@ def test_totals_that_cannot_be_written_are_noticed_before_the_first_run(layers, 
     assert layer.closed == 0, "it ran"
 
 
-def test_a_trace_is_not_put_beside_another(layers, capsys, tmp_path):
-    layers(FakeLayer())
-    (tmp_path / "000001.events").write_bytes(b"")
-    assert_one_line(crash(capsys, "--layer", "L3", "--trace", str(tmp_path)), "holds a recording already")
-
-
 DUE = {"accepted_persists": 3, "durable_receipts": 1, "receipts_due": 1_000, "receipts_given": 1}
 
 
@@ -463,8 +456,8 @@ def test_each_layer_crashes_any_subject(monkeypatch, capsys):
     made = []
     for name, entry in crash_command.LAYERS.items():
 
-        def make(subject, trace, name=name):
-            made.append((name, subject, trace))
+        def make(subject, name=name):
+            made.append((name, subject))
             return FakeLayer()
 
         monkeypatch.setitem(crash_command.LAYERS, name, replace(entry, make=make))
@@ -474,7 +467,5 @@ def test_each_layer_crashes_any_subject(monkeypatch, capsys):
         assert crash(capsys, *options, "--runs", "1").status == 0
         return made
 
-    assert chosen("--subject", "naive") == [(name, "naive", None) for name in ("L2", "L3", "L4")]
-    assert chosen("--layer", "L2..L3", "--trace", "missing") == [
-        (name, "ours", Path("missing")) for name in ("L2", "L3")
-    ]
+    assert chosen("--subject", "naive") == [(name, "naive") for name in ("L2", "L3", "L4")]
+    assert chosen("--layer", "L2..L3") == [(name, "ours") for name in ("L2", "L3")]
