@@ -18,7 +18,7 @@ from ackstate.cursor.subscription import SubscriptionType
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message_log import NO_DELAY
 
 TICK_MS = 10
@@ -79,7 +79,7 @@ class Views:
 
 
 class Bucketed:
-    """Snapshots in the store of the topic, their registry in the cursor's properties, as in Pulsar."""
+    """Snapshots in the store of the topic, an index and a registry for each subscription."""
 
     def __init__(self, *, strict=True, **settings):
         few = {"min_index_count_per_bucket": 2, "max_indexes_per_segment": 2}
@@ -91,7 +91,8 @@ class Bucketed:
         pass
 
     def storage(self, topic, name):
-        return SnapshotStorage(topic.store.ledgers, CursorBucketRegistry(topic.cursors[name]), f"delayed {name}")
+        registry = MetadataBucketRegistry(topic.store.metadata, f"/delayed-buckets/{name}")
+        return SnapshotStorage(topic.store.ledgers, registry, f"delayed {name}")
 
     def open(self, topic, name, *, now_ms):
         index, report = BucketedDelayIndex.recover(self.config, storage=self.storage(topic, name), now_ms=now_ms)
@@ -100,11 +101,10 @@ class Bucketed:
 
 
 class BucketedViews(Bucketed):
-    """One such index for all subscriptions, its registry in the metadata store."""
+    """One such index for all subscriptions."""
 
     def storage(self, topic, name):
-        registry = MetadataBucketRegistry(topic.store.metadata, "/delayed-buckets/t")
-        return SnapshotStorage(topic.store.ledgers, registry, "delayed t")
+        return super().storage(topic, "t")
 
     def start(self, topic, now_ms):
         self.index = super().open(topic, "t", now_ms=now_ms)

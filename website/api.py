@@ -97,9 +97,7 @@ PAGES = (
                 "Receipt ReceiptStatus PersistResult PersistTarget RecoveryReport RecoverySource CursorStats",
             ),
             "Listeners": _of("ackstate.cursor", "CursorListener Change"),
-            "Holes of delay buckets": _of(
-                "ackstate.cursor", "SharedHoles BucketReferences CursorBucketRegistry MetadataBucketRegistry"
-            ),
+            "The registry of delay buckets": _of("ackstate.cursor", "MetadataBucketRegistry"),
             "Errors": _of("ackstate.cursor", "UnreadableCursorError"),
         },
     ),

@@ -7,9 +7,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, RangeForm
     from ackstate.cursor.journal.deletion import delete_subscription
     from ackstate.cursor.journal.format import Format, Repair
-    from ackstate.cursor.journal.hole_pins import BucketReferences
     from ackstate.cursor.journal.recovery import UnreadableCursorError
-    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.listener import Change, CursorListener
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.persist.open_cursors import open_cursors
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
     from ackstate.stores.file import FileStore
     from ackstate.stores.memory import MemoryStore
     from ackstate.stores.sqlite import SqliteStore
-    from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+    from ackstate.topic.bucket_registry import MetadataBucketRegistry
     from ackstate.topic.deletion import delete_topic
     from ackstate.topic.message import NO_DELAY, Message
     from ackstate.topic.message_log import MessageLog
@@ -86,13 +84,11 @@ __all__ = [
     "BacklogQuotaExceededError",
     "BacklogReport",
     "BlockReason",
-    "BucketReferences",
     "Change",
     "ConsumerBusyError",
     "ConsumerClosedError",
     "ConsumerUse",
     "CounterSample",
-    "CursorBucketRegistry",
     "CursorConfig",
     "CursorListener",
     "CursorOpening",
@@ -129,7 +125,6 @@ __all__ = [
     "Repair",
     "Retention",
     "RuleStats",
-    "SharedHoles",
     "SqliteStore",
     "Start",
     "StartTime",
@@ -162,7 +157,7 @@ __all__ = [
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
 _NAMES = {
     "ackstate.cursor.state.auto_age": ("AUTO", "AutoAge"),
-    "ackstate.topic.bucket_registry": ("CursorBucketRegistry", "MetadataBucketRegistry"),
+    "ackstate.topic.bucket_registry": ("MetadataBucketRegistry",),
     "ackstate.cursor.config": ("CursorConfig", "RangeForm"),
     "ackstate.dispatch.stats": ("ConsumerUse", "DispatchStats", "RuleStats"),
     "ackstate.cursor.journal.format": ("Format", "Repair"),
@@ -204,8 +199,6 @@ _NAMES = {
     "ackstate.topic.topics": ("Topics",),
     "ackstate.cursor.journal.deletion": ("delete_subscription",),
     "ackstate.cursor.journal.recovery": ("UnreadableCursorError",),
-    "ackstate.cursor.journal.hole_pins": ("BucketReferences",),
-    "ackstate.cursor.journal.shared_holes": ("SharedHoles",),
     "ackstate.cursor.store": (
         "LedgerFencedError",
         "LedgerNotFoundError",

@@ -44,10 +44,9 @@ class CursorConfig:
         ledger_rollover_ms: The age from which on a ledger is not continued either; 0 for any age.
             Pulsar: ``managedLedgerCursorRolloverTimeInSeconds``.
         range_count_max: How many ranges the durable state may hold. None, the default, is any number in the native
-            format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format ranges count as
-            one if only holes part them that delay buckets hold (`SharedHoles`), and ranges that are durable already
-            stay durable, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, those that `keep` prefers
-            take their place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
+            format, because the journal makes them cheap, and 10,000 in Pulsar's. In the native format ranges that are
+            durable already stay durable, even beyond a limit that was lowered; in Pulsar's, as in Pulsar, those that
+            `keep` prefers take their place. Pulsar: ``managedLedgerMaxUnackedRangesToPersist``.
         range_limit_rule: What `range_count_max` counts in Pulsar's format. EXACT, the default, counts ranges in either
             form. The others decide as a Pulsar release does. In WORDS these count acked entries and keep or exclude
             whole ledgers: up to 5.0.0-M1 the first ledger with acks is always kept, however many ranges it has, and 5.0

@@ -111,11 +111,6 @@ class Listeners:
         for listener in self._all:
             listener.persisted(outcome)
 
-    @property
-    def bound_bytes(self) -> bool:
-        """Whether one of them may limit `unpersisted_record_bytes`."""
-        return bool(self._of_bounds)
-
     def record_bytes_max(self) -> int | None:
         """Return the lowest of their limits; None without one."""
         if not self._of_bounds:

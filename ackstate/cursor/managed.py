@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.cursor.journal.journal import Journal
-    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.listener import CursorListener
     from ackstate.cursor.results import CursorStats, PersistResult
     from ackstate.cursor.steps import Steps
@@ -84,7 +83,6 @@ class ManagedCursor:
         ledgers: LedgerMap,
         config: CursorConfig | None = None,
         repair: Repair = Repair.NONE,
-        shared_holes: SharedHoles | None = None,
         start: Position | None = None,
         properties: Mapping[str, str] | None = None,
         now_ms: int,
@@ -108,7 +106,7 @@ class ManagedCursor:
         """
         opening = CursorOpening(
             topic=topic, subscription=subscription, ledgers=ledgers, config=config or CursorConfig(), repair=repair,
-            shared_holes=shared_holes, start=start, properties=properties or {},
+            start=start, properties=properties or {},
         )  # fmt: skip
         return run(store, cls.opening(store, opening, now_ms=now_ms))
 

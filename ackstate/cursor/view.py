@@ -94,16 +94,13 @@ class CursorView(AckView):
         """
         return self._persister.planner.counts_entries
 
-    def range_count_to_persist(self, range_count_max: int) -> int:
-        """Return how many ranges a persist of everything would hold; ranges that only shared holes part count as one.
+    @property
+    def range_count_to_persist(self) -> int:
+        """How many ranges a persist of everything would hold.
 
-        Exact without shared holes; with them it may be too high, see `FilledCount.at_most`. If
-        `counts_entries_to_persist`, it is the number of acked entries above the mark-delete position.
-
-        Args:
-            range_count_max: The limit that it is for.
-
-        Complexity: O(1) without shared holes, else as there.
+        If `counts_entries_to_persist`, it is the number of acked entries above the mark-delete position. Complexity:
+        O(1).
         """
-        with self._lock:
-            return self._persister.planner.range_count_to_persist(range_count_max)
+        deleted = self._state.deleted
+        # The rule itself counts more: an ack in a later ledger may add all entries of an earlier one to its count.
+        return len(deleted) if self.counts_entries_to_persist else deleted.range_count

@@ -125,8 +125,7 @@ class LimitUsage:
         return effect.unpersisted_bytes, effect.entry_count if counts_entries else effect.range_count
 
     def _range_count(self) -> int:
-        """Return how many ranges count: at the limit, ranges that only shared holes divide count as one."""
-        range_count, limit = self._cursor.deleted.range_count, self.ranges_limit
-        if limit is None or (range_count < limit and not self._cursor.view.counts_entries_to_persist):
-            return range_count
-        return self._cursor.view.range_count_to_persist(limit)
+        """Return how many ranges count, or entries where a limit of Pulsar's counts them."""
+        return (
+            self._cursor.deleted.range_count if self.ranges_limit is None else self._cursor.view.range_count_to_persist
+        )

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
 from ackstate.cursor.journal.format import CursorState, Format, Repair
 from ackstate.cursor.journal.journal import ROOT, cursor_owner
-from ackstate.cursor.journal.native import parts_of
 from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError, decode_record
 from ackstate.cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
@@ -268,7 +267,7 @@ def assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
     starts = []
     for ledger_id in owned:
         try:
-            starts.append(parts_of(ledgers.read(ledger_id, 0, 1)[0]).mark_delete)
+            starts.append(native.decode_parts(ledgers.read(ledger_id, 0, 1)[0]).mark_delete)
         except (AckStateError, IndexError):
             continue
     # No entry is at or below such a position: a mark-delete goes to the entry before, where there is one.
@@ -294,7 +293,7 @@ def _stored_record(value: Versioned | None, ledgers: LedgerMap) -> StoredRecord 
 def _described(record: JournalRecord, entry: bytes, recovery: Recovery) -> JournalRecord:
     """Return a journal's record with the content of its bytes."""
     if entry.startswith(native.MAGIC):
-        read = recovery.decode_entry(entry)
+        read = native.decode(entry)
         record = replace(record, kind=read.kind.name, epoch=read.epoch, mark_delete=read.mark_delete)
         deleted, batch = read.deleted, read.batch
     else:

@@ -1,46 +1,16 @@
-"""Two registries of the snapshots of delay buckets, as `delay.BucketRegistry`.
-
-The buckets of one subscription are in its cursor's properties, as in Pulsar. Buckets that all subscriptions of a topic
-share are in the metadata store, a value for each bucket.
-"""
+"""The registry of the snapshots of delay buckets, as `delay.BucketRegistry`: a value of the metadata store for each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.store import ABSENT, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.store import LedgerStore, MetadataStore
     from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers
-
-
-@final
-class CursorBucketRegistry:
-    """The buckets of one subscription: internal properties of its cursor, which must be open.
-
-    Names and texts are Pulsar's; in Pulsar's format the cursor writes them so that Pulsar finds its buckets again.
-    """
-
-    def __init__(self, cursor: ManagedCursor) -> None:
-        self._cursor = cursor
-
-    def get_all(self) -> Mapping[str, str]:
-        """Return the internal properties, including those that are not of buckets."""
-        properties = self._cursor.cursor_properties
-        return {name: text for name, text in properties.items() if name.startswith(INTERNAL_PREFIX)}
-
-    def put(self, name: str, text: str) -> None:
-        """Set a property; errors as for `CursorProperties.put_internal`."""
-        self._cursor.attached.put_internal(name, text)
-
-    def remove(self, name: str) -> None:
-        """Remove a property, if it is there; errors as for `CursorProperties.put_internal`."""
-        self._cursor.attached.remove_internal(name)
 
 
 @final
@@ -100,7 +70,7 @@ class MetadataBucketRegistry:
 
 
 if TYPE_CHECKING:
-    _: tuple[type[BucketRegistry], ...] = (CursorBucketRegistry, MetadataBucketRegistry)
+    _: type[BucketRegistry] = MetadataBucketRegistry
 
     def _is_enough(ledgers: LedgerStore) -> SnapshotLedgers:
         return ledgers

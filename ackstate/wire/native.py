@@ -22,10 +22,7 @@ from ackstate.wire.native_reader import CHECKSUM, Reader, check_version, corrupt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-VERSION = 3
-"""The version of a snapshot that refers to delay buckets, see `ackstate.wire.native_shared`."""
-PLAIN_VERSION = 2
-"""The version of all other records."""
+VERSION = 2
 MAGIC = b"ACKR"
 
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
@@ -134,22 +131,14 @@ def encode(record: Record) -> bytes:
     )  # fmt: skip
 
 
-def encode_parts(
-    parts: RecordFields, *, version: int = PLAIN_VERSION, counts: bytes = b"", tail: Iterable[bytes] = ()
-) -> bytes:
+def encode_parts(parts: RecordFields) -> bytes:
     """Encode the fields of a record.
-
-    Args:
-        parts: The fields, as `decode_parts` returns them.
-        version: The version of the record.
-        counts: The additional counts of this version, after the count of batches.
-        tail: The additional bytes of this version, after the batch blocks.
 
     Raises:
         As `encode`.
     """
     check_position(parts.mark_delete)
-    blocks = [encode_ledger(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
+    blocks = [_encode_ledger(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
     ledger_count = len(blocks)
     if parts.properties:
         blocks += _encode_properties(parts.properties)
@@ -157,12 +146,12 @@ def encode_parts(
     if parts.batch:
         blocks += _encode_batch(parts.batch)
     batch_count += len(blocks)
-    body = b"".join((_BATCH_COUNT.pack(batch_count), counts, *blocks, *tail))
+    body = b"".join((_BATCH_COUNT.pack(batch_count), *blocks))
     length = _SIZE_MIN + len(body)
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
     header = _HEADER.pack(
-        MAGIC, version, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
+        MAGIC, VERSION, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
         *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
     covered = header + body
@@ -176,8 +165,7 @@ def decode(data: bytes) -> Record:
         data: One whole record; nothing may follow.
 
     Raises:
-        UnsupportedVersionError: The record has another version, such as a snapshot that refers to delay buckets, which
-            does not contain its acks.
+        UnsupportedVersionError: The record has another version.
         CorruptStateError: Anything else is wrong, with the offset, the expected and the actual content. No other
             exception can escape.
 
@@ -202,25 +190,6 @@ def decode_parts(data: bytes) -> RecordFields:
 
     Complexity: O(len(data)), and much faster than `decode`, which counts ranges.
     """
-    parts, _, reader = read_parts(data, PLAIN_VERSION, _BATCH_COUNT)
-    reader.finish("the checksum")
-    return parts
-
-
-def read_parts(data: bytes, supported: int, counts: struct.Struct) -> tuple[RecordFields, tuple[int, ...], Reader]:
-    """Read and check a record up to its batch blocks.
-
-    Args:
-        data: One whole record.
-        supported: The version that it must have.
-        counts: The counts after the header; that of batches is first.
-
-    Returns:
-        The fields, the counts after that of batches, and a reader positioned behind the batch blocks.
-
-    Raises:
-        As `decode`.
-    """
     if len(data) < _SIZE_MIN:
         corrupt(0, f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes")
     magic, version, kind, reserved, length, epoch, sequence, chain, ledger_id, entry_id, ledgers, properties = (
@@ -228,7 +197,7 @@ def read_parts(data: bytes, supported: int, counts: struct.Struct) -> tuple[Reco
     )
     if magic != MAGIC:
         corrupt(0, MAGIC, magic)
-    check_version(version, supported, what="native record")
+    check_version(version, VERSION, what="native record")
     if length != len(data):
         corrupt(8, f"length {len(data)}", length)
     if google_crc32c.value(data) != SEALED:
@@ -236,19 +205,19 @@ def read_parts(data: bytes, supported: int, counts: struct.Struct) -> tuple[Reco
         corrupt(length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # These checks hold for every record that `encode` wrote; a checksum may match by chance.
     if not version or reserved or kind not in _KINDS:
-        corrupt(4, f"version {supported}, kind 1 or 2, reserved 0", (version, kind, reserved))
+        corrupt(4, f"version {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
-    batches, *further = counts.unpack(reader.take(counts.size, "counts"))
+    (batches,) = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "counts"))
     bitmaps = _decode_ledgers(reader, ledgers)
     named = _decode_properties(reader, properties) if properties else {}
     batch = _decode_batch(reader, batches) if batches else []
-    parts = RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
-    return parts, tuple(further), reader
+    reader.finish("the checksum")
+    return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
 
 
-def encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
+def _encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
     """Encode the ledger block of a bitmap, which is not changed."""
     compact = bitmap.copy()
     compact.run_optimize()

@@ -15,13 +15,14 @@ import google_crc32c
 from ackstate.errors import CorruptStateError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.wire import native
-from ackstate.wire.native import Record, RecordKind
+from ackstate.wire.native import RecordKind
 from ackstate.wire.native_reader import CHECKSUM, Reader, check_version, corrupt
-from ackstate.wire.native_shared import SharedSnapshot, decode_shared, encode_shared, is_shared
 from ackstate.wire.text_properties import check_properties_fit, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ackstate.wire.native import Record
 
 MAGIC = b"ACKP"
 VERSION = 2
@@ -43,7 +44,7 @@ class Pointer:
         term: Rises whenever the cursor is opened: a pointer with another term belongs to another owner.
         mark_delete: The mark-delete position at the time of writing; None if it was unknown.
         cursor_properties: Properties set by the application, name -> text.
-        snapshot: Without a ledger, the whole state, possibly as its difference from delay buckets; else None.
+        snapshot: Without a ledger, the whole state; else None.
     """
 
     cursor_ledger_id: int | None
@@ -51,7 +52,7 @@ class Pointer:
     term: int
     mark_delete: Position | None = None
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
-    snapshot: Record | SharedSnapshot | None = None
+    snapshot: Record | None = None
 
     def __post_init__(self) -> None:
         if (self.cursor_ledger_id is None) != (self.snapshot is not None):
@@ -71,7 +72,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
     """
     check_cursor_properties(pointer.cursor_properties)
     ledger_id = _NO_LEDGER if pointer.cursor_ledger_id is None else pointer.cursor_ledger_id
-    snapshot = b"" if pointer.snapshot is None else _encode_snapshot(pointer.snapshot)
+    snapshot = b"" if pointer.snapshot is None else native.encode(pointer.snapshot)
     covered = b"".join(
         (
             _HEADER.pack(MAGIC, VERSION, ledger_id, pointer.epoch, pointer.term),
@@ -121,17 +122,12 @@ def _decode_tail(reader: Reader, cursor_ledger_id: int | None, epoch: int, term:
     return Pointer(cursor_ledger_id, epoch, term, mark_delete, properties, snapshot)
 
 
-def _encode_snapshot(snapshot: Record | SharedSnapshot) -> bytes:
-    return native.encode(snapshot) if isinstance(snapshot, Record) else encode_shared(snapshot)
-
-
-def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record | SharedSnapshot:
+def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record:
     try:
-        snapshot = decode_shared(data) if is_shared(data) else native.decode(data)
+        snapshot = native.decode(data)
     except CorruptStateError as error:
         corrupt(offset + error.offset, error.expected, error.found, what=_WHAT)
-    says = snapshot.parts if isinstance(snapshot, SharedSnapshot) else snapshot
-    if (says.kind, says.epoch) != (RecordKind.SNAPSHOT, epoch):
-        found = f"kind {says.kind}, epoch {says.epoch}"
+    if (snapshot.kind, snapshot.epoch) != (RecordKind.SNAPSHOT, epoch):
+        found = f"kind {snapshot.kind}, epoch {snapshot.epoch}"
         corrupt(offset, f"a snapshot of epoch {epoch}", found, what=_WHAT)
     return snapshot

@@ -114,33 +114,11 @@ def isolation(written: Written) -> str:
     return drawn("One subscription is stuck, one slow, one has a hole, one churns", [lag, memory])
 
 
-def ack_state(written: Written) -> str:
-    """Draw the bytes of ack states with and without shared holes."""
-    rows = _rows(written)
-    counts = [1, 10, 100, 1_000]
-    buckets = rows["the buckets, for any number of references"]["median"]
-
-    def points(kind: str, beside: float = 0) -> list[tuple[float, float]]:
-        row = "{:,} subscription{}: {}"
-        return [(n, rows[row.format(n, "s" if n > 1 else "", kind)]["median"] + beside) for n in counts]
-
-    drawn_points = {
-        "own holes": points("at rest, own holes"),
-        "shared holes, with the buckets": points("at rest, shared holes", buckets),
-        "shared holes, without the buckets": points("at rest, shared holes"),
-    }
-    y = PanelAxis("", [(100, "100 B"), (10_000, "10 kB"), (1_000_000, "1 MB"), (100_000_000, "100 MB")], is_log=True)
-    lines = [PanelLine(f"{name}: {number(at[-1][1] / 1e6)} MB", at) for name, at in drawn_points.items()]
-    panel = Panel("Ack states at rest, with 100 thousand messages not yet due", _SUBSCRIPTIONS, y, lines)
-    return drawn("Size of the same holes in every subscription's ack state", [panel])
-
-
 PICTURES: dict[str, Callable[[Written], str]] = {
     "delay_subscriptions": subscriptions,
     "delay_index_memory": index_memory,
     "delay_throughput": throughput,
     "delay_isolation": isolation,
-    "delay_ack_state": ack_state,
 }
 
 

@@ -36,7 +36,7 @@ from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
 from ackstate.topic.message import Message, decode_messages, encode_message
 from ackstate.topic.policy_store import decode_policies
-from ackstate.wire import native, native_pointer, native_shared, pulsar
+from ackstate.wire import native, native_pointer, pulsar
 from ackstate.wire.native_deltas import JournalOffset, decode_deltas
 from ackstate.wire.pulsar import delay_snapshot
 from ackstate.wire.pulsar.ledger_info import decode_ledger_info
@@ -243,7 +243,6 @@ def _state(name: str) -> FuzzTarget:
 
 TARGETS = {
     "native-record": FuzzTarget(native.decode, golden("native-record-v2.bin"), sealed_at_end),
-    "native-record-v3": FuzzTarget(native_shared.decode_shared, golden("native-record-v3.bin"), sealed_at_end),
     "native-deltas": FuzzTarget(
         lambda data: decode_deltas([data], JournalOffset(2, 7, 0xDEADBEEF, Position(3, -1))),
         golden("native-record-v2.bin"), sealed_at_end,

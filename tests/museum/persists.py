@@ -28,7 +28,7 @@ def _commit_whatever_became_of_the_write():
         journal, plan = self._persister.journal, self._plan
         write = journal.write_record if plan.target is PersistTarget.METADATA else journal.begin_ledger
         try:
-            byte_count = yield from write(plan.content, plan.buckets)
+            byte_count = yield from write(plan.content)
         except StoreError:
             byte_count = 0
         return self.commit(byte_count)

@@ -1,1 +1,1 @@
-"""The bytes of a cursor's state: formats, recovery, and holes that delay buckets hold."""
+"""The bytes of a cursor's state: formats and recovery."""

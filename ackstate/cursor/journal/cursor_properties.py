@@ -78,22 +78,13 @@ class CursorProperties:
         Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
         """
         check_cursor_properties({name: text})
-        self._write_internal(name, {name: text})
-
-    def remove_internal(self, name: str) -> None:
-        """Remove one of the broker's own properties, if it is there; errors as for `put_internal`."""
-        check_cursor_properties({name: ""})
-        self._write_internal(name, {})
-
-    def _write_internal(self, name: str, properties: Mapping[str, str]) -> None:
         if not name.startswith(INTERNAL_PREFIX):
             raise ValueError(f"cursor property {name!r}: internal names begin with {INTERNAL_PREFIX!r}")
         with self._writing:
             self._check_open()
             before = self.get_all()
-            after = {**{other: text for other, text in before.items() if other != name}, **properties}
-            if after != before:
-                self._write(after)
+            if before.get(name) != text:
+                self._write({**before, name: text})
 
     def _write(self, properties: Mapping[str, str]) -> None:
         run(self._journal.store, self._journal.write_cursor_properties(properties))

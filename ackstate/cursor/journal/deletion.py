@@ -1,10 +1,10 @@
-"""Deletes a subscription: its record, its journals, and its references to delay buckets.
+"""Deletes a subscription: its record and its journals.
 
 A record that marks the deletion of the subscription takes the place of the cursor's by compare-and-set. From then on
 there is no cursor: an owner that has it open can write no record any more, and an open creates a new cursor in place of
-that record. Then the ledgers and the pins are deleted, which were listed before the record was put, and last the
-record. So a crash between any two steps leaves the subscription as it was or no subscription, and leftovers that the
-next open of that name or the next deletion deletes.
+that record. Then the ledgers are deleted, which were listed before the record was put, and last the record. So a crash
+between any two steps leaves the subscription as it was or no subscription, and leftovers that the next open of that
+name or the next deletion deletes.
 
 The terms of later cursors are above that of the deleted one (`term_floor`), so that its owner cannot take the record of
 a new cursor of the same name for its own.
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
 from ackstate.cursor.journal.format import CursorRecord, CursorState
-from ackstate.cursor.journal.hole_pins import find_pins
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.native import NativeFormat
 from ackstate.cursor.journal.recovery import decode_record
@@ -42,26 +41,6 @@ class _Found(NamedTuple):
     term: int
     version: int
     is_deleted: bool
-
-
-class _Leftovers(NamedTuple):
-    """Ledgers and pins to be deleted beside the record."""
-
-    ledger_ids: list[int]
-    pins: dict[str, int]
-
-    @classmethod
-    def find(cls, store: Store, path: str) -> _Leftovers:
-        """Return the present leftovers."""
-        return cls(store.ledgers.owned_by(cursor_owner(path)), find_pins(store.metadata, path))
-
-    def delete(self, store: Store) -> None:
-        """Delete all of it; a pin that another owner has put again stays."""
-        for ledger_id in self.ledger_ids:
-            store.ledgers.delete(ledger_id)
-        for pin_path, version in self.pins.items():
-            with suppress(VersionMismatchError):
-                store.metadata.delete(pin_path, expected_version=version)
 
 
 def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
@@ -101,9 +80,9 @@ def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lamb
     for _ in range(_ATTEMPTS):
         # Listed before the record is put. If another owner creates the cursor again and these include a ledger of it,
         # then its record cannot be put after this one, or this one fails.
-        leftovers = _Leftovers.find(store, path)
+        leftovers = store.ledgers.owned_by(cursor_owner(path))
         found = _find(store.metadata, path)
-        if found is None and not any(leftovers):
+        if found is None and not leftovers:
             return is_marked
         check()
         if is_marked and found is not None and not found.is_deleted:
@@ -112,8 +91,9 @@ def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lamb
         if version is None:
             continue
         is_marked = True
-        leftovers.delete(store)
-        if not any(_Leftovers.find(store, path)):
+        for ledger_id in leftovers:
+            store.ledgers.delete(ledger_id)
+        if not store.ledgers.owned_by(cursor_owner(path)):
             with suppress(VersionMismatchError):  # Else a new subscription was created meanwhile.
                 store.metadata.delete(path, expected_version=version)
             return True

@@ -16,13 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
-from ackstate.cursor.journal.cursor_holes import CursorHoles
 from ackstate.cursor.journal.cursor_properties import OWN_PREFIX
 from ackstate.cursor.journal.format import CursorRecord, check_within_log
-from ackstate.cursor.journal.native import NativeFormat, SharedCursorRecord, content_of, snapshot_of
+from ackstate.cursor.journal.native import NativeFormat
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.journal.recovery import Recovery, decode_record
-from ackstate.cursor.journal.shared_holes import resolver
 from ackstate.cursor.journal.term_floor import term_floor
 from ackstate.cursor.store import (
     ABSENT,
@@ -36,19 +34,15 @@ from ackstate.cursor.topic_name import check_name
 from ackstate.cursor.writes import AppendEntry, CreateLedger, DeleteLedger, FenceLedger, PutValue
 from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from ackstate.wire.native import record_of
-from ackstate.wire.native_shared import encode_shared, share
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
     from ackstate.cursor.journal.recovery import StoredCursor
-    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.steps import Steps
     from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
-    from ackstate.wire.native_shared import BucketHoles, SharedSnapshot
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10
@@ -60,12 +54,11 @@ _TERM_MAX = 2**62
 class Journal:
     """Writes a cursor's states; one owner, one write at a time. Made by `open`.
 
-    It owns the bytes, the epoch, and the shared holes that a state may refer to. After a failed append the ledger is
-    not appended to again, because it is unknown whether the record is at its end: the next write begins a new ledger,
-    or goes to the metadata store.
+    It owns the bytes and the epoch. After a failed append the ledger is not appended to again, because it is unknown
+    whether the record is at its end: the next write begins a new ledger, or goes to the metadata store.
     """
 
-    def __init__(  # noqa: PLR0913 - the names of a cursor are not packed
+    def __init__(
         self,
         store: Store,
         *,
@@ -73,7 +66,6 @@ class Journal:
         subscription: str,
         form: JournalFormat,
         metadata_bytes_max: int,
-        shared_holes: SharedHoles | None = None,
     ) -> None:
         self.store = store
         self.topic = topic
@@ -98,7 +90,6 @@ class Journal:
         self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
         self._chain = 0
         self._sequence = 0
-        self.holes = CursorHoles(store, self.path, shared_holes if form.has_deltas else None)
 
     @classmethod
     def open(  # noqa: PLR0913 - the names of a cursor are not packed
@@ -111,7 +102,6 @@ class Journal:
         metadata_bytes_max: int,
         ledgers: LedgerMap,
         repair: Repair,
-        shared_holes: SharedHoles | None = None,
     ) -> Steps[tuple[Journal, StoredCursor | None]]:
         """Take the cursor over and read its durable state; None if there never was such a cursor.
 
@@ -124,11 +114,8 @@ class Journal:
             UnsupportedVersionError: It has another version.
             StoreError: The storage failed.
         """
-        journal = cls(
-            store, topic=topic, subscription=subscription, form=form, metadata_bytes_max=metadata_bytes_max,
-            shared_holes=shared_holes,
-        )  # fmt: skip
-        recovery = Recovery(store, journal.path, ledgers, repair, shared_holes)
+        journal = cls(store, topic=topic, subscription=subscription, form=form, metadata_bytes_max=metadata_bytes_max)
+        recovery = Recovery(store, journal.path, ledgers, repair)
         for _ in range(_TAKEOVER_ATTEMPTS):
             # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
             # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
@@ -139,16 +126,12 @@ class Journal:
                 if version is None:
                     continue
                 journal._version, journal._term = version, term_floor(store.metadata) + 1
-                journal.holes.find_pins((), term=journal._term, is_new=version == ABSENT)
                 return journal, None
             # Pulsar's format moves such a mark-delete position to the end of the log.
             if form.has_deltas or not ledgers.is_beyond_end(found.recovered.content.mark_delete):
                 check_within_log(found.recovered.content, ledgers)
             if (yield from journal._take_over(found)):
                 found = journal._appended_since(found, recovery)
-                journal.holes.find_pins(found.bucket_ids, term=journal._term, is_new=False)
-                if not found.is_repaired:  # Else the record stays as it is, until one is written.
-                    yield from journal.holes.keep_only(found.bucket_ids)
                 journal.snapshot_bytes = found.recovered.byte_count
                 return journal, found
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
@@ -195,12 +178,8 @@ class Journal:
         self.delta_bytes += len(encoded)
         return len(encoded)
 
-    def begin_ledger(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> Steps[int]:
+    def begin_ledger(self, content: CursorState) -> Steps[int]:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
-
-        Args:
-            content: The whole state.
-            buckets: Delay buckets that it may refer to.
 
         Raises:
             CursorFencedError: Another owner has the cursor.
@@ -208,31 +187,24 @@ class Journal:
         """
         self._check_not_deleted()
         self._open_ledger, self._chain, self._sequence = None, 0, 0
-        shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
-        encoded = self._encode(content) if shared is None else encode_shared(shared)
+        encoded = self._encode(content)
         is_created = self._version == ABSENT
         ledger_id = yield from self._new_ledger(encoded)
         record = self._record(ledger_id, content.mark_delete)
         yield from self._swing(record, self.form, self.form.encode_record(record))
         if is_created:
             self._check_not_deleted_meanwhile(ledger_id)
-        yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self._open_ledger = ledger_id
         self._advance_chain(encoded)
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
         return len(encoded)
 
-    def encode_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> bytes:
-        """Return the record that would hold the whole state, referring to these buckets; none of them is pinned."""
-        shared = share(snapshot_of(content, epoch=self._epoch), buckets) if buckets else None
-        return self.form.encode_record(self._whole_record(content, shared))
+    def encode_record(self, content: CursorState) -> bytes:
+        """Return the record that would hold the whole state."""
+        return self.form.encode_record(self._record(None, content.mark_delete, content))
 
-    def write_record(self, content: CursorState, buckets: Sequence[BucketHoles] = ()) -> Steps[int]:
+    def write_record(self, content: CursorState) -> Steps[int]:
         """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
-
-        Args:
-            content: The whole state.
-            buckets: Delay buckets that it may refer to.
 
         Raises:
             CursorFencedError: Another owner has the cursor.
@@ -240,13 +212,11 @@ class Journal:
             StoreError: The write failed; a recovery reads the state before or the new one.
         """
         self._open_ledger = None
-        shared = yield from self.holes.share(snapshot_of(content, epoch=self._epoch), buckets)
-        record = self._whole_record(content, shared)
+        record = self._record(None, content.mark_delete, content)
         encoded = self.form.encode_record(record)
         if self._has_record and self._is_too_large(len(encoded)):
             raise self._too_large(len(encoded), "the state")
         written = yield from self._swing(record, self.form, encoded)
-        yield from self.holes.keep_only(() if shared is None else shared.bucket_ids)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
 
@@ -306,15 +276,6 @@ class Journal:
     def _encode(self, content: CursorState) -> bytes:
         return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
 
-    def _whole_record(self, content: CursorState, shared: SharedSnapshot | None) -> CursorRecord:
-        record = self._record(None, content.mark_delete, content)
-        if shared is None:
-            return record
-        return SharedCursorRecord(
-            None, record.epoch, record.term, record.mark_delete, cursor_properties=record.cursor_properties,
-            shared=shared,
-        )  # fmt: skip
-
     def _advance_chain(self, encoded: bytes) -> None:
         self._chain = self.form.chain(encoded)
         self._sequence += 1
@@ -369,11 +330,8 @@ class Journal:
 
         The ledger is not continued: it may hold less than the memory takes for durable, after a reset that failed.
         """
-        content = record.content
-        if isinstance(record, SharedCursorRecord):
-            content = content_of(record_of(resolver(self.store, self.path)(record.shared)))
-        assert content is not None
-        encoded = self.form.encode_entry(content, epoch=record.epoch, sequence=0, chain=0)
+        assert record.content is not None
+        encoded = self.form.encode_entry(record.content, epoch=record.epoch, sequence=0, chain=0)
         ledger_id = yield from self._new_ledger(encoded)
         return CursorRecord(
             ledger_id, record.epoch, record.term, record.mark_delete, None, record.cursor_properties, record.unknown

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from operator import and_
 from typing import TYPE_CHECKING, final
 
@@ -15,13 +13,12 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJournal, Format, JournalFormat
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import CorruptStateError
 from ackstate.position import Position
 from ackstate.wire import native
-from ackstate.wire.native import Record, RecordFields, RecordKind, record_of
+from ackstate.wire.native import Record, RecordFields, RecordKind
 from ackstate.wire.native_deltas import JournalOffset, decode_deltas, join
 from ackstate.wire.native_pointer import Pointer, decode_pointer, encode_pointer
-from ackstate.wire.native_shared import SharedSnapshot, decode_shared, is_shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,41 +26,15 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.format import ReadEntries
     from ackstate.ledger_map import LedgerMap
 
-Resolve = Callable[[SharedSnapshot], RecordFields]
-"""Reads the delay buckets that a snapshot refers to, and returns all of its acks."""
-
 _BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCursorRecord(CursorRecord):
-    """A cursor's value in the metadata store that holds the state as a difference from delay buckets.
-
-    Attributes:
-        shared: The whole state; `content` is None.
-    """
-
-    shared: SharedSnapshot = field(kw_only=True)
-
-
-def unresolved(snapshot: SharedSnapshot) -> RecordFields:
-    """Raise `UnsupportedVersionError`: the reader has no buckets."""
-    raise UnsupportedVersionError(f"a native record that refers to delay buckets {sorted(snapshot.bucket_ids)}")
 
 
 @final
 class NativeFormat:
-    """See the module, and `JournalFormat`.
-
-    Args:
-        resolve: Reads delay buckets; needed for a journal that refers to some.
-    """
+    """See the module, and `JournalFormat`."""
 
     name = Format.NATIVE
     has_deltas = True
-
-    def __init__(self, resolve: Resolve = unresolved) -> None:
-        self._resolve = resolve
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
         """See `JournalFormat.encode_entry`."""
@@ -89,7 +60,7 @@ class NativeFormat:
         discard_damaged: bool = False,
     ) -> DecodedJournal:
         """See `JournalFormat.recover`. Complexity: O(size of the journal)."""
-        return fold(read(0, count), what=what, epoch=epoch, discard_damaged=discard_damaged, resolve=self._resolve)
+        return fold(read(0, count), what=what, epoch=epoch, discard_damaged=discard_damaged)
 
     @staticmethod
     def epoch_of(entry: bytes) -> int | None:
@@ -99,25 +70,12 @@ class NativeFormat:
             CorruptStateError: It is one, and cannot be read.
             UnsupportedVersionError: It has another version.
         """
-        return parts_of(entry).epoch if entry.startswith(native.MAGIC) else None
-
-    def decode_entry(self, entry: bytes) -> Record:
-        """Read one entry of a journal by itself.
-
-        Raises:
-            CorruptStateError: It, or a bucket that it refers to, cannot be read.
-            UnsupportedVersionError: A newer release wrote it, or it refers to buckets and nothing reads these.
-        """
-        return record_of(self._resolve(decode_shared(entry)) if is_shared(entry) else native.decode_parts(entry))
+        return native.decode_parts(entry).epoch if entry.startswith(native.MAGIC) else None
 
     def encode_record(self, record: CursorRecord) -> bytes:
         """See `JournalFormat.encode_record`."""
         content, epoch = record.content, record.epoch
-        snapshot: Record | SharedSnapshot | None
-        if isinstance(record, SharedCursorRecord):
-            snapshot = record.shared
-        else:
-            snapshot = None if content is None else snapshot_of(content, epoch=epoch)
+        snapshot = None if content is None else _snapshot_of(content, epoch=epoch)
         pointer = Pointer(
             record.cursor_ledger_id, epoch, record.term, record.mark_delete, record.cursor_properties, snapshot
         )
@@ -126,16 +84,14 @@ class NativeFormat:
     def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:  # noqa: ARG002
         """See `JournalFormat.decode_record`."""
         pointer = decode_pointer(data)
-        snapshot = pointer.snapshot
-        head = pointer.cursor_ledger_id, pointer.epoch, pointer.term, pointer.mark_delete
-        if isinstance(snapshot, SharedSnapshot):
-            return SharedCursorRecord(*head, cursor_properties=pointer.cursor_properties, shared=snapshot)
-        content = None if snapshot is None else content_of(snapshot)
-        return CursorRecord(*head, content, pointer.cursor_properties)
+        content = None if pointer.snapshot is None else content_of(pointer.snapshot)
+        return CursorRecord(
+            pointer.cursor_ledger_id, pointer.epoch, pointer.term, pointer.mark_delete, content,
+            pointer.cursor_properties,
+        )  # fmt: skip
 
 
-def snapshot_of(content: CursorState, *, epoch: int) -> Record:
-    """Return the record of a whole state."""
+def _snapshot_of(content: CursorState, *, epoch: int) -> Record:
     mark_delete, deleted, batch, properties = content
     return Record(RecordKind.SNAPSHOT, epoch, 0, 0, mark_delete, deleted, properties, batch)
 
@@ -145,19 +101,7 @@ def content_of(record: Record) -> CursorState:
     return CursorState(record.mark_delete, record.deleted, record.batch, record.properties)
 
 
-def parts_of(entry: bytes) -> RecordFields:
-    """Read an entry by itself; one that refers to delay buckets has no acks."""
-    return decode_shared(entry).parts if is_shared(entry) else native.decode_parts(entry)
-
-
-def fold(
-    entries: Sequence[bytes],
-    *,
-    what: str,
-    epoch: int,
-    discard_damaged: bool = False,
-    resolve: Resolve = unresolved,
-) -> DecodedJournal:
+def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bool = False) -> DecodedJournal:
     """Fold a journal's records into the state that they describe.
 
     An ack in any of them counts, even if the others do not have it.
@@ -167,7 +111,6 @@ def fold(
         what: The journal's name for error messages.
         epoch: The epoch that the pointer names.
         discard_damaged: Stop at the first damaged record, wherever it is, unless it is the snapshot.
-        resolve: Reads the delay buckets that the snapshot may refer to; its exceptions are raised.
 
     Raises:
         CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
@@ -178,7 +121,7 @@ def fold(
     """
     if not entries:
         raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
-    state = _Folded(what, epoch, resolve)
+    state = _Folded(what, epoch)
     damage = ""
     try:
         state.add(entries[0])
@@ -208,10 +151,9 @@ class _Folded:
     The result is the same as removing them at each record, since the position never goes back, and costs less.
     """
 
-    def __init__(self, what: str, epoch: int, resolve: Resolve) -> None:
+    def __init__(self, what: str, epoch: int) -> None:
         self.offset = 0
         self._what = what
-        self._resolve = resolve
         self._place = JournalOffset(epoch, 0, 0, Position(0, -1))
         self._snapshot: dict[int, BitMap] = {}
         # The acks of deltas stay apart until the end: ORing one takes as long as the other bitmap has containers.
@@ -227,8 +169,6 @@ class _Folded:
     def add(self, encoded: bytes) -> None:
         """Add the next record."""
         parts = _decoded(encoded, what=self._what, offset=self.offset, place=self._place)
-        if is_shared(encoded):
-            parts = self._resolve(decode_shared(encoded))
         self._join(parts, self._added if self.replayed else self._snapshot)
         self._properties = parts.properties
         self._advance([encoded], parts.mark_delete)
@@ -288,7 +228,7 @@ class _DamagedError(CorruptStateError):
 def _decoded(encoded: bytes, *, what: str, offset: int, place: JournalOffset) -> RecordFields:
     """Read one record and check that it belongs at its place."""
     try:
-        parts = parts_of(encoded)
+        parts = native.decode_parts(encoded)
     except CorruptStateError as error:
         damaged = _DamagedError(what, offset=offset + error.offset, expected=error.expected, found=error.found)
         damaged.is_unreadable = True

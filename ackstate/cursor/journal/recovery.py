@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJournal, Repair
-from ackstate.cursor.journal.native import NativeFormat, SharedCursorRecord, content_of
+from ackstate.cursor.journal.native import NativeFormat, content_of
 from ackstate.cursor.journal.pulsar import PulsarFormat
-from ackstate.cursor.journal.shared_holes import resolver
 from ackstate.cursor.journal.term_floor import term_after_loss
 from ackstate.cursor.results import RecoveryReport, RecoverySource
 from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
@@ -24,7 +23,6 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.wire import native, native_pointer
-from ackstate.wire.native import record_of
 from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.compression import compression_of
 
@@ -32,10 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ackstate.cursor.journal.format import Format, JournalFormat
-    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.store import Store, Versioned
-    from ackstate.wire.native import Record, RecordFields
-    from ackstate.wire.native_shared import SharedSnapshot
 
 
 class UnreadableCursorError(CorruptStateError):
@@ -91,7 +86,6 @@ class StoredCursor:
         recovered: The state.
         entry_count: How many entries the journal has.
         repair: The repair that was needed to read it.
-        bucket_ids: The delay buckets that it was read by: they must stay until another record takes its place.
         given_up: What the repair gives up.
         unnamed_ledger_id: The newest ledger of the cursor if no record can be read that names one; else None.
     """
@@ -102,7 +96,6 @@ class StoredCursor:
     recovered: DecodedJournal
     entry_count: int = 0
     repair: Repair = Repair.NONE
-    bucket_ids: frozenset[int] = frozenset()
     given_up: GivenUp = field(default_factory=GivenUp)
     unnamed_ledger_id: int | None = None
 
@@ -154,14 +147,12 @@ class Recovery:
         path: The cursor's path in the metadata store.
         ledgers: The message log.
         repair: The repair to make if the cursor cannot be read.
-        shared_holes: A cache of the delay buckets that the cursor may refer to; None for none.
     """
 
     store: Store
     path: str
     ledgers: LedgerMap
     repair: Repair = Repair.NONE
-    shared_holes: SharedHoles | None = None
 
     def find(self, orphans: Collection[int]) -> StoredCursor | None:
         """Read the durable state of the cursor; None if there never was one, or it is being deleted.
@@ -207,22 +198,14 @@ class Recovery:
         found = StoredCursor(decoded.record, value.version, decoded.form, _NOTHING)
         try:
             if found.record.cursor_ledger_id is None:
-                return self._read_record(found, byte_count=len(value.data))
+                assert found.record.content is not None
+                return replace(found, recovered=DecodedJournal(found.record.content, 0, byte_count=len(value.data)))
             return self.read_journal(found)
         except (CorruptStateError, LedgerNotFoundError) as error:
             if self.store.metadata.get(self.path) != value:
                 # Its owner has continued in another ledger meanwhile.
                 return self.find(orphans)
             return self._repaired_journal(found, error)
-
-    def _read_record(self, found: StoredCursor, *, byte_count: int) -> StoredCursor:
-        """Return the stored cursor with the state that the record itself has."""
-        record, bucket_ids = found.record, found.bucket_ids
-        content = record.content
-        if isinstance(record, SharedCursorRecord):
-            content, bucket_ids = content_of(record_of(self._resolve(record.shared))), record.shared.bucket_ids
-        assert content is not None
-        return replace(found, recovered=DecodedJournal(content, 0, byte_count=byte_count), bucket_ids=bucket_ids)
 
     def read_journal(self, found: StoredCursor, *, discard_damaged: bool = False) -> StoredCursor:
         """Return the stored cursor with the journal as it is now.
@@ -236,14 +219,7 @@ class Recovery:
         count = ledgers.last(ledger_id) + 1
         if discard_damaged:
             count = self._readable_count(ledger_id, count)
-        bucket_ids: set[int] = set()
-
-        def resolve(snapshot: SharedSnapshot) -> RecordFields:
-            bucket_ids.update(snapshot.bucket_ids)
-            return self._resolve(snapshot)
-
-        form = NativeFormat(resolve) if found.form.has_deltas else found.form
-        recovered = form.recover(
+        recovered = found.form.recover(
             lambda first, end: ledgers.read(ledger_id, first, end),
             count,
             what=f"journal of {self.path}",
@@ -251,7 +227,7 @@ class Recovery:
             ledgers=self.ledgers,
             discard_damaged=discard_damaged,
         )
-        return replace(found, recovered=recovered, entry_count=count, bucket_ids=frozenset(bucket_ids))
+        return replace(found, recovered=recovered, entry_count=count)
 
     def _readable_count(self, ledger_id: int, count: int) -> int:
         """Return how many entries of a ledger the store can read before the first that it finds damaged."""
@@ -262,35 +238,18 @@ class Recovery:
                 return entry_id
         return count
 
-    def decode_entry(self, entry: bytes) -> Record:
-        """Read an entry of a native journal by itself, and the delay buckets that it refers to.
-
-        Raises:
-            CorruptStateError: It, or one of them, cannot be read.
-            UnsupportedVersionError: It has another version.
-            StoreError: The storage failed.
-        """
-        return NativeFormat(self._resolve).decode_entry(entry)
-
-    def _resolve(self, snapshot: SharedSnapshot) -> RecordFields:
-        return resolver(self.store, self.path, self.shared_holes)(snapshot)
-
     def _repaired_journal(self, found: StoredCursor, error: CorruptStateError | LedgerNotFoundError) -> StoredCursor:
-        """Repair a cursor whose journal, or a delay bucket that it refers to, is missing or damaged."""
+        """Repair a cursor whose journal is missing or damaged."""
         offered: dict[Repair, StoredCursor] = {}
         if isinstance(error, CorruptStateError):
             with suppress(CorruptStateError, LedgerNotFoundError):
-                if found.record.cursor_ledger_id is not None:
-                    offered[Repair.DISCARD_DAMAGED_RECORDS] = self.read_journal(found, discard_damaged=True)
+                offered[Repair.DISCARD_DAMAGED_RECORDS] = self.read_journal(found, discard_damaged=True)
         else:
             what, expected = f"journal of {self.path}", f"cursor ledger {found.record.cursor_ledger_id}"
             error = CorruptStateError(what, offset=0, expected=expected, found=str(error))
         record = found.record
         if record.mark_delete is not None:
-            properties = record.properties
-            if isinstance(record, SharedCursorRecord):
-                properties = record.shared.parts.properties
-            offered[Repair.USE_METADATA_SNAPSHOT] = _state_at(record.mark_delete, found, error, properties)
+            offered[Repair.USE_METADATA_SNAPSHOT] = _state_at(record.mark_delete, found, error, record.properties)
         return self._chosen(offered, found, error)
 
     def _may_have_acks(self, ledger_id: int) -> bool:
@@ -300,7 +259,7 @@ class Recovery:
             count = ledgers.last(ledger_id) + 1
             if count == 0:
                 return False
-            snapshot = self.decode_entry(ledgers.read(ledger_id, 0, 1)[0])
+            snapshot = native.decode(ledgers.read(ledger_id, 0, 1)[0])
         except LedgerNotFoundError:
             return False
         except AckStateError:
@@ -349,7 +308,6 @@ class Recovery:
         """Return the offer of the requested repair."""
         record = found.record
         has_record = record.cursor_ledger_id is not None or record.mark_delete is not None
-        # A record without a ledger has the state itself, as a difference from delay buckets.
         readable: list[CursorState] = []
         ends_readable = has_record
         if (ledger_id := record.cursor_ledger_id if has_record else found.unnamed_ledger_id) is not None:
@@ -400,7 +358,7 @@ class Recovery:
                     info = decode_position_info(entry, self.ledgers)
                     whole = CursorState(info.position, info.deleted, info.batch, info.properties)
                     return [whole], number == count - 1
-                record = self.decode_entry(entry)
+                record = native.decode(entry)
                 epoch = record.epoch if epoch is None else epoch
                 if record.epoch == epoch:
                     contents.append(content_of(record))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ackstate.cursor.journal.recovery import StoredCursor
-    from ackstate.cursor.journal.shared_holes import SharedHoles
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.round import Round
     from ackstate.cursor.results import RecoveryReport
@@ -38,8 +37,6 @@ class CursorOpening:
         ledgers: The message log's ledgers; the caller continues to append to it.
         config: How to persist.
         repair: How to repair the stored cursor if it cannot be read. The repair is durable when the cursor is open.
-        shared_holes: The topic's delay buckets. A whole state in the native format may refer to them: their holes take
-            no bytes of it and do not count against a limit on ranges. They are not needed to read the state.
         start: The position that a new cursor reads first, as in `ManagedCursor.reset`; None for the first entry.
         properties: Those of a new cursor, of the application and of the broker.
 
@@ -52,7 +49,6 @@ class CursorOpening:
     ledgers: LedgerMap
     config: CursorConfig = field(default_factory=CursorConfig)
     repair: Repair = Repair.NONE
-    shared_holes: SharedHoles | None = None
     start: Position | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,7 +64,7 @@ class CursorOpening:
         return Journal.open(
             store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
             metadata_bytes_max=self.config.metadata_bytes_max,
-            ledgers=self.ledgers, repair=self.repair, shared_holes=self.shared_holes,
+            ledgers=self.ledgers, repair=self.repair,
         )  # fmt: skip
 
 

@@ -47,7 +47,6 @@ class Persister:
     ) -> None:
         self.state = state
         self.journal = journal
-        self._holes = journal.holes
         self.listeners = listeners
         self.lock = lock
         # Held through a whole round; taken before `lock`.
@@ -79,11 +78,7 @@ class Persister:
         """
         # Every tick of a broker reads this for each of its cursors, so it takes few look-ups and no call.
         state = self.state
-        return (
-            state.accepted_number <= state.durable_number
-            and state.unpersisted.nothing_held_back
-            and ((pins := self._holes.pins) is None or not pins.bucket_ids)
-        ) or self.closed
+        return (state.accepted_number <= state.durable_number and state.unpersisted.nothing_held_back) or self.closed
 
     def tick(self, *, now_ms: int) -> bool:
         """Return whether to persist now, and take a permit for it."""
@@ -162,14 +157,13 @@ class Persister:
         return self._begin(EVERYTHING, now_ms=now_ms)
 
     def _begin(self, up_to: Position, *, promoted_count: int = 0, closes: bool = False, now_ms: int) -> Round | None:
-        buckets = self.planner.buckets(now_ms=now_ms)
         with self.lock:
             self.check_open()
             if not self._has_work(up_to, now_ms=now_ms):
                 self.closed = closes
                 self.counters.promoted(promoted_count)
                 return None
-            plan = self.planner.plan(up_to, buckets, now_ms=now_ms)
+            plan = self.planner.plan(up_to, now_ms=now_ms)
             return Round(self, plan, up_to, promoted_count=promoted_count, closes=closes, now_ms=now_ms)
 
     def nothing_written(self) -> PersistResult:
@@ -187,9 +181,4 @@ class Persister:
 
     def _has_work(self, up_to: Position, *, now_ms: int) -> bool:
         planner = self.planner
-        return (
-            self.state.is_dirty
-            or self.state.unpersisted.can_promote(up_to)
-            or planner.may_cover_more(now_ms=now_ms)
-            or planner.must_release_buckets(now_ms=now_ms)
-        )
+        return self.state.is_dirty or self.state.unpersisted.can_promote(up_to) or planner.may_cover_more(now_ms=now_ms)

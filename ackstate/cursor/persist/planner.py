@@ -11,15 +11,12 @@ from ackstate.cursor.state.unpersisted_acks import EVERYTHING
 from ackstate.cursor.store import PayloadTooLargeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.listener import Listeners
     from ackstate.cursor.state.ack_state import CursorAckState, Unpersisted
     from ackstate.cursor.state.persist_limits import PersistLimits
     from ackstate.position import Position
-    from ackstate.wire.native_shared import BucketHoles
 
 _LOG = logging.getLogger(__name__)
 _COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
@@ -33,13 +30,11 @@ class Plan(NamedTuple):
         target: Where it goes.
         content: The whole state or, for a delta, the new acks.
         taken: The acks that become durable with it.
-        buckets: Delay buckets that a whole state may refer to.
     """
 
     target: PersistTarget
     content: CursorState
     taken: Unpersisted
-    buckets: Sequence[BucketHoles] = ()
 
     @property
     def appends(self) -> bool:
@@ -49,7 +44,7 @@ class Plan(NamedTuple):
 
 @final
 class RecordPlanner:
-    """Plans the records of one cursor. To be called with the cursor's lock held, except `buckets`.
+    """Plans the records of one cursor. To be called with the cursor's lock held.
 
     Each plan has begun a persist of the state, which is to be ended or abandoned.
 
@@ -82,74 +77,47 @@ class RecordPlanner:
         """Whether the limit on ranges counts acked entries, as Pulsar's words form does."""
         return self._ledger_limits.counts_entries
 
-    def range_count_to_persist(self, range_count_max: int) -> int:
-        """Return at most how many ranges, or entries if `counts_entries`, a persist of everything would hold."""
-        state = self._state
-        if self.counts_entries:
-            # The rule itself counts more: an ack in a later ledger may add all entries of an earlier one to its count.
-            return len(state.deleted)
-        return self._journal.holes.range_count_at_most(
-            state.deleted, range_count_max=range_count_max, acked_count=state.acked_count
-        )
-
     def may_cover_more(self, *, now_ms: int) -> bool:
         """Return whether the metadata store has no room for all acks, and a ledger, to be tried again, may have."""
         may_write_ledger = self._journal.needs_ledger and not self._backs_off(now_ms=now_ms)
         # Batches do not matter here: a ledger may hold as many of them as the metadata store.
         return may_write_ledger and bool(self._state.unpersisted.cut)
 
-    def must_release_buckets(self, *, now_ms: int) -> bool:
-        """Return whether an old journal keeps delay buckets from being deleted, though nothing is new."""
-        return self._is_old(now_ms=now_ms) and self._journal.holes.refers_to_retired
-
-    def buckets(self, *, now_ms: int) -> Sequence[BucketHoles]:
-        """Return the delay buckets that the next record may refer to, or that a limit on ranges must consider.
-
-        To be called without the cursor's lock: storage may work here.
-        """
-        if not self._journal.holes.may_share:
-            return ()
-        is_limited = self._ledger_limits.range_count_max is not None
-        is_whole = self._needs_new_ledger(now_ms=now_ms) or self._backs_off(now_ms=now_ms)
-        return self._journal.holes.buckets() if is_limited or is_whole or self._listeners.bound_bytes else ()
-
-    def plan(self, up_to: Position, buckets: Sequence[BucketHoles], *, now_ms: int) -> Plan:
+    def plan(self, up_to: Position, *, now_ms: int) -> Plan:
         """Plan the next record.
 
         Args:
             up_to: Acks above it are too young.
-            buckets: As `buckets` returned them.
             now_ms: The present.
 
         Raises:
             PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
         """
         if self._backs_off(now_ms=now_ms):
-            return self.plan_metadata(up_to, buckets)
-        taken = self._begin(up_to, self._ledger_limits, buckets)
+            return self.plan_metadata(up_to)
+        taken = self._begin(up_to, self._ledger_limits)
         if self._needs_new_ledger(now_ms=now_ms):
-            return self._whole(PersistTarget.SNAPSHOT, taken, buckets)
+            return self._whole(PersistTarget.SNAPSHOT, taken)
         if not self._journal.form.has_deltas:
             return self._whole(PersistTarget.WHOLE, taken)
         content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties)
         return Plan(PersistTarget.DELTA, content, taken)
 
-    def plan_metadata(self, up_to: Position, buckets: Sequence[BucketHoles]) -> Plan:
+    def plan_metadata(self, up_to: Position) -> Plan:
         """Plan as much of the whole state as the metadata store has room for.
 
         Raises:
             PayloadTooLargeError: The durable acks would not fit, or receipts could not name the excluded ones.
         """
-        limits, counted = self._config.metadata_limits, buckets
+        limits = self._config.metadata_limits
         while True:
             durable_count = self._state.durable_count
-            taken = self._begin(up_to, limits, counted)
-            plan = self._whole(PersistTarget.METADATA, taken, buckets)
+            taken = self._begin(up_to, limits)
+            plan = self._whole(PersistTarget.METADATA, taken)
             deleted = plan.content.deleted
-            size = len(self._journal.encode_record(plan.content, buckets))
+            size = len(self._journal.encode_record(plan.content))
             fits = size <= self._config.metadata_bytes_max
-            range_count = self._journal.holes.range_count(deleted, counted)
-            is_within = limits.range_count_max is None or range_count <= limits.range_count_max
+            is_within = limits.range_count_max is None or deleted.range_count <= limits.range_count_max
             if fits and is_within and taken.acked_count >= durable_count:
                 return plan
             self._state.withdraw_persist()
@@ -159,8 +127,7 @@ class RecordPlanner:
                     f" so, more than the metadata store may be given"
                 )
             shrunk = min(deleted.range_count - 1, deleted.range_count * self._config.metadata_bytes_max // size)
-            # From here on the bytes count, and each range takes some.
-            limits, counted = limits._replace(range_count_max=shrunk), ()
+            limits = limits._replace(range_count_max=shrunk)
 
     def plan_closing(self) -> Plan | None:
         """Plan the whole state for the metadata store, if Pulsar's format is used and the state is small enough."""
@@ -169,7 +136,7 @@ class RecordPlanner:
             return None
         if self._ledger_limits.range_count_max and state.deleted.range_count > config.closing_range_count_max:
             return None
-        plan = self._whole(PersistTarget.METADATA, self._begin_within(EVERYTHING, config.list_limits))
+        plan = self._whole(PersistTarget.METADATA, self._begin(EVERYTHING, config.list_limits))
         if len(self._journal.encode_record(plan.content)) <= config.metadata_bytes_max:
             return plan
         state.withdraw_persist()
@@ -195,34 +162,13 @@ class RecordPlanner:
             _LOG.warning("%s: the cursor ledger cannot be written; trying the metadata store", self._journal.path)
         self._ledger_failures += 1
 
-    def _begin(self, up_to: Position, limits: PersistLimits, buckets: Sequence[BucketHoles]) -> Unpersisted:
-        """Begin a persist of the acks for which the durable state has room; holes in delay buckets do not part ranges.
-
-        The state counts all ranges. So its limit is first set as if the ranges that go first made up whole filled
-        ranges; if they do not, to the number that there is room for in any case.
-        """
-        state, holes, range_count_max = self._state, self._journal.holes, limits.range_count_max
-        if range_count_max is None or not buckets:
-            return self._begin_within(up_to, limits)
-        is_whole = up_to == EVERYTHING and not state.unpersisted.held
-        if is_whole and holes.fits(
-            state.deleted, buckets, range_count_max=range_count_max, acked_count=state.acked_count
-        ):
-            return self._begin_within(up_to, limits._replace(range_count_max=None))
-        lowest = holes.ranges_in_lowest(state.deleted, buckets, filled_count=range_count_max)
-        taken = self._begin_within(up_to, limits._replace(range_count_max=lowest))
-        if lowest > range_count_max and holes.range_count(state.whole()[0], buckets) > range_count_max:
-            state.withdraw_persist()
-            return self._begin_within(up_to, limits)
-        return taken
-
-    def _begin_within(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
+    def _begin(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
         record_bytes_max = self._listeners.record_bytes_max()
         return self._state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
 
-    def _whole(self, target: PersistTarget, taken: Unpersisted, buckets: Sequence[BucketHoles] = ()) -> Plan:
+    def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
         deleted, batch = self._state.whole()
-        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties), taken, buckets)
+        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties), taken)
 
     def _needs_new_ledger(self, *, now_ms: int) -> bool:
         journal, config = self._journal, self._config

@@ -94,7 +94,7 @@ class Round:
         is_metadata = plan.target is PersistTarget.METADATA
         write = journal.write_record if is_metadata else journal.begin_ledger
         try:
-            return self.commit((yield from write(plan.content, plan.buckets)))
+            return self.commit((yield from write(plan.content)))
         except StoreError as error:
             if not is_metadata:
                 return (yield from self.fall_back(error))
@@ -115,9 +115,8 @@ class Round:
         persister.planner.ledger_failed(now_ms=self._now_ms)
         persister.counters.ledger_error_count += 1
         try:
-            buckets = persister.journal.holes.buckets()
             with persister.lock:
-                self._plan = persister.planner.plan_metadata(self._up_to, buckets)
+                self._plan = persister.planner.plan_metadata(self._up_to)
                 self.is_open = True
                 if persister.listeners.of_changes:
                     self._notify_begun()

@@ -244,16 +244,8 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         self._cutoff(now_ms)
         return position in self.held
 
-    @property
-    def live_buckets(self) -> tuple[tuple[int, int], ...]:
-        """The ids of durable snapshots in use, each with the number of the segment in memory, for `SharedHoles`.
-
-        May be read by any thread.
-        """
-        return self._messages.live_buckets
-
     def delete_retired(self) -> None:
-        """Delete the retired snapshots that nothing references any more; after a failure the next call retries."""
+        """Delete the retired snapshots that are still stored; after a failure the next call retries."""
         self._messages.check_open()
         with self.lock:
             self._messages.delete_retired()

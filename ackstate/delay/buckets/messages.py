@@ -88,11 +88,6 @@ class BucketedMessages:
         return calendars + self.held.memory_bytes + self._sealed.memory_bytes
 
     @property
-    def live_buckets(self) -> tuple[tuple[int, int], ...]:
-        """The ids of durable snapshots in use, each with the number of the segment in memory. Thread-safe."""
-        return self._sealed.durable
-
-    @property
     def first_due_ms(self) -> int | None:
         """The due time of the first message, which may no longer be held; None if none is held."""
         if not self.held:

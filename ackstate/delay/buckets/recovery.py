@@ -64,7 +64,7 @@ class BucketRecoveryReport:
         message_count: Number of their messages without the segments skipped, each counted once.
         segments_skipped: Number of their segments that were entirely due, which the dispatcher will read again.
         dropped: The registered buckets that were not recovered.
-        orphan_count: Number of unregistered snapshots, all deleted unless they are referenced.
+        orphan_count: Number of unregistered snapshots, all deleted.
         fell_back: Why nothing was recovered and all messages stay in memory; empty if the recovery succeeded.
     """
 

@@ -52,7 +52,7 @@ class BucketStats:
         bucket_count: Number of sealed buckets.
         mutable_count: Messages in the mutable bucket, including those that have been handed out from it.
         shared_count: Messages of the sealed buckets in memory, likewise.
-        retired_count: Retired snapshots that are still stored, since they are referenced or a call failed.
+        retired_count: Retired snapshots that are still stored, since a call failed.
         succeeded: Number of successful operations on snapshots, by kind: create, load, delete, merge.
         failed: Number of failed operations, likewise.
         damaged: Segments that could not be read.
@@ -93,8 +93,6 @@ class SealedBuckets:
         # A heap with the boundary of each live bucket, and stale boundaries of others.
         self._boundaries: list[tuple[Boundary, int, Bucket]] = []
         self._numbers = count()
-        self.durable: tuple[tuple[int, int], ...] = ()
-        """Id and current segment of each live bucket that is stored and registered. Replaced, never changed."""
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -126,7 +124,6 @@ class SealedBuckets:
         """Add a bucket whose current segment the caller holds in memory."""
         self._tree.add(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
         self._push(bucket)
-        self._note_durable()
 
     def seal(self, key: BucketKey, indexes: DelayedIndexes) -> DelayedIndexes:
         """Store sorted messages as a bucket, and return those that must be in memory: all, if that failed."""
@@ -200,7 +197,6 @@ class SealedBuckets:
             self.damaged.append(DamagedSegment(bucket.bucket_id, bucket.key, number, str(error)))
         bucket.current, bucket.boundary = number, Boundary.of(indexes)
         self._push(bucket)
-        self._note_durable()
         return indexes
 
     def _rebuilt(self, segment: BucketSegment) -> DelayedIndexes:
@@ -224,7 +220,6 @@ class SealedBuckets:
         for bucket in self:
             if not bucket.is_registered:
                 self._register(bucket)
-                self._note_durable()
         if self.snapshots is not None:
             self.snapshots.delete_retired()
 
@@ -234,7 +229,6 @@ class SealedBuckets:
             bucket.is_live = False
         self._tree.clear()
         self._boundaries.clear()
-        self._note_durable()
 
     def stats(self, *, mutable_count: int, shared_count: int) -> BucketStats:
         """Return the statistics of an index, given the numbers of its messages in memory."""
@@ -262,9 +256,6 @@ class SealedBuckets:
     def _push(self, bucket: Bucket) -> None:
         heappush(self._boundaries, (bucket.boundary, next(self._numbers), bucket))
 
-    def _note_durable(self) -> None:
-        self.durable = tuple((bucket.bucket_id, bucket.current) for bucket in self if bucket.is_registered)
-
     def _register(self, bucket: Bucket) -> None:
         try:
             self._stored.register(bucket.key, bucket.bucket_id)
@@ -275,8 +266,6 @@ class SealedBuckets:
     def _remove(self, bucket: Bucket) -> None:
         bucket.is_live = False
         self._tree.remove(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
-        # Before the snapshot is dropped, so that no new reference to it is stored.
-        self._note_durable()
         self._stored.drop(bucket.bucket_id, bucket.key)
 
     def _check(self) -> int:

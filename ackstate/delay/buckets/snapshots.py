@@ -75,11 +75,6 @@ class BucketRegistry(Protocol):
         ...
 
 
-def nothing_referenced(_bucket_id: int) -> bool:
-    """Return False: nothing references a snapshot."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotStorage:
     """The storage of one index's buckets. Only one index at a time may use an owner's snapshots and their registry.
@@ -88,7 +83,6 @@ class SnapshotStorage:
         ledgers: The snapshots.
         registry: The snapshot of each bucket.
         owner: The owner of the ledgers; nothing else may have ledgers of this owner.
-        is_referenced: Returns whether a reference to a snapshot is stored elsewhere, so that it must stay.
         read_deliver_at_ms: Returns the delivery times stored in messages of the log, in the given order, to rebuild a
             damaged segment. It fails with `AckStateError`. None if there is no log.
     """
@@ -96,7 +90,6 @@ class SnapshotStorage:
     ledgers: SnapshotLedgers
     registry: BucketRegistry
     owner: str
-    is_referenced: Callable[[int], bool] = nothing_referenced
     read_deliver_at_ms: Callable[[Sequence[Position]], Sequence[int]] | None = None
 
 
@@ -113,8 +106,8 @@ class BucketSnapshots:
         self._storage = storage
         self.succeeded: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        # Retired snapshots that are still stored, since a call failed or they are referenced, and the key under which
-        # each may still be registered.
+        # Retired snapshots that are still stored, since a call failed, and the key under which each may still be
+        # registered.
         self._retired: dict[int, BucketKey | None] = {}
 
     @property
@@ -223,7 +216,7 @@ class BucketSnapshots:
         return {name: text for name, text in texts.items() if name.startswith(BUCKET_KEY_PREFIX)}
 
     def drop(self, bucket_id: int, key: BucketKey | None = None) -> None:
-        """Retire a snapshot: unregister it, and delete it unless it is referenced.
+        """Retire a snapshot: unregister it, and delete it.
 
         After a failure, `delete_retired` retries.
 
@@ -243,12 +236,12 @@ class BucketSnapshots:
         attempt(lambda: self._storage.registry.remove(str(key)))
 
     def delete_retired(self) -> None:
-        """Delete every retired snapshot that is not referenced; after a failure the next call retries."""
+        """Delete every retired snapshot; after a failure the next call retries."""
         for bucket_id in tuple(self._retired):
             self._try_to_drop(bucket_id)
 
     def delete_all(self) -> None:
-        """Unregister and delete every snapshot that is registered or stored; a referenced one stays.
+        """Unregister and delete every snapshot that is registered or stored.
 
         All are tried, even after a failure. A snapshot that cannot be unregistered is not deleted. `delete_retired`
         retries the rest.
@@ -295,9 +288,8 @@ class BucketSnapshots:
             return
 
     def _delete(self, bucket_id: int) -> None:
-        if not self._storage.is_referenced(bucket_id):
-            self._counted("delete", lambda: self._storage.ledgers.delete(bucket_id))
-            del self._retired[bucket_id]
+        self._counted("delete", lambda: self._storage.ledgers.delete(bucket_id))
+        del self._retired[bucket_id]
 
     def _counted(self, kind: str, call: Callable[[], _Result]) -> _Result:
         try:

@@ -527,11 +527,7 @@ def writes_cursor_properties_in_the_wrong_format(patch):
 
 def forgets_acks_in_the_metadata_store(patch):
     write = Journal.write_record
-    patch(
-        Journal, "write_record", lambda self, content, buckets: write(
-            self, content._replace(deleted=DeletedRanges()), buckets
-        ),
-    )  # fmt: skip
+    patch(Journal, "write_record", lambda self, content: write(self, content._replace(deleted=DeletedRanges())))
     machine = machine_of(PLAIN)
     machine.step("break_ledgers")
     machine.ack(3)

@@ -140,7 +140,7 @@ def test_a_crash_while_topics_are_opened_together_loses_neither_messages_nor_ack
 def swings_first(patch):
     """The record names the new ledger before the ledger has its first entry."""
 
-    def swung(self, content, buckets=()):
+    def swung(self, content):
         ledger_id = yield CreateLedger(self._owner)
         record = self._record(ledger_id, content.mark_delete)
         yield from self._swing(record, self.form, self.form.encode_record(record))

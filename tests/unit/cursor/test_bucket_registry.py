@@ -1,4 +1,4 @@
-"""Where the buckets of delayed messages are registered: a cursor's properties, or values of the metadata store."""
+"""Internal properties of a cursor, and values of the metadata store that register the buckets of delayed messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ackstate import CursorClosedError, CursorFencedError, LedgerMap
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
 from ackstate.cursor.store import ABSENT, VersionMismatchError
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 LOG = LedgerMap.from_counts({3: 20})
 KEY = "#pulsar.internal.delayed.bucket_3_7"
@@ -21,21 +21,15 @@ def open_cursor(store, form=Format.NATIVE):
 
 
 @pytest.mark.parametrize("form", list(Format))
-def test_a_cursor_keeps_its_buckets_beside_what_the_application_attached(form):
+def test_a_cursor_keeps_internal_properties_beside_what_the_application_attached(form):
     store = MemoryStore()
     cursor = open_cursor(store, form)
     cursor.set_cursor_properties({"owner": "billing"})
-    registry = CursorBucketRegistry(cursor)
-    registry.put(KEY, "17")
-    registry.put(OTHER_KEY, "18")
-    registry.put(KEY, "19")
+    cursor.attached.put_internal(KEY, "17")
+    cursor.attached.put_internal(OTHER_KEY, "18")
+    cursor.attached.put_internal(KEY, "19")
     cursor = open_cursor(MemoryStore(store.disk), form)
-    registry = CursorBucketRegistry(cursor)
-    assert dict(registry.get_all()) == {KEY: "19", OTHER_KEY: "18"}
-    assert cursor.cursor_properties["owner"] == "billing"
-    registry.remove(KEY)
-    registry.remove(KEY)
-    assert dict(open_cursor(store, form).cursor_properties) == {OTHER_KEY: "18", "owner": "billing"}
+    assert dict(cursor.cursor_properties) == {KEY: "19", OTHER_KEY: "18", "owner": "billing"}
 
 
 def test_what_changes_nothing_is_not_written():
@@ -44,7 +38,6 @@ def test_what_changes_nothing_is_not_written():
     cursor.attached.put_internal(KEY, "17")
     written = store.mutation_count
     cursor.attached.put_internal(KEY, "17")
-    cursor.attached.remove_internal(OTHER_KEY)
     assert store.mutation_count == written
 
 
@@ -56,14 +49,6 @@ def test_only_internal_names_and_texts_are_taken(name, text, error):
     with pytest.raises(error):
         cursor.attached.put_internal(name, text)
     assert dict(cursor.cursor_properties) == {}
-
-
-def test_only_internal_names_are_removed():
-    cursor = open_cursor(MemoryStore())
-    cursor.set_cursor_properties({"owner": "billing"})
-    with pytest.raises(ValueError, match="internal"):
-        cursor.attached.remove_internal("owner")
-    assert dict(cursor.cursor_properties) == {"owner": "billing"}
 
 
 def test_a_property_that_cannot_be_written_is_not_there():
@@ -83,7 +68,7 @@ def test_an_older_owner_and_a_closed_cursor_write_none():
         older.attached.put_internal(KEY, "17")
     newer.close(now_ms=0)
     with pytest.raises(CursorClosedError):
-        newer.attached.remove_internal(KEY)
+        newer.attached.put_internal(KEY, "17")
 
 
 def test_a_topic_keeps_a_value_for_each_bucket(tmp_path):

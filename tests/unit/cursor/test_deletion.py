@@ -6,12 +6,10 @@ import pytest
 
 from ackstate import CursorFencedError, LedgerMap, Position, UnsupportedVersionError
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, delete_subscription
-from ackstate.cursor.journal.hole_pins import BucketReferences, HolePins
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.term_floor import PATH as TERMS
 from ackstate.cursor.journal.term_floor import raise_term_floor, term_floor
 from ackstate.cursor.results import RecoverySource
-from ackstate.cursor.steps import run
 from ackstate.inspect.store import inspect_store
 from ackstate.stores.memory import Fault, FaultKind
 
@@ -129,21 +127,6 @@ def test_the_record_of_a_newer_release_is_left_alone():
     with pytest.raises(UnsupportedVersionError):
         delete_subscription(store, **NAMES)
     assert store.disk.values == before
-
-
-def test_delay_buckets_are_released():
-    store = MemoryStore()
-    with_acks(store)
-    buckets = [store.ledgers.create("delayed") for _ in range(2)]
-    pins = HolePins(store, CURSOR, term=1)
-    for bucket_id in buckets:
-        store.ledgers.append(bucket_id, b"bucket")
-        assert run(store, pins.pin(bucket_id))
-    others = HolePins(store, cursor_path("t", "other"), term=1)
-    assert run(store, others.pin(buckets[1]))
-    delete_subscription(store, **NAMES)
-    references = BucketReferences(store)
-    assert [references.is_needed(bucket_id) for bucket_id in buckets] == [False, True]
 
 
 def test_a_ledger_that_its_owner_begins_meanwhile_is_deleted():

@@ -304,18 +304,6 @@ def test_a_snapshot_that_nothing_names_is_deleted(store):
     assert store.ledgers.owned_by("another owner") == [foreign]
 
 
-def test_a_dropped_or_orphaned_snapshot_that_is_referenced_stays(store):
-    storage_of(store).registry.remove(f"{KEY}_3_3")
-    store.disk.ledgers[2].entries[0] = b""
-    index, report = BucketedDelayIndex.recover(
-        CONFIG, storage=storage_of(store, is_referenced={1, 2}.__contains__), now_ms=0
-    )
-    assert (report.bucket_count, report.orphan_count, len(report.dropped)) == (0, 1, 1)
-    assert store.ledgers.owned_by("delayed") == [1, 2]
-    assert keys_of(store) == {}
-    assert index.stats().retired_count == 2
-
-
 # When it takes too long, or the storage fails.
 
 

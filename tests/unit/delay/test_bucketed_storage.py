@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CorruptStateError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
+from ackstate import CorruptStateError, Position
+from ackstate.cursor import MemoryStore, SqliteStore, StoreError
 from ackstate.delay import BucketedDelayIndex, SnapshotStorage
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import CursorBucketRegistry, MetadataBucketRegistry
+from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 
@@ -66,7 +66,6 @@ def test_a_bucket_that_cannot_be_registered_is_used_and_registered_with_the_next
     add(index, (4, 0, 500))
     # Sealing tries a failed call once more before it returns.
     assert keys_of(store) == {f"{KEY}_3_3": "1"}
-    assert index.live_buckets == ((1, 1),)
 
 
 class Ledgers:
@@ -216,82 +215,29 @@ def test_merging_again_and_again_loses_nothing(store):
     assert sorted(taken) == all_of(25)
 
 
-# Snapshots with references.
-
-
-def test_a_referenced_snapshot_outlives_its_bucket(store):
-    referenced = {1, 2, 3, 5}
-    index = BucketedDelayIndex(
-        config(max_bucket_count=3), storage=storage_of(store, is_referenced=referenced.__contains__)
-    )
-    many_buckets(index, count=4)  # 1 to 4 are merged into 5
-    assert store.ledgers.owned_by("delayed") == [1, 2, 3, 5]
-    assert list(keys_of(store)) == [f"{KEY}_3_6"]
-    assert index.stats().retired_count == 3
-    referenced -= {2}
-    index.delete_retired()
-    assert store.ledgers.owned_by("delayed") == [1, 3, 5]
-    assert poll(index, 8000) == all_of(4)
-    assert store.ledgers.owned_by("delayed") == [1, 3, 5]
-    assert keys_of(store) == {}
-    referenced -= {1, 5}
-    _, report = BucketedDelayIndex.recover(
-        config(), storage=storage_of(store, is_referenced=referenced.__contains__), now_ms=0
-    )
-    assert report.orphan_count == 3
-    assert store.ledgers.owned_by("delayed") == [3]
-    index.clear()
-    assert store.ledgers.owned_by("delayed") == [3]
-    referenced.clear()
-    index.delete_retired()
-    assert store.ledgers.owned_by("delayed") == []
-
-
-def test_trimmed_and_cleared_snapshots_stay_while_they_are_referenced(store):
-    referenced = {1}
-    index = BucketedDelayIndex(config(), storage=storage_of(store, is_referenced=referenced.__contains__))
-    many_buckets(index, count=2)
-    index.advance_mark_delete(Position(4, 0))
-    assert store.ledgers.owned_by("delayed") == [1, 2]
-    index.clear()
-    assert store.ledgers.owned_by("delayed") == [1]
-    assert keys_of(store) == {}
-
-
-def test_live_buckets_tell_what_is_durable_from_the_current_segment_on(index):
-    many_buckets(index, count=2)
-    assert index.live_buckets == ((1, 1), (2, 1))
-    assert poll(index, 1010) == [(3, 0), (3, 1)]
-    assert index.live_buckets == ((1, 2), (2, 1))
-
-
 # On real storage.
 
 
-def test_on_a_disk_and_in_the_properties_of_a_cursor(tmp_path):
-    ledgers = LedgerMap.from_counts({3: 10, 4: 10, 5: 10})
-
+def test_on_a_disk(tmp_path):
     def opened():
         store = SqliteStore(tmp_path / "store.db")
-        cursor = ManagedCursor.open(
-            store, topic="t", subscription="s", ledgers=ledgers, config=CursorConfig(format=Format.PULSAR), now_ms=0
-        )
-        return store, cursor, SnapshotStorage(store.ledgers, CursorBucketRegistry(cursor), "delayed/t/s")
+        registry = MetadataBucketRegistry(store.metadata, "/delayed-buckets/t")
+        return store, registry, SnapshotStorage(store.ledgers, registry, "delayed/t/s")
 
-    store, cursor, storage = opened()
+    store, registry, storage = opened()
     index = BucketedDelayIndex(config(), storage=storage)
     many_buckets(index, count=2)
     bucket_ids = store.ledgers.owned_by("delayed/t/s")
     expected = {f"{KEY}_3_3": str(bucket_ids[0]), f"{KEY}_4_4": str(bucket_ids[1])}
-    assert dict(cursor.cursor_properties) == expected
+    assert registry.get_all() == expected
     store.close()
-    store, cursor, storage = opened()
+    store, registry, storage = opened()
     index, report = BucketedDelayIndex.recover(config(), storage=storage, now_ms=0)
     assert (report.bucket_count, report.message_count) == (2, 8)
-    assert dict(cursor.cursor_properties) == expected
+    assert registry.get_all() == expected
     assert poll(index, 1105) == [(3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
     index.clear()
-    assert dict(cursor.cursor_properties) == {}
+    assert registry.get_all() == {}
     assert store.ledgers.owned_by("delayed/t/s") == []
     store.close()
 
