@@ -10,13 +10,11 @@ from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
-from pyroaring import AbstractBitMap
-
 from ackstate.integers import check_count, integer
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _MARKS_MAX_MIN = 128
 _MARKS_PER_CELL_OF_A_DOUBLING = 64
@@ -80,7 +78,7 @@ class DeliveryRuler:
 
     @property
     def room(self) -> int:
-        """The number of marks that can be added before thinning, which changes the results of `sent_by`; 0 or more."""
+        """The number of marks that can be added before thinning; 0 or more."""
         return self._marks_max - len(self._times)
 
     def marks(self) -> tuple[Sequence[int], Sequence[Position]]:
@@ -165,52 +163,6 @@ class DeliveryRuler:
         if found is not None:
             self._keep_answer(age_ms, instant, found)
         return found
-
-    def sent_by(self, position: Position) -> int | None:
-        """Return the time by which a position was certainly sent, or None if no mark is at or above it.
-
-        It is the time of the lowest mark at or above the position, as for `old_up_to`. It rises when marks are dropped,
-        while `old_up_to` keeps its last answers. So a position may be old before its age by this time.
-
-        Raises:
-            ValueError: An id is out of range.
-            TypeError: An id is not an integer.
-
-        Complexity: O(log marks).
-        """
-        check_position(position)
-        found = bisect_left(self._positions, position)
-        return self._times[found] if found < len(self._times) else None
-
-    def sent_counts(self, ledger_id: int, bitmap: AbstractBitMap) -> Iterator[tuple[int, int]]:
-        """Return the times by which entries of a ledger were certainly sent, rising, with their counts, all above 0.
-
-        Each entry counts at its time from `sent_by`; entries above the last mark are omitted.
-
-        Args:
-            ledger_id: The ledger.
-            bitmap: Its entries. The result does not change if the bitmap or the ruler changes later.
-
-        Raises:
-            ValueError: The ledger id is out of range.
-            TypeError: The ledger id is not an integer, or the entries are not in a bitmap.
-
-        Complexity: O(marks with entries), three look-ups for each.
-        """
-        check_position(Position(ledger_id, -1))
-        if not isinstance(bitmap, AbstractBitMap):
-            raise TypeError(f"the entries must be a bitmap, got {bitmap!r}")
-        sent: list[tuple[int, int]] = []
-        counted, count = 0, len(bitmap)
-        while counted < count:
-            found = bisect_left(self._positions, (ledger_id, bitmap[counted]))
-            if found == len(self._positions):
-                break
-            mark = self._positions[found]
-            counted_before = counted
-            counted = bitmap.rank(mark.entry_id) if mark.ledger_id == ledger_id else count
-            sent.append((self._times[found], counted - counted_before))
-        return iter(sent)
 
     def set_back(self, by_ms: int) -> None:
         """Move every mark back in time, like a clock that was set back; their ages do not change.

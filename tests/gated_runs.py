@@ -8,7 +8,6 @@ from ackstate.analysis.replay.gated_replay import GatedReplay
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.state.auto_age import AutoAge
 from chunks import chunk_of
 
 
@@ -67,7 +66,7 @@ def curve_of(events, policy, log, sizes):
     return at_end, (costs.write_count, costs.blocked_ms, replay.curves[0].sum.peak)
 
 
-AGES = (0, 0, 1, AutoAge(late_share_max=0.5, seconds_min=1, seconds_max=4))
+AGES = (0, 0, 1, 3)
 POLICIES = st.fixed_dictionaries(
     {
         "max_unpersisted_ack_record_bytes": st.sampled_from((60, 150, 400, 5_000)),

@@ -23,7 +23,6 @@ GRID = {
     "ranges": {"flush_interval_ms": 900, "range_count_max": 2, "keep": "WIDEST"},
     "pulsar": {"flush_interval_ms": 700, "format": "PULSAR", "range_form": "LIST", "range_count_max": 3},
     "young": {"flush_interval_ms": 800, "become_old_ack_record_seconds": 2},
-    "auto": {"flush_interval_ms": 500, "become_old_ack_record_seconds": "AUTO"},
     "metadata": {"flush_interval_ms": 600, "ledger_writable": False, "metadata_range_count_max": 1},
     "gated": {"flush_interval_ms": 3_000, "become_old_ack_record_seconds": 1, **GATE},
     "shut": {"flush_interval_ms": 8_500, **GATE},

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -263,7 +262,7 @@ POLICIES = st.fixed_dictionaries(
         "mark_delete_rate_limit": st.sampled_from((1, 3, 20, 500)),
         "range_count_max": st.sampled_from((0, 1, 2, 5)),
         "keep": st.sampled_from(("LOWEST", "WIDEST")),
-        "become_old_ack_record_seconds": st.sampled_from((1, 2, "AUTO", AutoAge(late_share_max=0.5, seconds_max=3))),
+        "become_old_ack_record_seconds": st.sampled_from((1, 2, 3)),
         "format": st.sampled_from(("NATIVE", "PULSAR")),
         "range_form": st.sampled_from(("LIST", "WORDS")),
         "ledger_writable": st.sampled_from(("true", "false")),

@@ -89,8 +89,7 @@ PAGES = (
         {
             "The cursor": _of(
                 "ackstate.cursor",
-                "ManagedCursor open_cursors CursorOpening CursorConfig AutoAge AUTO Format RangeForm Repair "
-                "persist_all",
+                "ManagedCursor open_cursors CursorOpening CursorConfig Format RangeForm Repair persist_all",
             ),
             "Results": _of(
                 "ackstate.cursor",

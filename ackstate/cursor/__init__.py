@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         RecoveryReport,
         RecoverySource,
     )
-    from ackstate.cursor.state.auto_age import AUTO, AutoAge
     from ackstate.cursor.store import (
         LedgerFencedError,
         LedgerNotFoundError,
@@ -76,10 +75,8 @@ if TYPE_CHECKING:
     from ackstate.topic.topics import Topics
 
 __all__ = [
-    "AUTO",
     "NO_DELAY",
     "AckRefusedError",
-    "AutoAge",
     "BacklogPolicy",
     "BacklogQuotaExceededError",
     "BacklogReport",
@@ -156,7 +153,6 @@ __all__ = [
 
 # A module is imported when one of its names is first used: most programs need few, and all of them take 0.2 s.
 _NAMES = {
-    "ackstate.cursor.state.auto_age": ("AUTO", "AutoAge"),
     "ackstate.topic.bucket_registry": ("MetadataBucketRegistry",),
     "ackstate.cursor.config": ("CursorConfig", "RangeForm"),
     "ackstate.dispatch.stats": ("ConsumerUse", "DispatchStats", "RuleStats"),

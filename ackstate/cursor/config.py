@@ -11,7 +11,6 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.native import NativeFormat
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
-from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.integers import check_count
 from ackstate.selection import Keep
@@ -72,9 +71,7 @@ class CursorConfig:
             are acked. Pulsar: ``acknowledgmentAtBatchIndexLevelEnabled``.
         become_old_ack_record_seconds: Above 0, only acks of messages that were sent at least this long ago are
             persisted, until the cursor is closed; the broker reports messages sent to `ManagedCursor.delivered`. The
-            mark-delete position is persisted in any case. An `AutoAge` such as `AUTO` chooses the age from how long
-            consumers take.
-            Pulsar's issue 19966: ``becomeOldAckRecordSeconds``.
+            mark-delete position is persisted in any case. Pulsar's issue 19966: ``becomeOldAckRecordSeconds``.
         ledger_retry_ms: After a ledger could not be written the next persist tries again. If that fails, too, the
             ledger is tried again after this time, and after twice as long with each further failure, up to a minute;
             meanwhile the metadata store is used.
@@ -96,7 +93,7 @@ class CursorConfig:
     compression: Compression = Compression.NONE
     compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES
     batch_index_acks: bool = True
-    become_old_ack_record_seconds: int | AutoAge = 0
+    become_old_ack_record_seconds: int = 0
     ledger_retry_ms: int = 1_000
 
     def __post_init__(self) -> None:
@@ -105,8 +102,6 @@ class CursorConfig:
             value = getattr(self, name)
             if value is not None or name not in _NULLABLE:
                 check_count(name, value, least=least)
-        if not isinstance(self.become_old_ack_record_seconds, AutoAge):
-            check_count("become_old_ack_record_seconds", self.become_old_ack_record_seconds, least=0)
         if not isinstance(self.mark_delete_rate_limit, int | float) or not isfinite(self.mark_delete_rate_limit):
             raise TypeError(f"mark_delete_rate_limit must be a finite number, got {self.mark_delete_rate_limit!r}")
         for name, kind in _ENUMS.items():
@@ -194,6 +189,7 @@ _LEAST = {
     "metadata_range_count_max": 0,
     "metadata_bytes_max": 1,
     "compression_bytes_min": 0,
+    "become_old_ack_record_seconds": 0,
     "ledger_retry_ms": 0,
 }
 _NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")

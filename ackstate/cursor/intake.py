@@ -42,7 +42,7 @@ class AckIntake:
         self._state = persister.state
         self._listeners = persister.listeners
         self.young_age = persister.young_age
-        """Records deliveries and ack latencies: a replay feeds many at once."""
+        """Records deliveries: a replay feeds many at once."""
         self._lock = persister.lock
         self._counts_batches = counts_batches
 
@@ -52,7 +52,7 @@ class AckIntake:
 
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """See `ManagedCursor.ack_entries`."""
-        is_plain = not (self.names_entries or self._listeners.of_changes or self.young_age.is_chosen)
+        is_plain = not (self.names_entries or self._listeners.of_changes)
         if is_plain and type(ledger_id) is int and (few := few_of(entry_ids)) and {*map(type, few)} == _INTEGERS:
             with self._lock:
                 if not self._persister.closed and 0 <= min(few) <= max(few) < self._state.ledgers.entry_count(
@@ -66,13 +66,8 @@ class AckIntake:
         ledger_id, _ = check_position(Position(ledger_id, 0))
         return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
 
-    def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int, observes_age: bool = True) -> Receipt:
+    def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
         """Ack entries of many ledgers, all or none; errors as `ManagedCursor.ack_entries`.
-
-        Args:
-            entries: Ledger id -> entries.
-            now_ms: The present.
-            observes_age: Whether an automatic young age observes their latencies; otherwise the caller feeds it.
 
         Complexity: bitmap operations over the entries; no loop.
         """
@@ -82,8 +77,6 @@ class AckIntake:
             if self._listeners.of_changes:
                 runs = [run for item in new.items() for run in bitmap_runs(*item)]
                 self._listeners.changed(Change.ACKED, runs, now_ms=now_ms)
-            if observes_age and self.young_age.is_chosen:
-                self.young_age.acked(new, now_ms=now_ms)
             return self._receipt(newly_acked, entries=entries)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
@@ -97,7 +90,6 @@ class AckIntake:
             newly_acked, _ = self._state.ack_batch(position, words)
             if newly_acked:
                 self._listeners.changed(Change.ACKED, ((*position, position.entry_id),), now_ms=now_ms)
-                self.young_age.acked(named(position), now_ms=now_ms)
             # Only entries are held back, never partly acked batches.
             if position in self._state.batch:
                 return self._receipt(newly_acked, batch=position)

@@ -66,7 +66,7 @@ class ManagedCursor:
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
         self.intake = AckIntake(self._persister, counts_batches=config.batch_index_acks)
         self._opened, self._names_entries = self.intake.opened, self.intake.names_entries
-        self._young_age, self._chooses_age = self.intake.young_age, self.intake.young_age.is_chosen
+        self._young_age = self.intake.young_age
         check_open = self._persister.check_open
         self.recovery_report = report_of(None, journal.form.name, self._state.mark_delete)
         self.reader = EntryReader(self._state, lock=self.lock, check_open=check_open)
@@ -194,9 +194,6 @@ class ManagedCursor:
         finally:
             self.lock.release()
         entries = named(position) if self._names_entries else {}
-        if newly_acked and self._chooses_age:
-            with self.lock:
-                self._young_age.acked(entries, now_ms=now_ms)
         return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, ACCEPTED, None))
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:

@@ -148,7 +148,6 @@ class CursorStats:
         metadata_write_count: Those of the records that went to the metadata store.
         metadata_error_count: How often that failed.
         young_age_ms: The age from which on acks are old enough to be persisted; 0 without generations.
-        young_age_reason: Why that age, in a sentence; empty if it was set.
         promotion_count: Times that young acks were persisted early because the acks that are not durable had reached
             their limit.
         promoted_message_count: How many acked messages that were.
@@ -175,6 +174,5 @@ class CursorStats:
     metadata_write_count: int = 0
     metadata_error_count: int = 0
     young_age_ms: int = 0
-    young_age_reason: str = ""
     promotion_count: int = 0
     promoted_message_count: int = 0

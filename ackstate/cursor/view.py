@@ -43,7 +43,6 @@ class CursorView(AckView):
                 journal_bytes=persister.journal.snapshot_bytes + persister.journal.delta_bytes,
                 batches_cut=self.batch_cut_count,
                 young_age_ms=persister.young_age.age_ms,
-                young_age_reason=persister.young_age.reason,
                 **{name: getattr(persister.counters, name) for name in _COUNTERS},
             )
 

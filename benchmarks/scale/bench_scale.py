@@ -42,7 +42,6 @@ KIND_EVENTS = 5_000_000
 KINDS: Mapping[str, Mapping[str, object]] = {
     "range limit": {"range_count_max": 1_000},
     "young, 5 s": {"become_old_ack_record_seconds": 5},
-    "young, AUTO": {"become_old_ack_record_seconds": "AUTO"},
     "blocking that never stops": {"max_unpersisted_ack_record_bytes": 10_000_000},
     "metadata store": {"ledger_writable": False},
 }

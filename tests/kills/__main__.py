@@ -43,7 +43,6 @@ GOES = (
     "ackstate/cursor/steps",
     "ackstate/cursor/writes",
     "ackstate/cursor/former_names",
-    "ackstate/cursor/state/auto_age",
     "ackstate/checkout",
     "ackstate/renamed",
     "ackstate/spelling",

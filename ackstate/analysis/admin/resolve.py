@@ -81,7 +81,6 @@ class BrokerPolicies:
         """
         check_spelling(properties, _KEYS)
         seconds = CursorConfig.from_pulsar_conf(properties).become_old_ack_record_seconds
-        assert isinstance(seconds, int)  # a file cannot contain AUTO
         return cls(
             BrokerDelayedDelivery.from_pulsar_conf(properties),
             seconds,

@@ -68,13 +68,6 @@ def _rate(text: str) -> str:
     return f"persist at an ack up to {'once' if text == '1' else f'{text} times'} a second"
 
 
-def _young(text: str) -> str:
-    if not text.startswith("AUTO"):
-        return f"hold acks back for {text} s"
-    share = text.partition(":")[2].partition(":")[0]
-    return "hold acks back for an automatic time" + (f" so that a share of {share} is late" if share else "")
-
-
 def _blocking(text: str) -> str:
     return "never stop dispatch" if text == "0" else f"stop dispatch at {_number(text)} bytes not yet durable"
 
@@ -90,7 +83,7 @@ _WORDS: dict[str, Callable[[str], str]] = {
     "mark_delete_rate_limit": _rate,
     "range_count_max": lambda text: f"persist {'any number of' if text == 'none' else _number(text)} ranges",
     "keep": lambda text: f"keep the {text.lower()} ranges first",
-    "become_old_ack_record_seconds": _young,
+    "become_old_ack_record_seconds": lambda text: f"hold acks back for {text} s",
     "max_unpersisted_ack_record_bytes": _blocking,
     "format": lambda text: "write Pulsar's format" if text == "PULSAR" else "write the native format",
     "range_limit_rule": lambda text: f"count ranges as {_RULES.get(text, text)}",

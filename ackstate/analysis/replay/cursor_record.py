@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.state_fields import Fields
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.cursor.state.auto_age import AgeChooser
-    from ackstate.cursor.state.young_age import YoungAge
     from ackstate.cursor.store import Store
     from ackstate.delivery_ruler import DeliveryRuler
     from ackstate.ledger_map import LedgerMap
@@ -70,7 +68,7 @@ def cursor_record(cursor: ManagedCursor) -> dict[str, Any]:
         "ledger_failure_count": planner._ledger_failures,
         "ledger_retry_at_ms": planner._retry_at_ms,
         "journal": _journal_record(persister.journal),
-        "young_age": _age_record(persister.young_age),
+        "young_age": _ruler_record(persister.young_age.ruler),
     }
 
 
@@ -103,7 +101,7 @@ def cursor_of(fields: Fields, place: RecordPlace) -> ManagedCursor:
     planner._ledger_begun_ms = fields.signed("ledger_begun_ms")
     planner._ledger_failures = fields.integer("ledger_failure_count")
     planner._retry_at_ms = fields.signed("ledger_retry_at_ms")
-    fields.one("young_age", lambda each: _restore_age(persister.young_age, each))
+    fields.one("young_age", lambda each: _restore_ruler(persister.young_age.ruler, each))
     cursor.reader.rewind()
     fields.check(cursor._check)
     return cursor
@@ -184,14 +182,8 @@ def _put_ledger(store: MemoryStore | LatestEntryStore, ledger_id: int, entries: 
     store.ledgers.append_all([(ledger_id, entry) for entry in entries])
 
 
-def _age_record(young_age: YoungAge) -> dict[str, Any]:
-    ruler, chooser = young_age.ruler, young_age.chooser
+def _ruler_record(ruler: DeliveryRuler) -> dict[str, Any]:
     answers = [(age_ms, *each) for age_ms, found in ruler._answers.items() for each in found]
-    latencies = None
-    if chooser is not None:
-        index = [number for number, weight in enumerate(chooser._weights) if weight]
-        weights = [chooser._weights[number] for number in index]
-        latencies = {"index": index, "weight": weights, "until_fading": chooser.until_fading}
     times_ms, positions = ruler.marks()
     return {
         "marks": {"ts_ms": list(times_ms), **_columns(positions)},
@@ -199,17 +191,16 @@ def _age_record(young_age: YoungAge) -> dict[str, Any]:
             "age_ms": [each[0] for each in answers], "ts_ms": [each[1] for each in answers],
             **_columns([each[2] for each in answers]),
         },
-        "latencies": latencies,
+        "latencies": None,
     }  # fmt: skip
 
 
-def _restore_age(young_age: YoungAge, fields: Fields) -> None:
-    fields.one("marks", lambda each: _restore_marks(young_age.ruler, each))
-    fields.one("answers", lambda each: _restore_answers(young_age.ruler, each))
-    has_latencies = fields.optional("latencies", lambda each: _restore_latencies(young_age.chooser, each))
-    if (has_latencies is None) != (young_age.chooser is None):
-        fields.refuse("latencies", "null unless the policy chooses the age", has_latencies)
-    fields.check(young_age.ruler._check)
+def _restore_ruler(ruler: DeliveryRuler, fields: Fields) -> None:
+    fields.one("marks", lambda each: _restore_marks(ruler, each))
+    fields.one("answers", lambda each: _restore_answers(ruler, each))
+    if fields.optional("latencies", lambda _: True):
+        fields.refuse("latencies", "null", "an object")
+    fields.check(ruler._check)
 
 
 def _restore_marks(ruler: DeliveryRuler, fields: Fields) -> None:
@@ -229,21 +220,6 @@ def _restore_answers(ruler: DeliveryRuler, fields: Fields) -> None:
     times_ms = fields.integers("ts_ms", count=len(ages_ms))
     for age_ms, ts_ms, position in zip(ages_ms, times_ms, _positions(fields, len(ages_ms)), strict=True):
         ruler._answers.setdefault(age_ms, []).append((ts_ms, position))
-
-
-def _restore_latencies(chooser: AgeChooser | None, fields: Fields) -> bool:
-    index = fields.integers("index", least=0)
-    weights = fields.integers("weight", least=0, count=len(index))
-    until_fading = fields.integer("until_fading")
-    if chooser is None:
-        fields.refuse("until_fading", "missing where the age is set", until_fading)
-    for at, weight in zip(index, weights, strict=True):
-        if at >= len(chooser._weights):
-            fields.refuse("index", f"below {len(chooser._weights)}", at)
-        chooser._weights[at] = weight
-    chooser._until_fading = until_fading
-    fields.check(chooser._check)
-    return True
 
 
 def _columns(positions: Sequence[Position]) -> dict[str, list[int]]:

@@ -22,7 +22,6 @@ from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.store import StoreError
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.memory import MemoryStore
@@ -63,9 +62,8 @@ class CursorReplay:
         self._store = _reached(_empty_store(policy), policy)
         self._ledgers = LedgerMap.from_counts(log or _NO_LOG)
         age = policy.cursor.become_old_ack_record_seconds
-        self._chooses_age = isinstance(age, AutoAge)
-        self._is_young = self._chooses_age or age != 0
-        self._age_ms_max = 1_000 * (age.seconds_max if isinstance(age, AutoAge) else age)
+        self._is_young = age != 0
+        self._age_ms = 1_000 * age
         self._open(opened_ms)
 
     def _open(self, now_ms: int) -> None:
@@ -89,11 +87,11 @@ class CursorReplay:
         waiting = _Waiting(events, news)
         self._schedule.acked(events.ts_ms[news.event])
         if self._is_young:
-            rows += self._feed(events, news, waiting)
+            rows += self._feed(events, waiting)
         rows += self._persist_until(until_ms, waiting)
         waiting.ack_events(self._cursor, len(events.ts_ms), now_ms=until_ms)
-        # Older times have been checked at every possible age.
-        del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms_max)]
+        # Older times have been checked.
+        del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms)]
         return rows
 
     def to_record(self) -> dict[str, Any]:
@@ -162,8 +160,6 @@ class CursorReplay:
     def acked(self, now_ms: int) -> None:
         """Called after a new ack was given to the cursor."""
         self._schedule.acked_at(now_ms)
-        if self._chooses_age:
-            self._asked_ms = min(self._asked_ms, now_ms - 1)
 
     def promoted(self, now_ms: int, result: PersistResult) -> None:
         """Called after the cursor was persisted between ticks."""
@@ -199,9 +195,9 @@ class CursorReplay:
                 acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
         return acked
 
-    def _feed(self, events: EventChunk, news: NewlyAckedRuns, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
-        """Feed delivery times and ack latencies to the cursor; yield the persists before the last event."""
-        feed = AgeFeed(self._cursor.intake.young_age, events, news)
+    def _feed(self, events: EventChunk, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
+        """Feed delivery times to the cursor; yield the persists before the last event."""
+        feed = AgeFeed(self._cursor.intake.young_age.ruler, events)
         stop_ms = events.ts_ms[feed.stops]
         told = 0
         while told < len(stop_ms):
@@ -215,9 +211,7 @@ class CursorReplay:
             told = int(np.searchsorted(stop_ms, quiet_until, "right"))
             sent_ms = feed.take(int(np.searchsorted(events.ts_ms, quiet_until, "right")))
             self._sent_ms += sent_ms[int(bool(sent_ms and self._sent_ms) and sent_ms[0] == self._sent_ms[-1]) :]
-            # The acks may have changed the age.
-            last_ms = int(stop_ms[told - 1]) - 1
-            self._asked_ms = last_ms if self._chooses_age else max(self._asked_ms, last_ms)
+            self._asked_ms = max(self._asked_ms, int(stop_ms[told - 1]) - 1)
 
     def _idle_until(self, stop_ms: Int64s, due: int | None) -> int:
         """Return the time until which no search for old acks is needed: none is excluded, the flush interval is over.
@@ -305,10 +299,9 @@ class CursorReplay:
             yield from ticks[at : at + 1]
             return
         yield begin
-        age_ms = self._cursor.stats().young_age_ms
         previous = begin
-        for sent_ms in self._sent_ms[bisect_right(self._sent_ms, begin - age_ms) :]:
-            at_ms = self._schedule.tick_at(sent_ms + age_ms)
+        for sent_ms in self._sent_ms[bisect_right(self._sent_ms, begin - self._age_ms) :]:
+            at_ms = self._schedule.tick_at(sent_ms + self._age_ms)
             if at_ms >= until_ms:
                 return
             if at_ms > previous:
@@ -338,7 +331,7 @@ class _Waiting:
         """Give the cursor the acks of the events before `end`."""
         if end > self._given:
             acked = self._news.part(self._given, end).bitmaps()
-            cursor.intake.ack_bitmaps(acked, now_ms=now_ms, observes_age=False)
+            cursor.intake.ack_bitmaps(acked, now_ms=now_ms)
             self._given = end
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ackstate.analysis.durations import Duration
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
-from ackstate.cursor.state.auto_age import AUTO, AutoAge
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count
 from ackstate.limits.gate import GateLimits
@@ -98,8 +97,7 @@ class Policy:
         Args:
             settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
                 type. ``none`` means None, a member of an enum has its name, and a
-                time may have a unit, as in ``5s``. ``AUTO`` chooses the young age, and ``AUTO:0.05:1:60`` with another
-                `AutoAge`: its share of late acks, its least and its greatest age.
+                time may have a unit, as in ``5s``.
 
         Raises:
             PolicyError: A key is unknown or a value malformed; the message names the key.
@@ -141,9 +139,6 @@ def _text(value: object) -> str:
             return str(value).lower()
         case Enum():
             return value.name
-        case AutoAge():
-            chosen_by = (value.late_share_max, value.seconds_min, value.seconds_max)
-            return "AUTO" if value == AUTO else ":".join(map(str, ("AUTO", *chosen_by)))
         case float() if value.is_integer():
             return str(int(value))
         case None:
@@ -169,19 +164,7 @@ def _parsed(key: str, value: Any) -> Any:
         return _chosen(key, text.lower(), _TRUTH)
     if key in _NULLABLE and text.lower() == "none":
         return None
-    if key == "become_old_ack_record_seconds" and text[:4].upper() == "AUTO":
-        return _auto_age(key, text)
     return _number(key, text)
-
-
-def _auto_age(key: str, text: str) -> AutoAge:
-    if text.upper() == "AUTO":
-        return AUTO
-    try:
-        _, share, least, greatest = text.split(":")
-        return AutoAge(float(share), int(least), int(greatest))
-    except ValueError:
-        raise PolicyError(f"policy: {key} must be seconds, AUTO, or such as AUTO:0.01:1:300, got {text!r}") from None
 
 
 def _member(key: str, text: str) -> Any:

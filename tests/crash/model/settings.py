@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
-from ackstate.cursor.state.auto_age import AutoAge
 from ackstate.cursor.subscription import SubscriptionType
 from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep
@@ -202,7 +201,7 @@ def drawn_config(random: Random) -> CursorConfig:
         metadata_range_count_max=draw((None, None, 2, 10)),
         metadata_bytes_max=draw((900_000, 900_000, 250, 120)),
         range_form=draw((RangeForm.LIST, RangeForm.WORDS)),
-        become_old_ack_record_seconds=draw((0, 0, 0, 1, 2, 5, AutoAge(late_share_max=0.5, seconds_max=3))),
+        become_old_ack_record_seconds=draw((0, 0, 0, 1, 2, 5, 3)),
         ledger_retry_ms=draw((0, 10, 1_000)),
     )
     if config.format is Format.PULSAR and config.keep is Keep.LOWEST:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import ackstate.cursor.state.persist_limits
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, Keep, Position, select
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.cursor import AutoAge, CursorConfig, Format, Message, PersistTarget
+from ackstate.cursor import CursorConfig, Format, Message, PersistTarget
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.persist.counters import PersistCounters
@@ -55,7 +55,7 @@ CONFIGS = [
     replace(PLAIN, ledger_rollover_ms=1_000, metadata_range_count_max=2),
     replace(PLAIN, range_count_max=0),
     replace(PLAIN, become_old_ack_record_seconds=1),
-    replace(PLAIN, become_old_ack_record_seconds=AutoAge(late_share_max=0.5, seconds_max=2)),
+    replace(PLAIN, become_old_ack_record_seconds=2),
     PULSAR,
     replace(PULSAR, range_form=RangeForm.LIST, batch_count_max=2, ledger_entry_count_max=2),
     *PASSING_BY,

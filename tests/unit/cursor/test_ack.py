@@ -8,7 +8,6 @@ from pyroaring import BitMap
 
 from ackstate import AckStateError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
-from ackstate.cursor.state.auto_age import AUTO
 
 P = Position
 
@@ -111,21 +110,19 @@ def test_a_receipt_cannot_be_changed_and_is_short(config):
 
 
 def test_entries_of_many_ledgers_are_acked_together_or_not_at_all():
-    (one, _), (many, _) = (opened({3: 5, 4: 5}, become_old_ack_record_seconds=AUTO) for _ in range(2))
+    (one, _), (many, _) = (opened({3: 5, 4: 5}, become_old_ack_record_seconds=1) for _ in range(2))
     for cursor in (one, many):
         cursor.delivered(P(4, 4), now_ms=0)
     entries = {3: BitMap([0, 1, 3]), 4: BitMap([2])}
     with pytest.raises(AckStateError, match="4:5"):
-        many.intake.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1, observes_age=False)
+        many.intake.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1)
     assert many.redelivery_if_crashed == 0
-    receipt = many.intake.ack_bitmaps(entries, now_ms=1, observes_age=False)
+    receipt = many.intake.ack_bitmaps(entries, now_ms=1)
     for ledger_id, bitmap in entries.items():
         one.ack_entries(ledger_id, bitmap, now_ms=1)
     assert (receipt.newly_acked, receipt.entries) == (4, entries)
     assert (many.mark_delete_position, many.deleted) == (one.mark_delete_position, one.deleted)
-    assert many.intake.ack_bitmaps(entries, now_ms=1, observes_age=False).newly_acked == 0
-    # How late they came is the caller's to tell.
-    assert [cursor.intake.young_age.chooser.choice.sample_count for cursor in (one, many)] == [4, 0]
+    assert many.intake.ack_bitmaps(entries, now_ms=1).newly_acked == 0
     many.close(now_ms=2)
     with pytest.raises(AckStateError):
-        many.intake.ack_bitmaps(entries, now_ms=3, observes_age=False)
+        many.intake.ack_bitmaps(entries, now_ms=3)

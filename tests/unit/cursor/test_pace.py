@@ -6,8 +6,6 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.cursor import (
-    AUTO,
-    AutoAge,
     CursorConfig,
     ManagedCursor,
     MemoryStore,
@@ -96,25 +94,8 @@ def test_a_persist_that_failed_is_not_tried_again_at_once(flush_interval_ms):
     assert cursor.view.next_tick_ms is None
 
 
-def test_the_chosen_age_follows_the_consumers_and_says_why():
-    policy = AutoAge(late_share_max=0.05, seconds_min=1, seconds_max=60)
-    cursor = open_cursor(become_old_ack_record_seconds=policy)
-    assert cursor.stats().young_age_ms == 1_000
-    assert "no ack seen yet" in cursor.stats().young_age_reason
-    for entry in range(400):
-        cursor.delivered(Position(3, entry), now_ms=entry)
-    # All but a few come 5 s after their delivery, the others in bulk and late.
-    for entry in range(380):
-        cursor.ack(Position(3, entry + 1 if entry else 0), now_ms=entry + 5_000)
-    stats = cursor.stats()
-    assert 5_000 <= stats.young_age_ms <= 5_260
-    assert "acks came in under 5." in stats.young_age_reason
-    cursor.ack_entries(3, range(381, 400), now_ms=45_000)
-    assert cursor.stats().young_age_ms >= 5_000
-
-
-def test_with_a_chosen_age_young_acks_wait():
-    cursor = open_cursor(become_old_ack_record_seconds=AUTO)
+def test_young_acks_wait():
+    cursor = open_cursor(become_old_ack_record_seconds=1)
     cursor.delivered(Position(3, 5), now_ms=0)
     cursor.delivered(Position(3, 9), now_ms=1_500)
     cursor.ack_many([Position(3, 4), Position(3, 8)], now_ms=1_600)
@@ -154,11 +135,10 @@ def test_the_rate_is_that_of_before_after_a_clock_went_back():
     assert granted == [0, 1_000, 2_000, 3_000, 4_000, 5_000]
 
 
-@pytest.mark.parametrize("age", [2, AutoAge(seconds_min=2, seconds_max=2)])
 @pytest.mark.parametrize("delivered_ms", [LATER_MS, LATER_MS + HOUR_MS])
-def test_young_acks_become_old_within_their_age_after_a_clock_went_back(age, delivered_ms):
+def test_young_acks_become_old_within_their_age_after_a_clock_went_back(delivered_ms):
     """Also if the clock was an hour ahead when they were sent."""
-    _, cursor = open_later(become_old_ack_record_seconds=age)
+    _, cursor = open_later(become_old_ack_record_seconds=2)
     cursor.delivered(Position(3, 500), now_ms=delivered_ms)
     before = cursor.ack(Position(3, 5), now_ms=delivered_ms)
     assert cursor.persist(now_ms=EARLIER_MS).messages_held_back == 1

@@ -175,7 +175,7 @@ POLICIES = st.fixed_dictionaries(
         "tick_ms": st.sampled_from((1, 7, 50)),
         "mark_delete_rate_limit": st.sampled_from((3, 20, 500)),
         "range_count_max": st.sampled_from((0, 2, 5)),
-        "become_old_ack_record_seconds": st.sampled_from((1, "AUTO")),
+        "become_old_ack_record_seconds": st.sampled_from((1, 2)),
         "format": st.sampled_from(("NATIVE", "PULSAR")),
         "keep": st.sampled_from(("LOWEST", "WIDEST")),
         "ledger_writable": st.sampled_from(("true", "false")),
