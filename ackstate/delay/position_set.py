@@ -46,6 +46,10 @@ class PositionSet:
         """Yield the positions in order."""
         return chain.from_iterable(positions_of(each, self._bitmaps[each]) for each in sorted(self._bitmaps))
 
+    def ledger_ids(self) -> list[int]:
+        """Return the ledgers of the positions, in order."""
+        return sorted(self._bitmaps)
+
     def at_least(self, first: Position) -> Iterator[Position]:
         """Yield the positions from `first` (included) on, in order."""
         for ledger_id in sorted(each for each in self._bitmaps if each >= first.ledger_id):

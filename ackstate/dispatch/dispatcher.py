@@ -10,29 +10,33 @@ from ackstate.dispatch.limit_usage import ACK_STATE_RULES
 from ackstate.dispatch.replay_queue import Waiting
 from ackstate.dispatch.sender import Sender
 from ackstate.inspect.hole_report import HoleReason
-from ackstate.limits.rules import Rule
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
+    from ackstate.delay.position_set import PositionSet
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.consumers import Consumers
     from ackstate.dispatch.delivery import Batch
     from ackstate.dispatch.options import SubscriptionOptions
     from ackstate.dispatch.unacked_messages import UnackedMessages
-    from ackstate.position import Position
     from ackstate.topic.message_log import Message
 
 _READ_AHEAD_COUNT = 1_000
+# A dispatch that sent something stops after this many holes of which nothing could be sent; the next continues there.
+_REFUSED_HOLES_MAX = 256
+_LOWEST, _END = Position(0, 0), Position(LEDGER_ID_MAX, ENTRY_ID_MAX + 1)
 
 
 @final
 class Dispatcher:
     """Sends to one consumer at a time: queued messages first, the lowest first, then messages that were never read.
 
-    While a limit of the ack state keeps new messages back, messages that fill ack holes are still sent, as `HoleQueue`
-    orders them: queued messages, and unread ones below the highest acked.
+    While a limit of the ack state keeps new messages back, messages that fill ack holes are still sent, the lowest hole
+    first: queued messages, and unread ones below the highest acked. The next dispatch goes on above the last of them,
+    and from the lowest again after the highest: a message that nobody can ack does not starve the others.
 
     Args:
         cursor: The ack state.
@@ -64,9 +68,9 @@ class Dispatcher:
             cursor, messages, admission=admission, consumers=consumers, dead_letters=options.dead_letters
         )
         self._waiting, self._delayed = messages.waiting, messages.delayed
-        self._reader, self._holes = messages.reader, messages.holes
+        self._reader = messages.reader
         self.binds = False
-        self._binding: set[Rule] = set()  # the limits that did so when `admits_new` last looked
+        self._hole_turns: dict[str, Position] = {}  # by owner: where to go on filling holes
 
     def dispatch(self, batch: Batch) -> None:
         """Send messages to a consumer, up to its room and the limits.
@@ -93,8 +97,7 @@ class Dispatcher:
         has_unread = self._cursor.reader.has_unread
         if has_unread:
             self._admission.promote_young(now_ms=now_ms)
-        self._binding = self._admission.usage.binding(consumer)
-        if not self._binding:
+        if not self._admission.usage.binding(consumer):
             self.binds = False
             self._admission.refused_by = None
             return True
@@ -260,29 +263,64 @@ class Dispatcher:
         self._waiting.put_all([position for position, _ in read], waiting)
 
     def fill_holes(self, batch: Batch) -> None:
-        """Send messages that fill holes, those first that free most."""
+        """Send messages that fill holes, the lowest hole first, from where the last dispatch stopped."""
         self.binds = True
-        owner = self._owner(batch.consumer)
-        counts_unpersisted = Rule.UNPERSISTED_ACK_RECORD_BYTES in {*self._binding, self._admission.refused_by}
+        owner, view = self._owner(batch.consumer), self._cursor.view
+        turn = self._hole_turns.get(owner, _LOWEST)
+        parts = [(turn, _END), (_LOWEST, turn)]
+        refused_left = _REFUSED_HOLES_MAX
         while batch.room:
-            ready = self._waiting.ready_for(owner)
-            holes = self._holes.of(owner, ready, counts_unpersisted=counts_unpersisted)
-            for position in holes.offered(ready):
-                if self._cursor.is_acked(position):
-                    self._waiting.take(position)
-                    continue
-                if not self._waiting.is_next_of_key(position):
-                    continue  # The messages of a key are sent in order, even if a later one would free more.
-                self._send_into_hole(position, batch)
-                if not batch.room:
-                    return
-            if not self._holes.is_current(owner):
-                continue  # The receiver of dead letters may have divided a hole.
-            highest = self._cursor.deleted.last_range()
+            acked_count = view.acked_count
+            for first, end in parts:
+                for is_filled in self._fill_between(first, end, owner, batch):
+                    refused_left -= not is_filled
+                    # To stop before anything was sent could mean to be stuck, if nothing changes before the next call.
+                    if not batch.room or (refused_left <= 0 and batch.deliveries):
+                        return
+            if view.acked_count != acked_count:
+                parts = [(_LOWEST, _END)]  # The receiver of dead letters has made room, or divided a hole.
+                continue
+            unread, highest = self._cursor.read_position, self._cursor.deleted.last_range()
             if highest is None or not self._read_ahead(batch.now_ms, count=_READ_AHEAD_COUNT, last=highest[1]):
                 return
+            parts = [(unread, _END)]
+
+    def forget_owner(self, consumer: str) -> None:
+        """Forget where to go on filling holes for a consumer that is gone."""
+        self._hole_turns.pop(consumer, None)
+
+    def _fill_between(self, first: Position, end: Position, owner: str, batch: Batch) -> Iterator[bool]:
+        """Fill each hole of which messages from `first` to `end` (excluded) wait, and yield whether any was sent."""
+        ready = self._waiting.ready_for(owner)
+        for ledger_id in ready.ledger_ids():
+            if first.ledger_id <= ledger_id <= end.ledger_id:
+                low = first.entry_id if ledger_id == first.ledger_id else 0
+                high = end.entry_id if ledger_id == end.ledger_id else ENTRY_ID_MAX + 1
+                while (lowest := ready.lowest_in(ledger_id, low, high)) is not None:
+                    hole = self._cursor.view.hole_at(lowest)
+                    low = lowest.entry_id + 1 if hole is None else min(hole.end, high)
+                    yield self._fill(ready, lowest, low, owner, batch)
+
+    def _fill(self, ready: PositionSet, lowest: Position, end: int, owner: str, batch: Batch) -> bool:
+        """Send messages of a hole from below, then from above: one between others would divide it."""
+        ledger_id, first = lowest
+        is_filled, refused = False, None
+        for nearest in (ready.lowest_in, ready.highest_in):
+            while batch.room and (position := nearest(ledger_id, first, end)) is not None and position != refused:
+                self._hole_turns[owner] = Position(ledger_id, position.entry_id + 1)
+                self._send_into_hole(position, batch)
+                if position in ready:
+                    refused = position
+                    break
+                is_filled = True
+        return is_filled
 
     def _send_into_hole(self, position: Position, batch: Batch) -> None:
+        if self._cursor.is_acked(position):
+            self._waiting.take(position)
+            return
+        if not self._waiting.is_next_of_key(position):
+            return  # The messages of a key are sent in order.
         fills_hole = self._cursor.view.hole_at(position) is not None
         for read in self._reader.read([position], now_ms=batch.now_ms):
             if not self.sender.send_queued(*read, batch, fills_hole=fills_hole):

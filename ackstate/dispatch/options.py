@@ -24,8 +24,6 @@ class SubscriptionOptions:
         dead_letters: Where messages go that are given back again and again; None redelivers them without end.
         promotes_young: Whether acks too young to be persisted are persisted all the same, the oldest first, before
             they would close the gate.
-        hole_tries_max: How often, while a limit of the ack state binds, a message is sent to fill its hole before
-            others that were sent less often.
         look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
         turn_entries: With Shared, how many entries a round sends to one consumer before it is the turn of the next one;
             more if all of them can have equal shares of more. Pulsar's ``dispatcherMaxRoundRobinBatchSize``.
@@ -38,13 +36,12 @@ class SubscriptionOptions:
 
     dead_letters: DeadLetterPolicy | None = None
     promotes_young: bool = True
-    hole_tries_max: int = 3
     look_ahead_max: int = 20_000
     turn_entries: int = 20
     round_entries_max: int = 1_000
 
     def __post_init__(self) -> None:
-        for name in ("hole_tries_max", "look_ahead_max", "turn_entries", "round_entries_max"):
+        for name in ("look_ahead_max", "turn_entries", "round_entries_max"):
             check_count(name, getattr(self, name), least=1)
         if not isinstance(self.promotes_young, bool):
             raise TypeError(f"promotes_young must be True or False, got {self.promotes_young!r}")

@@ -44,14 +44,14 @@ class ReplayQueue:
 
     Args:
         owners: Returns for each of some keys the consumer that receives its messages; `ANYONE` if any may.
-        became_ready: Called with the messages that may be sent now, or that have another owner than before.
+        became_ready: Called when messages may be sent now, or have another owner than before.
     """
 
     def __init__(
         self,
         owners: Callable[[Sequence[bytes | None]], list[str]],
         *,
-        became_ready: Callable[[Sequence[Position]], None],
+        became_ready: Callable[[], object],
     ) -> None:
         self._owners_of = owners
         self._became_ready = became_ready
@@ -158,7 +158,8 @@ class ReplayQueue:
             of_owner = self._ready.setdefault(owner, PositionSet())
             for ledger_id, entries in bitmaps_of(mine).items():
                 of_owner.update_entries(ledger_id, entries)
-            self._became_ready(mine)
+        if ready:
+            self._became_ready()
 
     def take_all(self, owner: str, positions: Sequence[Position]) -> None:
         """Remove messages that are ready for an owner, as `take` does each; at a fraction of the time."""
@@ -269,7 +270,7 @@ class ReplayQueue:
             if ready is None:
                 ready = self._ready[owner] = PositionSet()
             ready.add(position)
-            self._became_ready((position,))
+            self._became_ready()
 
     def _hold_back(self, position: Position, key: bytes) -> None:
         """Hold a message of a key back until its time, and those after it with it."""

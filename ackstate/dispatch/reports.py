@@ -54,9 +54,8 @@ class SubscriptionReports:
         self._consumers = Consumers(kind)
         self._admission = Admission(cursor, gate=gate, promotes_young=options.promotes_young)
         self._messages = UnackedMessages(
-            log, cursor, delays=delays, admission=self._admission, consumers=self._consumers,
-            hole_tries_max=options.hole_tries_max,
-        )  # fmt: skip
+            log, cursor, delays=delays, admission=self._admission, consumers=self._consumers
+        )
         self._context = HoleContext(
             log, cursor, self._admission.deliveries, self._messages.waiting, has_delays=delays is not None
         )

@@ -211,7 +211,7 @@ class SubscriptionDispatch(SubscriptionReports):
         """
         with self._lock:
             now_ms = self._at(self._present(now_ms))
-            self._messages.holes.forget(consumer)
+            self._dispatcher.forget_owner(consumer)
             self._consumers.close(consumer)
             orphaned = self._messages.give_back(self._admission.deliveries.of(consumer), HoleReason.OWNER_GONE)
             self._messages.waiting.owners_changed()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.delayed import DelayedMessages
-from ackstate.dispatch.hole_queue import HoleQueues
 from ackstate.dispatch.message_reader import MessageReader
 from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.entry_bitmap import bitmaps_of
@@ -39,17 +38,15 @@ class UnackedMessages:
         delays: Its delayed messages; None delivers every message at once.
         admission: Holds the messages in flight.
         consumers: The open consumers.
-        hole_tries_max: How often a message is sent to fill a hole before others that were sent less often.
 
     Attributes:
         waiting: The messages that wait to be sent.
         delayed: The messages that are not yet due.
         reader: Reads the messages.
-        holes: The ack holes that waiting messages fill.
         dead_lettered_messages: How many messages were ever handed over as dead letters, those of a batch one by one.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts
+    def __init__(
         self,
         log: MessageLog,
         cursor: ManagedCursor,
@@ -57,16 +54,14 @@ class UnackedMessages:
         delays: DelayedDeliveryTracker | None,
         admission: Admission,
         consumers: Consumers,
-        hole_tries_max: int,
     ) -> None:
-        self.holes = HoleQueues(cursor, tries_max=hole_tries_max, waiting_count=lambda: len(self.waiting))
-        self.waiting = ReplayQueue(consumers.owners, became_ready=self._became_ready)
-        self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
-        self.reader = MessageReader(log, postpone=self._postpone)
-        self._cursor = cursor
         self._admission = admission
         self._gate = admission.gate
         self._round_waiter = admission.round_waiter
+        self.waiting = ReplayQueue(consumers.owners, became_ready=self._round_waiter.messages_came)
+        self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
+        self.reader = MessageReader(log, postpone=self._postpone)
+        self._cursor = cursor
         self._consumers = consumers
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
         self._queued = self.waiting.positions  # follows the queue
@@ -84,7 +79,6 @@ class UnackedMessages:
     def give_back(self, positions: Sequence[Position], reason: HoleReason, *, until_ms: int = 0) -> int:
         """Queue messages that were in flight, and return how many those were, the messages of a batch one by one."""
         completed = self._complete(positions)
-        self.holes.expect(len(completed))
         for position, sent in completed:
             if not self._cursor.is_acked(position):
                 self.put(position, Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms))
@@ -96,7 +90,7 @@ class UnackedMessages:
             self.waiting.put(position, waiting)
 
     def acked(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
-        """Note an ack: the message is neither in flight nor queued, and the holes beside it have changed."""
+        """Note an ack: the message is neither in flight nor queued."""
         sent = self._admission.complete(position)
         if sent is not None and sent.key is not None:
             self._release((sent.key,))
@@ -106,8 +100,6 @@ class UnackedMessages:
         # Each ack comes here, so nothing is called that has no work.
         if self.reader.kept:
             self.reader.forget((position,))
-        if self.holes.queues:
-            self.holes.note(position)
         if self._round_waiter.wants_room or (self._gate is not None and self._gate.is_closed):
             self._admission.usage_decreased(now_ms=now_ms, of=sent.consumer if sent is not None else None)
 
@@ -121,7 +113,6 @@ class UnackedMessages:
             for position in self._queued & set(positions):
                 self.waiting.take(position)
         self.reader.forget(positions)
-        self.holes.note_all(positions)
         self._admission.usage_decreased(now_ms=now_ms)
 
     def acked_in_batch(self, position: Position, *, now_ms: int) -> None:
@@ -146,13 +137,7 @@ class UnackedMessages:
         for each in self.waiting.up_to(position):
             self.waiting.take(each)
         self.reader.forget_up_to(position)
-        if position.entry_id >= 0:  # Else no hole has another lower end: none spans two ledgers.
-            self.holes.note(position)  # The hole above it may have begun below it.
         self._admission.usage_decreased(now_ms=now_ms)
-
-    def forget_owner(self, consumer: str) -> None:
-        """Forget the holes of a consumer that is gone."""
-        self.holes.forget(consumer)
 
     def clear(self) -> None:
         """Forget everything: the reader restarts elsewhere, and nothing is in flight."""
@@ -160,7 +145,6 @@ class UnackedMessages:
         self._consumers.release_keys()
         self.waiting.clear()
         self.reader.clear()
-        self.holes.clear()
         self._acked_count = self._cursor.view.acked_count
         self.delayed.clear()
 
@@ -204,13 +188,8 @@ class UnackedMessages:
         for key in self._consumers.release(keys):
             self.waiting.key_moved(key)
 
-    def _became_ready(self, positions: Sequence[Position]) -> None:
-        if self.holes.queues:
-            self.holes.note_all(positions)
-        self._round_waiter.messages_came()
-
     def notice_acks_elsewhere(self) -> None:
-        """Remove queued messages that were acked with the cursor itself, past the subscription; rebuild the holes.
+        """Remove queued messages that were acked with the cursor itself, past the subscription.
 
         Complexity: O(1) if there was none, else O(containers of the queue + queued messages that were acked).
         """
@@ -218,7 +197,6 @@ class UnackedMessages:
         if self._acked_count == acked_count:
             return
         self._acked_count = acked_count
-        self.holes.clear()
         acked, unacked = PositionSet(), PositionSet()
         for each in (acked, unacked):
             each.update(self.waiting.in_order())

@@ -324,11 +324,6 @@ FOUND = (
         (f"{_SQLITE_LOG}a_lost_frame_is_refused_where_short_transactions_follow_it",),
     ),
     Planted(
-        "O17", "ackstate/dispatch/hole_queue.py", "max(entry_id - 1, 0)", "entry_id - 1",
-        "An ack at the begin of a ledger while holes are filled: the next dispatch fails with an `OverflowError`.",
-        (f"{_CURSOR}never_stuck.py::test_a_poison_message_that_frees_most_does_not_starve_the_others",),
-    ),
-    Planted(
         "O18", "ackstate/cursor/persist/persist_all.py", "error if is_one else copy(error)", "error",
         "Cursors that could not be written together share one error, with the outcomes of all of them.",
         (f"{_CURSOR}persist_all.py::test_each_that_could_not_be_written_anywhere_says_why_it_could_not",),

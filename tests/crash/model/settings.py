@@ -52,7 +52,6 @@ class Settings:
         subscription_count: 1 or 2.
         consumer_count: Consumers of each subscription, 1 to 4.
         promotes_young: See `SubscriptionOptions`.
-        hole_tries_max: See `SubscriptionOptions`.
         has_dead_letters: Whether messages go to the dead letters after they were given back three times.
         batch_share: Share of entries that are batches; 0 to 1.
         delay_share: Share of messages that are delayed; 0 to 1.
@@ -79,7 +78,6 @@ class Settings:
     subscription_count: int = 1
     consumer_count: int = 2
     promotes_young: bool = True
-    hole_tries_max: int = 3
     has_dead_letters: bool = False
     batch_share: float = 0
     delay_share: float = 0
@@ -117,7 +115,6 @@ def drawn(random: Random) -> Settings:
         subscription_count=subscription_count,
         consumer_count=draw((1, 2, 4)),
         promotes_young=draw((True, True, False)),
-        hole_tries_max=draw((1, 3)),
         has_dead_letters=draw((False,) * 7 + (True,)),
         batch_share=draw((0, 0.3)),
         delay_share=delay_share,

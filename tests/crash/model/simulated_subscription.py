@@ -136,7 +136,6 @@ class SimulatedSubscription(CursorListener):
             kind=settings.kind,
             options=SubscriptionOptions(
                 promotes_young=settings.promotes_young,
-                hole_tries_max=settings.hole_tries_max,
                 dead_letters=DeadLetterPolicy(2, self._hand_over) if settings.has_dead_letters else None,
             ),
         )  # fmt: skip

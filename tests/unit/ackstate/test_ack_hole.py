@@ -49,6 +49,13 @@ def test_a_filled_hole_above_entry_0_of_a_later_ledger_adds_the_ten_bytes_of_a_l
     assert (numbers(later), later.cost_bytes) == ((-9, 0, 0), 0)
 
 
+def test_the_lowest_hole_begins_above_the_mark_delete():
+    state, ledgers = acked({3: 10}, (3, 0), (3, 1), (3, 5))
+    (lowest,) = found(state, ledgers)
+    assert hole_at(Position(3, 3), state.deleted, ledgers, state.mark_delete) == lowest
+    assert lowest[:3] == (3, 2, 5)
+
+
 def test_a_hole_at_the_end_of_a_ledger_joins_nothing_above_it():
     state, ledgers = acked({3: 200, 4: 5}, (3, 100), (4, 0))
     _, upper = found(state, ledgers)

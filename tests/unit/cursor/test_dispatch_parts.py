@@ -1,19 +1,13 @@
-"""The parts of a subscription, one by one: its consumers, waiting messages, messages in flight, and the queue of
-holes."""
+"""The parts of a subscription, one by one: its consumers, waiting messages, and messages in flight."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
 from ackstate import Position
 from ackstate.cursor import StoreError, SubscriptionType
-from ackstate.cursor.view import CursorView
-from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.consumers import Consumers
 from ackstate.dispatch.deliveries import Deliveries, Sent
-from ackstate.dispatch.hole_queue import HoleQueue
 from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.inspect.hole_report import HoleReason
 from topics import NumberedTopic
@@ -25,7 +19,7 @@ NACKED = HoleReason.NACKED
 def waiting_messages(owners=None):
     """Each key is of the owner that a dict names."""
     owners = {} if owners is None else owners
-    return ReplayQueue(lambda keys: [owners.get(key, "") for key in keys], became_ready=lambda position: None)
+    return ReplayQueue(lambda keys: [owners.get(key, "") for key in keys], became_ready=lambda: None)
 
 
 # Waiting messages
@@ -191,191 +185,3 @@ def test_a_priority_that_is_no_integer_is_refused_and_the_others_go_on(priority)
     open_now.open("b", priority=-1)
     assert "b" in open_now
     assert open_now.active == "b"
-
-
-# The queue of holes
-
-
-def acked_topic(count, acked):
-    topic = NumberedTopic()
-    topic.publish(count)
-    for number in acked:
-        topic.cursor.ack(topic.positions[number], now_ms=0)
-    return topic
-
-
-def position_set(positions):
-    ready = PositionSet()
-    for position in positions:
-        ready.add(position)
-    return ready
-
-
-def hole_queue(topic, *, tries_max=3):
-    return HoleQueue(topic.cursor, tries_max=tries_max, counts_unpersisted=False)
-
-
-def all_offered(queue, topic, ready):
-    """Which messages a queue has, by number: it is left with them, passed over."""
-    return sorted({topic.positions.index(position) for position in queue.offered(ready)})
-
-
-def sent(queue, ready, count):
-    """The first `count` that are offered, each of which is sent."""
-    found = []
-    for position in queue.offered(ready):
-        ready.discard(position)
-        found.append(position)
-        if len(found) == count:
-            break
-    return found
-
-
-@pytest.mark.parametrize("tries_max", [0, -1])
-def test_less_than_one_try_is_refused(tries_max):
-    with pytest.raises(ValueError, match=f"hole_tries_max must be at least 1, got {tries_max}"):
-        hole_queue(NumberedTopic(), tries_max=tries_max)
-
-
-@pytest.mark.parametrize("tries_max", [1.5, float("nan"), None, "3"])
-def test_tries_that_are_no_number_of_times_are_refused(tries_max):
-    with pytest.raises(TypeError, match="hole_tries_max must be a whole number, got "):
-        hole_queue(NumberedTopic(), tries_max=tries_max)
-
-
-def test_what_was_noted_late_counts_as_it_is_now():
-    topic = acked_topic(10, [2, 7])
-    ready = position_set(topic.positions[3:7])
-    queue = hole_queue(topic)
-    queue.fill(ready)
-    topic.ack(5)  # its hole is two holes now, 3 to 4 and 6 to 6
-    ready.discard(topic.positions[5])
-    ready.add(topic.positions[0])
-    changed = [topic.positions[0], topic.positions[5], topic.positions[0]]
-    queue.note_all(changed, ready)
-    # One message, two, and two of which one waits: each hole is between as many ranges, or below the first.
-    assert [topic.positions.index(position) for position in queue.offered(ready)] == [6, 0, 3, 4]
-
-
-def noted_as_filled(seed, count=150):
-    """Ack, send and give back at random, update a queue now and then: in the end it equals a new one."""
-    rng = random.Random(seed)
-    topic = acked_topic(count, [])
-    ready = PositionSet()
-    queue = hole_queue(topic)
-    changed = []
-    for _ in range(200):
-        position = topic.positions[rng.randrange(count)]
-        if topic.cursor.is_acked(position):
-            continue
-        was_ready = position in ready
-        ready.discard(position)
-        if rng.random() < 0.4:
-            topic.cursor.ack(position, now_ms=0)
-            changed.append(position)
-        elif not was_ready:
-            ready.add(position)
-            changed.append(position)
-        if rng.random() < 0.1:
-            queue.note_all(changed, ready)
-            changed.clear()
-        if rng.random() < 0.05:
-            next(queue.offered(ready), None)
-    queue.note_all(changed, ready)
-    filled = hole_queue(topic)
-    filled.fill(ready)
-    assert all_offered(queue, topic, ready) == all_offered(filled, topic, ready)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_queue_that_is_told_of_changes_has_what_one_filled_anew_has(seed):
-    noted_as_filled(seed)
-
-
-def test_holes_beside_an_ack_that_are_not_looked_at_are_missed(monkeypatch):
-    monkeypatch.setattr(HoleQueue, "acked", lambda self, position, ready: None)
-    with pytest.raises(AssertionError):
-        noted_as_filled(0)
-
-
-def test_messages_that_began_to_wait_and_are_not_put_in_are_missed(monkeypatch):
-    monkeypatch.setattr(HoleQueue, "put", lambda self, position: (*position, position[1] + 1))
-    with pytest.raises(AssertionError):
-        noted_as_filled(0)
-
-
-def test_a_hole_whose_first_message_was_acked_meanwhile_is_offered_further_on():
-    topic = acked_topic(6, [5])
-    ready = position_set(topic.positions[:3])
-    queue = hole_queue(topic)
-    queue.fill(ready)
-    offered = queue.offered(ready)
-    assert next(offered) == topic.positions[0]
-    ready.discard(topic.positions[0])  # It was given away, and acked at once: the queue has not been updated yet.
-    topic.ack(0)
-    assert next(offered) == topic.positions[1]
-    ready.discard(topic.positions[1])
-    assert next(offered) == topic.positions[2]
-
-
-@pytest.mark.parametrize("waiting_count", [0, 3])
-def test_of_many_acks_a_queue_of_few_messages_looks_at_no_more_holes_than_it_has_messages(monkeypatch, waiting_count):
-    topic = acked_topic(400, range(1, 400, 2))
-    ready = position_set(topic.positions[0 : 2 * waiting_count : 2])
-    queue = hole_queue(topic)
-    looked_at = []
-    hole_at = CursorView.hole_at
-    monkeypatch.setattr(CursorView, "hole_at", lambda self, at: looked_at.append(at) or hole_at(self, at))
-    queue.note_all(topic.positions[1::2], ready)
-    assert looked_at == topic.positions[0 : 2 * waiting_count : 2]
-
-
-def test_a_hole_with_several_messages_is_looked_at_once(monkeypatch):
-    topic = acked_topic(10, [4, 9])
-    ready = position_set(topic.positions[0:3])
-    queue = hole_queue(topic)
-    looked_at = []
-    hole_at = CursorView.hole_at
-    monkeypatch.setattr(CursorView, "hole_at", lambda self, at: looked_at.append(at) or hole_at(self, at))
-    queue.note_all([topic.positions[4], *topic.positions[0:3]], ready)
-    assert looked_at == [topic.positions[0]]
-
-
-def test_after_very_many_changes_a_queue_has_what_waits():
-    topic = acked_topic(2_600, range(1, 2_600, 2))
-    ready = position_set(topic.positions[0::2])
-    queue = hole_queue(topic)
-    queue.note_all(topic.positions[0::2], ready)
-    assert all_offered(queue, topic, ready) == [*range(0, 2_600, 2)]
-
-
-def test_what_is_no_longer_true_does_not_pile_up():
-    topic = acked_topic(5_000, [])
-    queue = hole_queue(topic)
-    for position in topic.positions[1::2]:
-        ready = position_set([position])
-        queue.note_all([position], ready)
-    assert len(queue._heap) <= 1_003
-
-
-def test_what_was_tried_too_often_is_so_still_after_very_many_changes():
-    topic = acked_topic(2_600, range(1, 2_600, 2))
-    ready = position_set(topic.positions[0::2])
-    queue = hole_queue(topic, tries_max=1)
-    queue.fill(ready)
-    (first,) = sent(queue, ready, 1)
-    ready.add(first)  # It was given back.
-    queue.note_all(topic.positions[0::2], ready)
-    (second,) = sent(queue, ready, 1)
-    assert second != first
-
-
-def test_what_was_acked_is_no_longer_counted():
-    topic = acked_topic(6, [1, 3, 5])
-    ready = position_set(topic.positions[0::2])
-    queue = hole_queue(topic)
-    queue.fill(ready)
-    for position in sent(queue, ready, 3):
-        topic.cursor.ack(position, now_ms=0)
-        queue.note_all([position], ready)
-    assert not queue._tries

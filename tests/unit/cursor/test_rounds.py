@@ -656,7 +656,7 @@ def test_mistakes_are_refused(call, error, message):
 def test_without_options_a_subscription_has_the_documented_numbers():
     options = SubscriptionOptions()
     assert (options.turn_entries, options.round_entries_max, options.look_ahead_max) == (20, 1_000, 20_000)
-    assert (options.hole_tries_max, options.promotes_young, options.dead_letters) == (3, True, None)
+    assert (options.promotes_young, options.dead_letters) == (True, None)
 
 
 def test_the_sizes_of_turns_and_rounds_are_checked():

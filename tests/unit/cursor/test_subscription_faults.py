@@ -95,7 +95,6 @@ def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
 @pytest.mark.parametrize(
     "refused",
     [
-        lambda: SubscriptionOptions(hole_tries_max=0),
         lambda: SubscriptionOptions(look_ahead_max=0),
         lambda: DeadLetterPolicy(-1, print),
         lambda: NumberedTopic().cursor.promote(-1, now_ms=0),
@@ -187,13 +186,13 @@ def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts
     assert before - topic.cursor.view.unpersisted_record_bytes == freed[first]
 
 
-def test_the_queues_of_consumers_that_are_gone_are_forgotten():
+def test_the_turns_of_consumers_that_are_gone_are_forgotten():
     topic = NumberedTopic(KEY_SHARED, max_unacked_ranges=3)
     topic.publish_keys("abcdefghijklmnopqrstuvwxyz")
     for number in range(50):
         topic.dispatch(f"c{number}", 2)
         topic.subscription.consumer_closed(f"c{number}")
-    assert topic.subscription._messages.holes.queues == {}
+    assert topic.subscription._dispatcher._hole_turns == {}
     assert len(topic.subscription._messages.waiting._ready) <= 1
 
 

@@ -177,7 +177,7 @@ class TestParts:
             Subscription(log, cursor, **{name: value})
         Subscription(log, cursor)
 
-    @pytest.mark.parametrize("values", [{"promotes_young": "no"}, {"dead_letters": 3}, {"hole_tries_max": True}])
+    @pytest.mark.parametrize("values", [{"promotes_young": "no"}, {"dead_letters": 3}, {"look_ahead_max": True}])
     def test_an_option_of_another_type_is_refused(self, values):
         with pytest.raises(TypeError, match=next(iter(values))):
             SubscriptionOptions(**values)
