@@ -53,9 +53,3 @@ def mixed_delays(
         size = min(ledger_size, count - first)
         times = now_ms + random.integers(1, HOUR_MS + 1, size)
         yield LedgerOfMessages(first_ledger_id + at, np.arange(size, dtype=np.int64), times)
-
-
-def end_of(count: int, *, first_ledger_id: int = 1, ledger_size: int = LEDGER_COUNT_MAX) -> Position:
-    """Return the position behind the last of `count` messages."""
-    ledgers, entries = divmod(count - 1, ledger_size)
-    return Position(first_ledger_id + ledgers, entries + 1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pyroaring import BitMap
 
 from ackstate import Position
-from ackstate.delay import BucketedDelayIndex
+from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker
+from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet
 
 NO_DELAY = -1
@@ -177,8 +178,10 @@ class DelayDispatcher:
         self.forget_reads()
 
     def set_tick(self, tick_ms):
-        self.tracker.reset_tick_time(tick_ms)
-        self.clockwork.set_tick(tick_ms)
+        """Change the tick, where the tracker is Pulsar's own: no other can."""
+        if isinstance(self.tracker, InMemoryDelayTracker):
+            self.tracker.reset_tick_time(tick_ms)
+            self.clockwork.set_tick(tick_ms)
 
     def restart(self):
         """Whatever was in memory is gone."""
@@ -303,3 +306,8 @@ class DelayBroker:
             for each in dispatchers:
                 assert not each.tracker.has_message_available(now_ms=each.now()), "something is due before it is time"
         self.clock_ms = max(self.clock_ms, min(times))
+
+
+def unread_batches(index):
+    """Return how many batches of a due log some view has yet to read."""
+    return sum(1 for _ in batches_from(index.due_log._first_unread()))

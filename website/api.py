@@ -74,7 +74,7 @@ PAGES = (
         "The message log of a topic, publishing under policies, and retention.",
         {
             "The message log": _of("ackstate.cursor", "Message NO_DELAY MessageLog publish_all"),
-            "Publishing": _of("ackstate.cursor", "TopicPublisher PublishTransaction PublishCounters CounterSample"),
+            "Publishing": _of("ackstate.cursor", "TopicPublisher PublishCounters CounterSample"),
             "Policies": _of("ackstate.cursor", "Policies PolicyOwner PolicyStore"),
             "Retention": _of(
                 "ackstate.cursor",
@@ -141,8 +141,7 @@ PAGES = (
         {
             "Trackers": _of(
                 "ackstate.delay",
-                "DelayedDeliveryTracker TopicDelayIndex SubscriptionDelayView DelayIndexRegistry InMemoryDelayTracker "
-                "DelayConfig",
+                "DelayedDeliveryTracker TopicDelayIndex SubscriptionDelayView InMemoryDelayTracker DelayConfig",
             ),
             "Buckets": _of(
                 "ackstate.delay",

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
 from ackstate.cursor import MemoryStore, PolicyStore, PublishCounters
-from ackstate.cursor.metrics import CursorCollector, PersistTimer
+from ackstate.cursor.metrics import CursorCollector
 from ackstate.topic.publish_metrics import PublishCollector
 from ackstate.topic.retention_metrics import BacklogCollector
 from website.markdown import table
@@ -54,7 +54,6 @@ def exporters() -> tuple[Exporter, ...]:
     cursor, topic, admin = "ackstate.cursor.metrics", "ackstate.topic", "ackstate.analysis.admin.numbers"
     return (
         Exporter(f"{cursor}.CursorCollector", "Subscriptions and cursors.", CursorCollector().describe),
-        Exporter(f"{cursor}.PersistTimer", "The duration of persists and recoveries.", _of_the_timer),
         Exporter(f"{topic}.retention_metrics.BacklogCollector", "The backlog of topics.", BacklogCollector().describe),
         Exporter(
             f"{topic}.publish_metrics.PublishCollector",
@@ -79,12 +78,6 @@ def _section(exporter: Exporter) -> str:
     rows = [(f"`{each.name}`", each.kind, each.description) for each in exporter.metrics()]
     heading = f"## {exporter.path.rpartition('.')[2]}\n\n{exporter.purpose} Class: `{exporter.path}`.\n\n"
     return heading + table(("metric", "type", "description"), rows)
-
-
-def _of_the_timer() -> Iterable[Metric]:
-    registry = CollectorRegistry()
-    PersistTimer(lambda: 0.0, registry=registry)
-    return registry.collect()
 
 
 def _of_the_requests() -> Iterable[Metric]:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ackstate.topic.message_log import MessageLog
     from ackstate.topic.policy_store import Policies, PolicyOwner, PolicyStore
     from ackstate.topic.publish_all import publish_all
-    from ackstate.topic.publisher import CounterSample, PublishCounters, PublishTransaction, TopicPublisher
+    from ackstate.topic.publisher import CounterSample, PublishCounters, TopicPublisher
     from ackstate.topic.retention import (
         BacklogPolicy,
         BacklogQuotaExceededError,
@@ -113,7 +113,6 @@ __all__ = [
     "PolicyOwner",
     "PolicyStore",
     "PublishCounters",
-    "PublishTransaction",
     "RangeForm",
     "Receipt",
     "ReceiptStatus",
@@ -178,7 +177,7 @@ _NAMES = {
     "ackstate.topic.policy_store": ("Policies", "PolicyOwner", "PolicyStore"),
     "ackstate.topic.deletion": ("delete_topic",),
     "ackstate.topic.publish_all": ("publish_all",),
-    "ackstate.topic.publisher": ("CounterSample", "PublishCounters", "PublishTransaction", "TopicPublisher"),
+    "ackstate.topic.publisher": ("CounterSample", "PublishCounters", "TopicPublisher"),
     "ackstate.topic.retention": (
         "BacklogPolicy",
         "BacklogQuotaExceededError",

@@ -11,23 +11,20 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.errors import CursorClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.results import CursorStats, PersistResult
+    from ackstate.cursor.results import CursorStats
     from ackstate.cursor.subscription import Subscription
     from ackstate.dispatch.stats import DispatchStats
     from ackstate.position import Position
@@ -255,55 +252,6 @@ class _Exported:
                 return None
             self._oldest = known = position, message.publish_time_ms
         return known[1] or None  # 0 is the publish time of a message whose producer gave none.
-
-
-@final
-class PersistTimer:
-    """Measures persists and recoveries by the clock that the caller passes.
-
-    Args:
-        clock: Seconds from any start, never falling: `time.perf_counter`.
-        registry: Where ``ackstate_cursor_persist_seconds``, ``ackstate_cursor_persist_failures_total`` and
-            ``ackstate_cursor_recovery_seconds`` are registered, without labels.
-
-    Raises:
-        ValueError: The registry has them already.
-    """
-
-    def __init__(self, clock: Callable[[], float], *, registry: CollectorRegistry = REGISTRY) -> None:
-        self._clock = clock
-        self._persists = Histogram(
-            "ackstate_cursor_persist_seconds",
-            "Seconds that a persist took which wrote a record, its sync included.",
-            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
-            registry=registry,
-        )
-        self._failures = Counter(
-            "ackstate_cursor_persist_failures_total", "Persists that raised an error.", registry=registry
-        )
-        self._recoveries = Histogram(
-            "ackstate_cursor_recovery_seconds",
-            "Seconds that it took to open a cursor which existed.",
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
-            registry=registry,
-        )
-
-    def persist(self, call: Callable[[], PersistResult | None]) -> PersistResult | None:
-        """Call a cursor's `tick` or `persist`, and count it if it wrote something; its exceptions are raised."""
-        begin = self._clock()
-        with self._failures.count_exceptions():
-            result = call()
-        if result is not None and result.route is not PersistTarget.NOTHING:
-            self._persists.observe(self._clock() - begin)
-        return result
-
-    def recovery(self, call: Callable[[], ManagedCursor]) -> ManagedCursor:
-        """Call `ManagedCursor.open`, and count it if the cursor was not new; its exceptions are raised."""
-        begin = self._clock()
-        cursor = call()
-        if cursor.recovery_report.source is not RecoverySource.NEW:
-            self._recoveries.observe(self._clock() - begin)
-        return cursor
 
 
 def _labels(topic: str, subscription: str) -> _TopicLabels:

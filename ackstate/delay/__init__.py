@@ -6,7 +6,6 @@ from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, Sn
 from ackstate.delay.config import DelayConfig
 from ackstate.delay.in_memory import InMemoryDelayTracker
 from ackstate.delay.index import TopicDelayIndex
-from ackstate.delay.registry import DelayIndexRegistry
 from ackstate.delay.tracker import DelayedDeliveryTracker
 from ackstate.delay.view import SubscriptionDelayView
 
@@ -15,7 +14,6 @@ __all__ = [
     "BucketRegistry",
     "BucketedDelayIndex",
     "DelayConfig",
-    "DelayIndexRegistry",
     "DelayedDeliveryTracker",
     "InMemoryDelayTracker",
     "SnapshotLedgers",

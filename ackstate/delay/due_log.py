@@ -65,11 +65,6 @@ class DueLog:
         self.readers: set[DueLogReader] = set()
 
     @property
-    def unread_batch_count(self) -> int:
-        """How many batches some reader has yet to read. Complexity: O(readers)."""
-        return self.end.number - self._first_unread().number
-
-    @property
     def memory_bytes(self) -> int:
         """About how much memory the batches take that some reader has yet to read. Complexity: O(readers + bitmaps)."""
         return sum(batch.positions.memory_bytes for batch in batches_from(self._first_unread()))
@@ -89,7 +84,7 @@ class DueLog:
             self._bytes = 0
 
     def _first_unread(self) -> DueBatch:
-        # A copy, since a registry may open a view of this topic meanwhile.
+        # A copy, since a view of this topic may be opened meanwhile.
         unread = (reader.unread for reader in tuple(self.readers))
         return min(unread, key=lambda batch: batch.number, default=self.end)
 

@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-import numpy as np
-
 from ackstate.delay.calendar import Calendar
-from ackstate.delay.calendar_keys import first_of_each
 from ackstate.delay.config import DelayConfig
 from ackstate.delay.due_log import DUE_LOG_BYTES_MAX
 from ackstate.delay.position_set import PositionSet
 from ackstate.delay.shared_index import SharedDelayIndex
 from ackstate.delay.tracker import TIME_MS_MAX, check_message, check_time
 from ackstate.delay.view import SubscriptionDelayView
-from ackstate.entry_bitmap import bitmap_of
-from ackstate.integers import check_within, integer
-from ackstate.position import ENTRY_ID_MAX, Position, check_position
+from ackstate.integers import check_within
+from ackstate.position import ENTRY_ID_MAX, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
 
 @final
@@ -71,8 +65,9 @@ class TopicDelayIndex(SharedDelayIndex):
         # held.
         self._calendar = Calendar()
         self._now_ms = 0
-        self._tick_time_ms = self._tick_time_ms_max = 1
-        self.reset_tick_time(tick_time_ms)
+        self._tick_time_ms = check_time(tick_time_ms, name="tick_time_ms")
+        if self._tick_time_ms < 1:
+            raise ValueError(f"tick_time_ms must be at least 1, got {tick_time_ms}")
 
     @classmethod
     def from_config(cls, config: DelayConfig) -> TopicDelayIndex:
@@ -102,12 +97,6 @@ class TopicDelayIndex(SharedDelayIndex):
         return self._calendar.first_due_ms
 
     @property
-    def unread_batch_count(self) -> int:
-        """How many batches of the due log some view has yet to read. Complexity: O(views)."""
-        with self.lock:
-            return self.due_log.unread_batch_count
-
-    @property
     def memory_bytes(self) -> int:
         """About how much memory the messages take that are not yet due or that some view has yet to read.
 
@@ -123,20 +112,6 @@ class TopicDelayIndex(SharedDelayIndex):
             is_acked: Returns whether the subscription has acked a position.
         """
         return SubscriptionDelayView(self, is_acked=is_acked)
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Round the times of messages added from now on to another tick; those held keep theirs.
-
-        Raises:
-            ValueError: The tick is below 1 ms.
-            TypeError: The tick is not an integer.
-        """
-        tick_time_ms = check_time(tick_time_ms, name="tick_time_ms")
-        if tick_time_ms < 1:
-            raise ValueError(f"tick_time_ms must be at least 1, got {tick_time_ms}")
-        with self.lock:
-            self._tick_time_ms = tick_time_ms
-            self._tick_time_ms_max = max(self._tick_time_ms_max, tick_time_ms)
 
     def add(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Hold a message until it is due and return True, or return False if it is due already.
@@ -170,35 +145,6 @@ class TopicDelayIndex(SharedDelayIndex):
         self.is_fed = True
         return is_held
 
-    def feed_many(self, ledger_id: int, entry_ids: Iterable[int], deliver_at_ms: Iterable[int], *, now_ms: int) -> int:
-        """Do as `feed` for messages of one ledger, and return how many are held now that were not.
-
-        Args:
-            ledger_id: Their ledger.
-            entry_ids: Their entries: arrays of numpy are fastest.
-            deliver_at_ms: The time of each, in the same order; negative means no delay.
-            now_ms: The time now.
-
-        Raises:
-            ValueError: An id or a time is out of range, or there are not as many times as entries; nothing is held.
-            TypeError: One is not an integer.
-
-        Complexity: O(n log n) for n messages.
-        """
-        check_position(Position(ledger_id, 0))
-        ledger_id = integer("ledger_id", ledger_id)
-        entries = _integers("entry_ids", entry_ids, least=0, most=ENTRY_ID_MAX)
-        times = _integers("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX, most=TIME_MS_MAX)
-        if len(entries) != len(times):
-            raise ValueError(f"{len(entries)} entries and {len(times)} times")
-        now_ms = check_time(now_ms, name="now_ms")
-        with self.lock:
-            self.move_due(now_ms)
-            self.is_fed = True
-            held_count = self._hold_many(ledger_id, entries, times)
-            self._release_overdue(ledger_id, entries[times <= self._now_ms - self._tick_time_ms_max])
-            return held_count
-
     def advance(self, now_ms: int) -> None:
         """Move messages that have fallen due to the due log; a time below an earlier one changes nothing.
 
@@ -229,7 +175,7 @@ class TopicDelayIndex(SharedDelayIndex):
             return True
         if position not in self.held:
             return False
-        if deliver_at_ms + self._tick_time_ms_max > self._now_ms:
+        if deliver_at_ms + self._tick_time_ms > self._now_ms:
             return True
         # It falls due for the views that have passed it. The one that meets it only now delivers it now.
         due = PositionSet()
@@ -261,30 +207,6 @@ class TopicDelayIndex(SharedDelayIndex):
             self.held.difference_update(due)
             self.due_log.append(due)
 
-    def _hold_many(self, ledger_id: int, entry_ids: NDArray[np.int64], deliver_at_ms: NDArray[np.int64]) -> int:
-        wait = deliver_at_ms > self._now_ms
-        if not wait.all():
-            entry_ids, deliver_at_ms = entry_ids[wait], deliver_at_ms[wait]
-        fresh = bitmap_of(entry_ids.astype(np.uint32))
-        held = self.held.entries_of(ledger_id)
-        if held is not None and held.intersect(fresh):
-            fresh -= held
-        if len(fresh) < len(entry_ids):
-            # If an entry was given twice, the first time counts.
-            entry_ids, deliver_at_ms = first_of_each(entry_ids, deliver_at_ms, fresh)
-        # Not past the end of time, as in `hold`.
-        wait_ms = np.minimum(-deliver_at_ms % self._tick_time_ms, TIME_MS_MAX - deliver_at_ms)
-        self._calendar.add_many(ledger_id, entry_ids, deliver_at_ms + wait_ms)
-        return self.held.update_entries(ledger_id, fresh) if fresh else 0
-
-    def _release_overdue(self, ledger_id: int, entry_ids: NDArray[np.int64]) -> None:
-        """Release those of some entries that are held, as `hold` does with one."""
-        held = self.held.entries_of(ledger_id)
-        if held is not None and len(entry_ids):
-            due = PositionSet()
-            due.update_entries(ledger_id, held & bitmap_of(entry_ids))
-            self._fall_due(due)
-
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(messages)."""
         self._calendar._check()
@@ -293,17 +215,3 @@ class TopicDelayIndex(SharedDelayIndex):
         assert self.next_due_ms is None or self.next_due_ms > self._now_ms
         assert self.due_log.end.next is None
         assert len(self.due_log.end.positions) == 0
-
-
-def _integers(name: str, numbers: Iterable[int], *, least: int, most: int) -> NDArray[np.int64]:
-    """Return numbers as an array, after a look at their bounds, both included."""
-    if not isinstance(numbers, np.ndarray) or numbers.dtype == object:
-        numbers = np.array([integer(name, each) for each in numbers], object)
-    given: NDArray[np.generic] = numbers
-    if given.dtype != object and given.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {given.dtype}")
-    if given.ndim != 1:
-        raise ValueError(f"{name} must be a sequence, got an array of shape {given.shape}")
-    if len(given) and not least <= int(given.min()) <= int(given.max()) <= most:
-        raise ValueError(f"{name} must be in {least}..{most}, got {given.min()} to {given.max()}")
-    return given.astype(np.int64)

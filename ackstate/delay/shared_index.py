@@ -26,7 +26,7 @@ _AT_ONCE: AbstractContextManager[object] = nullcontext()
 class SharedDelayIndex(ABC):
     """The messages of a topic that are not yet due, as its views and its message log use them.
 
-    All methods but `learn`, `reading`, `memory_bytes` and `reset_tick_time` are called with the lock held.
+    All methods but `learn`, `reading` and `memory_bytes` are called with the lock held.
 
     Args:
         due_log_bytes_max: About how much memory the due log may take before views that lag are cut off from it.
@@ -76,10 +76,6 @@ class SharedDelayIndex(ABC):
 
         A later call may name a lower ledger. A subscription that restarts there offers the messages once more.
         """
-
-    @abstractmethod
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Round the times of messages added from now on to another tick."""
 
     def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
         """Hold messages that were just published, each with the time at which to deliver it.

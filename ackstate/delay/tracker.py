@@ -93,22 +93,9 @@ class DelayedDeliveryTracker(Protocol):
         """About how much memory the tracker takes."""
         ...
 
-    def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
-        """Return whether reading on is useless, since all later messages are due after those that wait."""
-        ...
-
     @property
     def next_delivery_ms(self) -> int | None:
         """When to poll again: no message that waits is due before; None if none waits."""
-        ...
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Deliver by another tick; the tracker decides whether that applies to messages that wait.
-
-        Raises:
-            ValueError: The tick is below the tracker's least.
-            TypeError: The tick is not an integer.
-        """
         ...
 
     def clear(self) -> None:

@@ -154,18 +154,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             if before < ledger_id:
                 self._drop_consumed(before)
 
-    def passed(self, end: Position) -> None:
-        """Note that the reader has passed every message below a position, as a dispatcher does that offers none.
-
-        Raises:
-            ValueError: An id is out of range.
-            TypeError: An id is not an integer.
-        """
-        ledger_id, entry_id = check_position(end)
-        with self._index.lock:
-            self._read_due_log()
-            self._first, self._last = _LOWEST, max(self._last, Position(ledger_id, max(entry_id, 0) - 1))
-
     def has_message_available(self, *, now_ms: int) -> bool:
         """Return whether `scheduled_messages` would hand out anything now."""
         self._advance(now_ms)
@@ -180,15 +168,11 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         Complexity: O(ledgers + messages looked at).
         """
-        found = self.scheduled_entries(max_messages, now_ms=now_ms)
-        return list(chain.from_iterable(positions_of(*each) for each in found))
-
-    def scheduled_entries(self, max_messages: int, *, now_ms: int) -> list[tuple[int, BitMap]]:
-        """Do as `scheduled_messages`, but return the entries of each ledger in a bitmap: without a position each."""
         max_messages = integer("max_messages", max_messages)
         check_count("max_messages", max_messages, least=0)
         self._advance(now_ms)
-        return self._take_unacked(max_messages)
+        found = self._take_unacked(max_messages)
+        return list(chain.from_iterable(positions_of(*each) for each in found))
 
     @property
     def delayed_message_count(self) -> int:
@@ -221,15 +205,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._catch_up_now()
         return self._due.memory_bytes
 
-    def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
-        """Return False always: a view does not look for a fixed delay.
-
-        To pause is safe only while all the delays that a reader met were equal, and a view keeps no such history. So
-        with a long fixed delay the reader goes through the whole backlog, where Pulsar's own tracker would stop it.
-        """
-        self._advance(now_ms)
-        return False
-
     @property
     def next_delivery_ms(self) -> int | None:
         """When to poll again; at once, by the latest time seen, if a message is due already.
@@ -239,10 +214,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._catch_up_now()
         with self._index.lock:
             return self._index.now_ms if self._due else self._index.next_due_ms
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Round the times of messages added from now on to another tick, for the whole topic."""
-        self._index.reset_tick_time(tick_time_ms)
 
     def clear(self) -> None:
         """Forget every message of this subscription: the reader restarts, and comes to the unacked messages again.

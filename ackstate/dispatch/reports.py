@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ackstate.dispatch.stats import ConsumerUse, DispatchStats
     from ackstate.inspect.hole_report import HoleReport
     from ackstate.limits.gate import DispatchGate, Usage
-    from ackstate.position import Position
-    from ackstate.topic.message_log import Message, MessageLog
+    from ackstate.topic.message_log import MessageLog
 
 
 class SubscriptionReports:
@@ -146,25 +145,6 @@ class SubscriptionReports:
         """
         with self._lock:
             return explain_holes(self._context, top=top, now_ms=self._present(now_ms))
-
-    def browse(self, count: int) -> list[tuple[Position, Message]]:
-        """Return the lowest unacked messages with their positions, in order: delayed ones, and those in flight, too.
-
-        Nothing is sent or changed.
-
-        Args:
-            count: How many at most.
-
-        Raises:
-            ValueError: The count is negative.
-            TypeError: It is not an integer.
-            LedgerNotFoundError, CorruptStateError: One of them is lost or damaged.
-            StoreError: The log could not be read.
-        """
-        check_count("count", count, least=0)
-        with self._lock:
-            positions = self.cursor.view.lowest_unacked(count)
-            return list(zip(positions, self.log.read(positions), strict=True))
 
     def check_invariants(self) -> None:
         """Recount everything that is counted incrementally, and assert that it agrees. Complexity: O(state)."""

@@ -1,4 +1,4 @@
-"""Publishes to a topic under its delivery-delay policies, alone or in a transaction, and counts their effects."""
+"""Publishes to a topic under its delivery-delay policies, and counts their effects."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ class TopicPublisher:
                 maximum are counted.
             TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
-        return self._append(self._decide(messages, now_ms), now_ms)
+        decided = self._decide(messages, now_ms)
+        positions = self.log.publish(decided.messages, now_ms=now_ms)
+        self._count(OVERRIDDEN, decided.overridden)
+        return positions
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
         """Return messages at their delivery times for `publish_all`; see `MessageLog.prepare`.
@@ -154,15 +157,6 @@ class TopicPublisher:
         decided = self._decide(messages, now_ms)
         publication = yield from self.log.preparing(decided.messages, now_ms=now_ms)
         return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
-
-    def begin_transaction(self) -> PublishTransaction:
-        """Return a transaction whose messages are appended together, when it is committed."""
-        return PublishTransaction(self._decide, self._append)
-
-    def _append(self, decided: _Decided, now_ms: int | None = None) -> list[Position]:
-        positions = self.log.publish(decided.messages, now_ms=now_ms)
-        self._count(OVERRIDDEN, decided.overridden)
-        return positions
 
     def _decide(self, messages: Sequence[Message], now_ms: int | None) -> _Decided:
         now_ms = 0 if now_ms is None else integer("now_ms", now_ms)
@@ -188,65 +182,3 @@ class TopicPublisher:
 
     def _count(self, name: str, message_count: int) -> None:
         self._counters.count(name, topic=self._topic, message_count=message_count)
-
-
-@final
-class PublishTransaction:
-    """Messages that are stored together or not at all; created by `TopicPublisher.begin_transaction`.
-
-    The policies are applied when a message is added, and overridden messages are counted when they are stored. No
-    subscription sees a message before `commit`: one whose delay is over by then is delivered at once. After `commit` or
-    `abort` every call raises `ValueError`.
-    """
-
-    def __init__(
-        self,
-        decide: Callable[[Sequence[Message], int | None], _Decided],
-        append: Callable[[_Decided], list[Position]],
-    ) -> None:
-        self._decide = decide
-        self._append = append
-        self._staged: list[Message] = []
-        self._overridden = 0
-        self._ended_by: str | None = None
-
-    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> None:
-        """Add messages, all or none; the transaction continues if they are refused.
-
-        Args:
-            messages: As for `TopicPublisher.publish`.
-            now_ms: Likewise. As the commit comes later, a retention counts the age of its ledger from the next trim.
-
-        Raises:
-            DeliveryDelayExceededError: One of them has more than the maximum delay; all that do are counted.
-            TypeError, ValueError: As `MessageLog.publish`.
-        """
-        self._check_open()
-        decided = self._decide(messages, now_ms)
-        self._staged += decided.messages
-        self._overridden += decided.overridden
-
-    def commit(self) -> list[Position]:
-        """Append all messages with one sync and return their positions in order; this ends the transaction.
-
-        Raises:
-            LogFencedError: Another owner has opened the log; the transaction can only be aborted.
-            StoreError: The append failed; the transaction continues, to be committed again or aborted.
-        """
-        self._check_open()
-        positions = self._append(_Decided(CheckedMessages(self._staged), self._overridden))
-        self._end("committed")
-        return positions
-
-    def abort(self) -> None:
-        """Drop all messages; this ends the transaction."""
-        self._check_open()
-        self._end("aborted")
-
-    def _check_open(self) -> None:
-        if self._ended_by is not None:
-            raise ValueError(f"the transaction was {self._ended_by}; begin another one")
-
-    def _end(self, how: str) -> None:
-        self._ended_by = how
-        self._staged = []

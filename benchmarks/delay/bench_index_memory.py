@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "Growth of a process of its own, by the number of waiting messages: due within an hour, any time as likely as "
-    "another, tick 1 s, in ledgers of 50 thousand. One by one: `add`. In bulk: `feed_many`, a ledger a call. Resident: "
+    "another, tick 1 s, in ledgers of 50 thousand. One by one: `add`. In bulk: `learn`, a ledger a call. Resident: "
     "pages; with fewer than a million messages, those of as many indexes as make a million. Traced: `tracemalloc` and, "
     "since bitmaps lie outside of it, their containers and structures. Its own figure is `memory_bytes`. Pulsar: heap, "
     "measured with 100 thousand and with 1 million; its own figure is 7 to 25 times too low."
@@ -39,7 +39,7 @@ def one_by_one(count: int) -> TopicDelayIndex:
 def in_bulk(count: int) -> TopicDelayIndex:
     index = TopicDelayIndex(tick_time_ms=TICK_MS)
     for ledger in mixed_delays(count):
-        index.feed_many(*ledger, now_ms=0)
+        index.learn(ledger.one_by_one())
     return index
 
 

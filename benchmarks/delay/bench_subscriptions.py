@@ -10,7 +10,7 @@ from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, TopicDelayI
 from benchmarks.delay.bench_bucketed import CONFIG, storage
 from benchmarks.delay.footprint import Ruler, growth, in_new_process
 from benchmarks.delay.pip448 import TopicDelayManager
-from benchmarks.delayed_messages import TICK_MS, end_of, mixed_delays
+from benchmarks.delayed_messages import TICK_MS, mixed_delays
 from benchmarks.measurement import Against, BenchmarkReport
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _views_of(index: TopicDelayIndex | BucketedDelayIndex, messages: Messages, c
     views = [index.open_view(nothing_acked) for _ in range(count)]
     fill(views[0], messages)
     for view in views[1:]:
-        view.passed(end_of(len(messages)))
+        assert all(view.skip(messages[at][0], now_ms=0) for at in (0, -1))
     assert views[-1].delayed_message_count == len(messages)
     return views
 

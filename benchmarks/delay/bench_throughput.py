@@ -7,18 +7,15 @@ from itertools import count
 from time import thread_time_ns
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ackstate.analysis.workloads.traffic import HOUR_MS
 from ackstate.delay import InMemoryDelayTracker, SubscriptionDelayView, TopicDelayIndex
 from ackstate.entry_bitmap import bitmaps_of
 from benchmarks.acked_entries import SEED
-from benchmarks.delay.nothing_acked import NothingAcked
+from benchmarks.delay.nothing_acked import NothingAcked, pass_all
 from benchmarks.delayed_messages import (
     LEDGER_COUNT_MAX,
     TICK_MS,
     LedgerOfMessages,
-    end_of,
     mixed_delays,
 )
 from benchmarks.measurement import Against, BenchmarkReport, TimedPart, Timing, timed_in_turn
@@ -34,31 +31,26 @@ if TYPE_CHECKING:
 
 ABOUT = (
     "CPU time. Messages due within an hour, any time as likely as another, tick 1 s, in ledgers of 50 thousand. Add: "
-    "10 thousand more, one by one, to the messages held at the beginning; in bulk: 100 thousand more, in calls of as "
-    "many as the row names. Drain: the clock goes through the hour in steps of a minute or of a tick, with a poll "
-    "without a maximum after each, until all is handed out, each message once; only the polls are timed, with the 1 us "
-    "that each takes to read the clock. A view's subscription has acked nothing and keeps track of the messages that "
-    "it has sent. Each 278: in steps that hand out as many as a tick of a million does, in 20 ledgers, for each number "
-    "held. The peer is `InMemoryDelayTracker`, at most a million. Pulsar: its in-memory tracker, uniform delays; "
-    "increasing ones it adds in 72 ns."
+    "10 thousand more, one by one, to the messages held at the beginning. Drain: the clock goes through the hour in "
+    "steps of a minute or of a tick, with a poll without a maximum after each, until all is handed out, each message "
+    "once; only the polls are timed, with the 1 us that each takes to read the clock. A view's subscription has acked "
+    "nothing and keeps track of the messages that it has sent. Each 278: in steps that hand out as many as a tick of a "
+    "million does, in 20 ledgers, for each number held. The peer is `InMemoryDelayTracker`, at most a million. Pulsar: "
+    "its in-memory tracker, uniform delays; increasing ones it adds in 72 ns."
 )
 HELD = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 HELD_BY_PEER_MAX = 1_000_000
 ONE_BY_ONE = 10_000
-BULK = 100_000
-CALLS = (1_000, 10_000, 100_000)
 STEPS = {"minute": 60_000, "tick": TICK_MS}
 POLLED, POLLED_LEDGERS = 278, 20
 UNIT = "ns a message"
 PULSAR_ADD, PULSAR_DRAIN = Against("Pulsar", 1_800), Against("Pulsar", 250)
-LIMIT_ADD, LIMIT_BULK, LIMIT_DRAIN = Against("limit", 1_000), Against("limit", 50), Against("limit", 100)
+LIMIT_ADD, LIMIT_DRAIN = Against("limit", 1_000), Against("limit", 100)
 DRAINS = (*STEPS, f"{POLLED}")
 AGAINST = {
     "index.add": LIMIT_ADD,
     "view.add_message": LIMIT_ADD,
     "tracker.add_message": PULSAR_ADD,
-    **{f"feed_many of {size:,}": LIMIT_BULK for size in CALLS},
-    **{f"scheduled_entries each {step}": LIMIT_DRAIN for step in DRAINS},
     **{f"scheduled_messages each {step}": LIMIT_DRAIN for step in DRAINS},
     **{f"tracker drained each {step}": PULSAR_DRAIN for step in DRAINS},
 }
@@ -67,7 +59,7 @@ AGAINST = {
 def filled_index(held: int, ledger_size: int = LEDGER_COUNT_MAX) -> TopicDelayIndex:
     index = TopicDelayIndex(tick_time_ms=TICK_MS)
     for ledger in mixed_delays(held, ledger_size=ledger_size):
-        index.feed_many(*ledger, now_ms=0)
+        index.learn(ledger.one_by_one())
     return index
 
 
@@ -81,10 +73,10 @@ def filled_tracker(held: int) -> InMemoryDelayTracker:
 
 def view_to_drain(held: int, ledger_size: int = LEDGER_COUNT_MAX) -> tuple[SubscriptionDelayView, NothingAcked]:
     view = filled_index(held, ledger_size).open_view(lambda _position: False)
-    ledgers = mixed_delays(held, ledger_size=ledger_size)
+    ledgers = list(mixed_delays(held, ledger_size=ledger_size))
     subscription = NothingAcked((ledger.ledger_id, ledger.as_bitmap()) for ledger in ledgers)
     view.attach(subscription)
-    view.passed(end_of(held, ledger_size=ledger_size))
+    pass_all(view, ledgers)
     return view, subscription
 
 
@@ -130,24 +122,6 @@ def add_timings(held: int, size: int) -> dict[str, Timing]:
     return timings
 
 
-def bulk_timings(held: int, size: int) -> dict[str, Timing]:
-    """Return the timed functions for adding in bulk to `held` messages."""
-    timings = {}
-    for call in CALLS:
-        messages = more(size)
-        make = _recreated_or_kept(held, filled_index)
-
-        def fresh(
-            make: Callable[[], object] = make, messages: Iterator[LedgerOfMessages] = messages, call: int = call
-        ) -> object:
-            ledger_id, *columns = next(messages)
-            parts = zip(*(np.split(column, range(call, size, call)) for column in columns), strict=True)
-            return make(), [(ledger_id, *part) for part in parts]
-
-        timings[f"feed_many of {call:,}"] = Timing(_add_in_bulk, fresh, size)
-    return timings
-
-
 def drain_timings(held: int) -> dict[str, Timing]:
     """Return the timed functions for getting `held` messages back."""
     timings = {}
@@ -155,15 +129,12 @@ def drain_timings(held: int) -> dict[str, Timing]:
     if held <= HELD_BY_PEER_MAX:
         drains[f"{POLLED}"] = HOUR_MS * POLLED // held // TICK_MS * TICK_MS, max(1, held // POLLED_LEDGERS)
     for step, (step_ms, ledger_size) in drains.items():
-        for method in ("scheduled_entries", "scheduled_messages"):
-            timings[f"{method} each {step}"] = Timing(
-                partial(_drain, method=method, step_ms=step_ms), partial(view_to_drain, held, ledger_size), held
-            )
+        timings[f"scheduled_messages each {step}"] = Timing(
+            partial(_drain, step_ms=step_ms), partial(view_to_drain, held, ledger_size), held
+        )
         if held <= HELD_BY_PEER_MAX:
             timings[f"tracker drained each {step}"] = Timing(
-                partial(_drain, method="scheduled_messages", step_ms=step_ms),
-                partial(tracker_to_drain, held, ledger_size),
-                held,
+                partial(_drain, step_ms=step_ms), partial(tracker_to_drain, held, ledger_size), held
             )
     return timings
 
@@ -188,23 +159,16 @@ def _add_to_tracker(adding: tuple[DelayedDeliveryTracker, Messages]) -> None:
         tracker.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=0)
 
 
-def _add_in_bulk(adding: tuple[TopicDelayIndex, list[LedgerOfMessages]]) -> None:
-    index, parts = adding
-    for part in parts:
-        index.feed_many(*part, now_ms=0)
-
-
-def _drain(draining: tuple[DelayedDeliveryTracker, NothingAcked], *, method: str, step_ms: int) -> TimedPart:
+def _drain(draining: tuple[DelayedDeliveryTracker, NothingAcked], *, step_ms: int) -> TimedPart:
     """Poll until the hour is over, and a little longer for times that were rounded up; only the polls are timed."""
     tracker, subscription = draining
     waiting = subscription.unsent_count
-    poll = getattr(tracker, method)
     nanos = drained = 0
     for now_ms in range(step_ms, HOUR_MS + step_ms + 1, step_ms):
         begun = thread_time_ns()
-        due = poll(HOUR_MS * TICK_MS, now_ms=now_ms)
+        due = tracker.scheduled_messages(HOUR_MS * TICK_MS, now_ms=now_ms)
         nanos += thread_time_ns() - begun
-        drained += subscription.send(due if method == "scheduled_entries" else bitmaps_of(due).items())
+        drained += subscription.send(bitmaps_of(due).items())
     # Each message once: the number is right and none is left.
     assert (drained, subscription.unsent_count, tracker.delayed_message_count) == (waiting, 0, 0)
     return TimedPart(nanos)
@@ -215,13 +179,11 @@ def row(held: int, what: str) -> str:
     return f"{what}, {held:,} held"
 
 
-def measure(
-    report: BenchmarkReport, sizes: Sequence[int] = HELD, *, one_by_one: int = ONE_BY_ONE, bulk: int = BULK
-) -> None:
+def measure(report: BenchmarkReport, sizes: Sequence[int] = HELD, *, one_by_one: int = ONE_BY_ONE) -> None:
     """Report every way to add and to drain, by how many are held."""
     for held in sizes:
         runs = 7 if held < HELD_BY_PEER_MAX else 3
-        for timings in (add_timings(held, one_by_one), bulk_timings(held, bulk), drain_timings(held)):
+        for timings in (add_timings(held, one_by_one), drain_timings(held)):
             for what, spread in timed_in_turn(timings, runs=runs, clock=thread_time_ns).items():
                 report.time(row(held, what), UNIT, spread, AGAINST[what])
 

@@ -11,8 +11,10 @@ import numpy as np
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
+from ackstate.entry_bitmap import bitmaps_of
 from benchmarks.acked_entries import SEED
-from benchmarks.delayed_messages import TICK_MS, LedgerOfMessages, end_of
+from benchmarks.delay.nothing_acked import pass_all
+from benchmarks.delayed_messages import TICK_MS, LedgerOfMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,11 +58,6 @@ class DelayedTraffic(NamedTuple):
             times = now_ms(tick) + random.integers(1, self.delay_ticks * TICK_MS + 1, self.rate)
             messages.append(LedgerOfMessages(_FIRST_LEDGER_ID + ledger, entry_ids, times))
         return messages
-
-    def end(self, tick: int) -> Position:
-        """Return the position after the messages published until the end of a tick."""
-        count = self.rate * min(tick + 1, self.publish_ticks)
-        return end_of(count, first_ledger_id=_FIRST_LEDGER_ID, ledger_size=self.ledger_size)
 
     def due_ticks(self) -> NDArray[np.int64]:
         """Return of each message, in order, in which tick it is due, by times rounded up."""
@@ -115,15 +112,17 @@ class Subscriber:
                 self._acked.clear()
             self._read_from_start(tick)
 
-    def poll(self, tick: int) -> list[tuple[int, BitMap]]:
+    def poll(self, tick: int) -> list[Position]:
         """Return the messages handed out, none if this subscription does not poll."""
         if self.kind is SubscriberKind.STUCK or (self.kind is SubscriberKind.SLOW and not is_slow_poll(tick)):
             return []
-        return self.view.scheduled_entries(_SLOW_MAX if self.kind is SubscriberKind.SLOW else _ALL, now_ms=now_ms(tick))
+        return self.view.scheduled_messages(
+            _SLOW_MAX if self.kind is SubscriberKind.SLOW else _ALL, now_ms=now_ms(tick)
+        )
 
-    def ack(self, found: list[tuple[int, BitMap]]) -> None:
+    def ack(self, found: list[Position]) -> None:
         """Ack the messages handed out, except a hole."""
-        for ledger_id, entries in found:
+        for ledger_id, entries in bitmaps_of(found).items():
             if self.kind is SubscriberKind.HOLE and not self._in_flight:
                 self._in_flight.add(Position(ledger_id, entries.min()))
                 entries.discard(entries.min())
@@ -175,11 +174,10 @@ class IsolatedTopic:
         """Publish the messages of a tick, read them with all readers, and do the other actions before the polls."""
         if tick < self._traffic.publish_ticks:
             messages = self._published[tick]
-            self.index.feed_many(*messages, now_ms=now_ms(tick))
+            self.index.learn(messages.one_by_one())
             self._log.update_entries(messages.ledger_id, messages.as_bitmap())
-            end = self._traffic.end(tick)
             for each in self.subscribers:
-                each.view.passed(end)
+                pass_all(each.view, [messages], now_ms=now_ms(tick))
         for each in self.subscribers:
             each.begin_tick(tick)
 
@@ -199,8 +197,7 @@ class IsolatedTopic:
             found = each.poll(tick)
             taken.append((each, found, perf_counter_ns() - begin))
         for each, found, _ in taken:
-            count = sum(len(entries) for _, entries in found)
-            assert each.kind is not SubscriberKind.HEALTHY or count == self._due_counts[tick]
+            assert each.kind is not SubscriberKind.HEALTHY or len(found) == self._due_counts[tick]
             each.ack(found)
         return [lag for each, _, lag in taken if each.kind is SubscriberKind.HEALTHY]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from ackstate import Position
 from ackstate.delay.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from pyroaring import BitMap
 
-    from ackstate import Position
+    from ackstate.analysis.workloads.delayed_messages import LedgerOfMessages
+    from ackstate.delay import SubscriptionDelayView
 
 
 @final
@@ -44,3 +46,9 @@ class NothingAcked:
             self._unsent.discard_entries(ledger_id, entry_ids)
             count += len(entry_ids)
         return count
+
+
+def pass_all(view: SubscriptionDelayView, ledgers: Sequence[LedgerOfMessages], *, now_ms: int = 0) -> None:
+    """Let the reader of a view pass messages that its index holds: all from the first to the last."""
+    for ledger, at in ((ledgers[0], 0), (ledgers[-1], -1)):
+        assert view.skip(Position(ledger.ledger_id, int(ledger.entry_ids[at])), now_ms=now_ms)

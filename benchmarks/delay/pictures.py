@@ -75,11 +75,10 @@ def throughput(written: Written) -> str:
     rows = _rows(written)
     ticks = [(10, "10"), (100, "100"), (1_000, "1,000"), (10_000, "10,000")]
     adds = ["tracker.add_message", "view.add_message", "index.add"]
-    adds += [f"feed_many of {size:,}" for size in bench_throughput.CALLS]
     drains = [
         f"{method} each {step}"
         for step in reversed(bench_throughput.STEPS)
-        for method in ("tracker drained", "scheduled_messages", "scheduled_entries")
+        for method in ("tracker drained", "scheduled_messages")
     ]
     pulsar = {"Add": bench_throughput.PULSAR_ADD, "Drain": bench_throughput.PULSAR_DRAIN}
     panels = []

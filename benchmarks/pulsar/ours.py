@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
@@ -19,14 +19,14 @@ from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
 from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
 from benchmarks.delay.footprint import Ruler, in_new_process, owned_bytes
 from benchmarks.delay.nothing_acked import NothingAcked
-from benchmarks.delayed_messages import TICK_MS, end_of
+from benchmarks.delayed_messages import TICK_MS
 from benchmarks.pulsar.tasks import COUNTS, LEDGER_WEIGHT
 from benchmarks.pulsar.workloads import FIRST_LEDGER, LEDGER_SIZE, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ackstate.delay import DelayedDeliveryTracker, SubscriptionDelayView
+    from ackstate.delay import DelayedDeliveryTracker
     from benchmarks.pulsar.side import Answer
     from benchmarks.pulsar.workloads import Rows
 
@@ -132,26 +132,19 @@ class Ours:
             ranges.add_entries(ledger_id, entry_ids[:, 1])
         return {"bytes": owned_bytes([ranges]), "ranges": ranges.range_count}
 
-    def _delay(self, *, file: str, bulk: int = 0, **steps: int) -> Answer:
+    def _delay(self, *, file: str, **steps: int) -> Answer:
         rows = read(file, 3)
         index = TopicDelayIndex(tick_time_ms=TICK_MS)
         view = index.open_view(lambda _position: False)
         subscription = _none_sent(rows)
         view.attach(subscription)
-        messages = [] if bulk else _messages(rows)
-        ledgers = [(each, part[:, 1].copy(), part[:, 2].copy()) for each, part in _by_ledger(rows)] if bulk else []
+        messages = _messages(rows)
         with _collection_off():
             begun = perf_counter_ns()
             for position, deliver_at_ms in messages:
                 view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=0)
-            for ledger in ledgers:
-                index.feed_many(*ledger, now_ms=0)
             nanos = perf_counter_ns() - begun
-            if bulk:
-                view.passed(end_of(len(rows)))
-            return _drain(view, _poll_entries if bulk else _poll_positions, subscription, **steps) | {
-                "add_nanos": nanos
-            }
+            return _drain(view, subscription, **steps) | {"add_nanos": nanos}
 
     def _bucket(self, *, file: str, sealed: int, **steps: int) -> Answer:
         rows = read(file, 3)
@@ -173,7 +166,7 @@ class Ours:
             index, _ = BucketedDelayIndex.recover(config, storage=storage, now_ms=0)
             answer = {"add_nanos": added - begun, "recover_nanos": perf_counter_ns() - closed, "bytes": size}
             answer["recovered"] = index.delayed_message_count
-            return answer | _drain(index, _poll_positions, _none_sent(rows), **steps)
+            return answer | _drain(index, _none_sent(rows), **steps)
 
     def _weigh_delays(self, *, file: str, subscriptions: int, trackers: int) -> Answer:  # noqa: ARG002 - Pulsar's option
         # The process that is weighed makes the same messages itself, as many as the file has.
@@ -278,9 +271,8 @@ def _messages(rows: Rows) -> list[tuple[Position, int]]:
     return [(Position(ledger_id, entry_id), deliver_at_ms) for ledger_id, entry_id, deliver_at_ms in rows.tolist()]
 
 
-def _drain(  # noqa: PLR0913 - the options of the command
+def _drain(
     tracker: DelayedDeliveryTracker,
-    poll: Callable[[Any, int, int], tuple[int, _Due]],
     subscription: NothingAcked,
     *,
     maximum: int,
@@ -292,21 +284,11 @@ def _drain(  # noqa: PLR0913 - the options of the command
     for now_ms in range(step, end + 1, step):
         count = 1
         while count:
-            taken, due = poll(tracker, maximum, now_ms)
+            begun = perf_counter_ns()
+            positions = tracker.scheduled_messages(maximum, now_ms=now_ms)
+            nanos += perf_counter_ns() - begun
+            due = [(each, BitMap(ids for _, ids in part)) for each, part in groupby(positions, itemgetter(0))]
             count = subscription.send(due)
-            nanos, drained = nanos + taken, drained + count
+            drained += count
             checksum += sum(LEDGER_WEIGHT * each * len(ids) + sum(ids) for each, ids in due)
     return {"drain_nanos": nanos, "drained": drained, "sum": checksum, "left": tracker.delayed_message_count}
-
-
-def _poll_positions(view: DelayedDeliveryTracker, maximum: int, now_ms: int) -> tuple[int, _Due]:
-    begun = perf_counter_ns()
-    due = view.scheduled_messages(maximum, now_ms=now_ms)
-    nanos = perf_counter_ns() - begun
-    return nanos, [(each, BitMap(ids for _, ids in part)) for each, part in groupby(due, itemgetter(0))]
-
-
-def _poll_entries(view: SubscriptionDelayView, maximum: int, now_ms: int) -> tuple[int, _Due]:
-    begun = perf_counter_ns()
-    due = view.scheduled_entries(maximum, now_ms=now_ms)
-    return perf_counter_ns() - begun, due

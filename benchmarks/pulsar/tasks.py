@@ -191,11 +191,6 @@ def delays(directory: Path, sizes: Sizes) -> Iterator[Task]:
     add = Row(f"delayed: add, {short(sizes.delayed)} messages", "ns a message", "add_nanos", sizes.delayed)
     drain = Row(f"delayed: drain, {short(sizes.delayed)} messages", "ns a message", "drain_nanos", sizes.delayed)
     yield Task((add, drain), "delay", options, expected, rounds=3, warm_ups=2)
-    bulk = (
-        add._replace(what=f"{add.what}, ours a ledger a call", beside=add.what),
-        drain._replace(what=f"{drain.what}, ours as entry ids", beside=drain.what),
-    )
-    yield Task(bulk, "delay", options, expected, ours={"bulk": 1}, only=OURS, rounds=3)
     yield _buckets(sizes, options, expected)
     file = workloads.written(workloads.delayed(MESSAGES), directory / "weighed")
     for subscriptions, name, trackers in ((1, "1 subscription", 10), (1_000, "1,000 subscriptions", _TRACKERS)):

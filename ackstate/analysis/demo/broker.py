@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
-from ackstate.delay import DelayIndexRegistry
+from ackstate.delay import TopicDelayIndex
 from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.position import Position
@@ -112,7 +112,7 @@ class DemoBroker:
         self._log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=settings.entries_per_ledger_max)
         self._begun_ms = now_ms
         self._published = 0
-        delays = DelayIndexRegistry(tick_time_ms=_DELAY_TICK_MS)
+        delays = TopicDelayIndex(tick_time_ms=_DELAY_TICK_MS)
         self._workers = [
             _Worker(name, habit, self._open(store, name, delays, now_ms=now_ms), self)
             for name, habit in SUBSCRIPTIONS.items()
@@ -150,7 +150,7 @@ class DemoBroker:
         """The only source of randomness."""
         return self._random
 
-    def _open(self, store: Store, name: str, delays: DelayIndexRegistry, *, now_ms: int) -> Subscription:
+    def _open(self, store: Store, name: str, delays: TopicDelayIndex, *, now_ms: int) -> Subscription:
         settings = self._settings
         cursor = ManagedCursor.open(
             store,
@@ -166,7 +166,7 @@ class DemoBroker:
         )
         # A consumer that reads in order receives delayed messages at once, as with Pulsar's Exclusive subscriptions.
         in_order = SUBSCRIPTIONS[name] is AckPattern.IN_ORDER
-        view = None if in_order else delays.open_view(TOPIC, is_acked=cursor.is_acked)
+        view = None if in_order else delays.open_view(cursor.is_acked)
         return Subscription(self._log, cursor, gate=DispatchGate(limits), delays=view)
 
     def _publish(self, *, now_ms: int) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final
 from ackstate.delay.buckets.messages import BucketedMessages
 from ackstate.delay.buckets.shared import SharedBuckets
 from ackstate.delay.config import DelayConfig
-from ackstate.delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_message, check_time
+from ackstate.delay.tracker import DelayedDeliveryTracker, check_message, check_time
 from ackstate.delay.view import SubscriptionDelayView
-from ackstate.integers import check_count, check_within, integer
+from ackstate.integers import check_count, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 
 if TYPE_CHECKING:
@@ -166,12 +166,6 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         self._messages.check_open()
         return self._messages.memory_bytes
 
-    def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
-        """Return False, as Pulsar's index does."""
-        self._messages.check_open()
-        self._cutoff(now_ms)
-        return False
-
     @property
     def next_delivery_ms(self) -> int | None:
         """When to poll again: at the first message's time, or a tick before it unless delivery is strict.
@@ -180,13 +174,6 @@ class BucketedDelayIndex(DelayedDeliveryTracker):
         """
         self._messages.check_open()
         return self._messages.next_take_ms(early_ms=self._early_ms)
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Change the tick; see `DelayedDeliveryTracker.reset_tick_time`."""
-        self._messages.check_open()
-        check_within("tick_time_ms", tick_time_ms, least=1, most=TIME_MS_MAX)
-        if not self._config.is_deliver_at_time_strict:
-            self._early_ms = tick_time_ms
 
     def clear(self) -> None:
         """Remove every message and delete every snapshot of this owner, including those that no index references.

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, final
 from ackstate.delay.due_log import DUE_LOG_BYTES_MAX
 from ackstate.delay.position_set import PositionSet
 from ackstate.delay.shared_index import SharedDelayIndex
-from ackstate.delay.tracker import TIME_MS_MAX
-from ackstate.integers import check_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,13 +73,3 @@ class SharedBuckets(SharedDelayIndex):
     def drop_before(self, ledger_id: int) -> None:
         """See `SharedDelayIndex`."""
         self._messages.drop_before(ledger_id)
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """Validate the tick; nothing else changes, because no time is rounded.
-
-        Raises:
-            ValueError: The tick is below 1 ms.
-            TypeError: The tick is not an integer.
-        """
-        self._messages.check_open()
-        check_within("tick_time_ms", tick_time_ms, least=1, most=TIME_MS_MAX)

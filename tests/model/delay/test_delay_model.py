@@ -10,6 +10,7 @@ from ackstate.delay import TopicDelayIndex
 from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet
 from ackstate.delay.view import SubscriptionDelayView
+from delay_driver import unread_batches
 from planted import assert_caught
 
 NO_DELAY = -1
@@ -147,11 +148,6 @@ class DelayMachine(RuleBasedStateMachine):
     def advance(self):
         self.index.advance(self.now())
 
-    @rule(tick_ms=st.sampled_from([1, 7, 50]))
-    def reset_tick(self, tick_ms):
-        self.tick_ms = tick_ms
-        self.readers[0].view.reset_tick_time(tick_ms)
-
     @rule(which=subscriptions)
     def rewind(self, which):
         self.readers[which].view.clear()
@@ -192,7 +188,7 @@ class DelayMachine(RuleBasedStateMachine):
             assert not reader.waiting - reader.acked
             assert reader.view.delayed_message_count == 0
         assert len(self.index) == 0
-        assert self.index.unread_batch_count == 0
+        assert unread_batches(self.index) == 0
 
 
 TestDelay = DelayMachine.TestCase

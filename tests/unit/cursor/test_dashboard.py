@@ -22,7 +22,7 @@ from ackstate.cursor import (
     SubscriptionOptions,
     backlog_report,
 )
-from ackstate.cursor.metrics import CursorCollector, PersistTimer
+from ackstate.cursor.metrics import CursorCollector
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.topic.retention_metrics import BacklogCollector
@@ -42,7 +42,7 @@ NOT_SHOWN = {
 def scrape():
     """Return (name, labels) of each sample of a subscription that is blocked, and has messages of every kind."""
     registry = CollectorRegistry()
-    collector, timer = CursorCollector(), PersistTimer(lambda: 0.0, registry=registry)
+    collector = CursorCollector()
     registry.register(collector)
     log = MessageLog.open(MemoryStore(), topic=ORDERS)
 
@@ -52,7 +52,7 @@ def scrape():
         )
 
     open_cursor().close(now_ms=1_000)
-    cursor = timer.recovery(open_cursor)
+    cursor = open_cursor()
     subscription = Subscription(
         log,
         cursor,
@@ -70,7 +70,7 @@ def scrape():
     *_, lower, last = (each.position for each in subscription.dispatch("ann", 10, now_ms=1_003))
     subscription.nack(lower, delay_ms=60_000, now_ms=1_004)
     subscription.ack(last, now_ms=1_004)
-    timer.persist(lambda: cursor.persist(now_ms=2_000))
+    cursor.persist(now_ms=2_000)
     backlog, retention = BacklogCollector(), Retention(backlog_bytes_max=10)
     backlog.add(ORDERS, lambda: backlog_report(log, retention, {"billing": cursor}))
     registry.register(backlog)

@@ -6,8 +6,7 @@ import pytest
 
 from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions
 from ackstate.cursor.subscription import SubscriptionType
-from ackstate.delay import DelayIndexRegistry
-from delayed_topic import NONE, TICK_MS, TRACKERS, BucketedViews, DelayedTopic, Views
+from delayed_topic import NONE, TRACKERS, BucketedViews, DelayedTopic, Views
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)
 
@@ -75,23 +74,11 @@ def test_types_that_keep_the_order_do_not_delay(make_trackers, kind):
     assert topic.dispatch(now_ms=0) == [0, 1]
 
 
-class Registry(Views):
-    """The delay indexes of a broker: one registry for all topics."""
-
-    def start(self, topic, now_ms):
-        self.registry = DelayIndexRegistry(tick_time_ms=TICK_MS)
-
-    def open(self, topic, name, *, now_ms):
-        return self.registry.open_view("t", is_acked=topic.cursors[name].is_acked)
-
-
-def test_a_topic_has_one_index_as_long_as_it_has_subscriptions():
-    topic = DelayedTopic(Registry(), names=("x", "y"))
-    registry = topic.trackers.registry
+def test_subscriptions_that_close_and_open_again_share_one_index():
+    topic = DelayedTopic(Views(), names=("x", "y"))
     topic.publish(100, 200, 300, NONE)
     assert topic.dispatch(now_ms=0, name="x") == [3]
     assert topic.dispatch(now_ms=0, name="y") == [3]
-    assert len(registry) == 1
     topic.ack(3, name="x")
     topic.ack(3, name="y")
     topic.subscriptions["x"].close(now_ms=0)
@@ -101,11 +88,8 @@ def test_a_topic_has_one_index_as_long_as_it_has_subscriptions():
     came = topic.drain(now_ms=150, name="x")
     assert came == {0: 150, 1: 200, 2: 300}
     topic.subscriptions["x"].close(now_ms=300)
-    assert len(registry) == 1
     topic.subscriptions["y"].close(now_ms=300)
-    assert len(registry) == 0
     topic.open("y", now_ms=300)
-    assert len(registry) == 1
     assert topic.drain(now_ms=300, name="y") == {1: 300, 2: 300}
 
 
@@ -151,7 +135,7 @@ class SubscriptionThread(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_trackers", [Views, Registry, BucketedViews])
+@pytest.mark.parametrize("make_trackers", [Views, BucketedViews])
 def test_three_subscriptions_share_one_index_in_three_threads(make_trackers):
     topic = DelayedTopic(make_trackers(), names=("x", "y", "z"))
     topic.publish(*(7 * number % 1_500 + 1 for number in range(300)), *[NONE] * 30)

@@ -13,10 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from ackstate import CursorClosedError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore, StoreError
-from ackstate.cursor.metrics import CursorCollector, PersistTimer
-from ackstate.stores.memory import Fault, FaultKind
+from ackstate import LedgerMap, Position
+from ackstate.cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore
+from ackstate.cursor.metrics import CursorCollector
 
 ORDERS = "persistent://public/default/orders"
 LEDGER_NAME = "public/default/persistent/orders"
@@ -133,7 +132,6 @@ def test_a_scrape_reads_the_present(registry, collector):
 
 
 def test_metric_types_and_texts(registry, collector):
-    PersistTimer(lambda: 0.0, registry=registry)
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         is_counter = family.type == "counter"
         if family.name.startswith("ackstate"):
@@ -284,73 +282,3 @@ def test_a_scrape_over_http(registry, collector):
         thread.join()
     assert value(samples, "ackstate_cursor_redelivery_if_crashed", cause="unwritten", **BILLING) == 4
     assert samples == scrape(registry)
-
-
-class StoppedClock:
-    """Seconds that pass only when told."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return StoppedClock()
-
-
-@pytest.fixture
-def timer(clock, registry):
-    return PersistTimer(clock, registry=registry)
-
-
-def taking(clock, seconds, call):
-    def timed():
-        clock.now += seconds
-        return call()
-
-    return timed
-
-
-def test_the_timer_measures_the_persists_that_wrote(registry, clock, timer):
-    cursor = open_cursor()
-    assert timer.persist(taking(clock, 5, lambda: cursor.tick(now_ms=0))) is None
-    timer.persist(taking(clock, 5, lambda: cursor.persist(now_ms=0)))
-    assert value(scrape(registry), "ackstate_cursor_persist_seconds_count") == 0
-    cursor.ack(Position(3, 1), now_ms=0)
-    assert timer.persist(taking(clock, 0.002, lambda: cursor.tick(now_ms=0))).messages_covered == 1
-    samples = scrape(registry)
-    assert value(samples, "ackstate_cursor_persist_seconds_count") == 1
-    assert value(samples, "ackstate_cursor_persist_seconds_sum") == pytest.approx(0.002)
-    assert value(samples, "ackstate_cursor_persist_seconds_bucket", le="0.001") == 0
-    assert value(samples, "ackstate_cursor_persist_seconds_bucket", le="0.0025") == 1
-    assert value(samples, "ackstate_cursor_persist_failures_total") == 0
-
-
-def test_the_timer_counts_failures_and_passes_them_on(registry, clock, timer):
-    store = MemoryStore()
-    cursor = open_cursor(store=store)
-    cursor.ack(Position(3, 1), now_ms=0)
-    for ahead in range(2):  # the cursor ledger, then the metadata store
-        store.inject(Fault(store.mutation_count + ahead, FaultKind.FAIL_BEFORE))
-    with pytest.raises(StoreError):
-        timer.persist(taking(clock, 1, lambda: cursor.tick(now_ms=0)))
-    cursor.close(now_ms=0)
-    with pytest.raises(CursorClosedError):
-        timer.persist(lambda: cursor.persist(now_ms=0))
-    samples = scrape(registry)
-    assert value(samples, "ackstate_cursor_persist_failures_total") == 2
-    assert value(samples, "ackstate_cursor_persist_seconds_count") == 0
-
-
-def test_the_timer_measures_recoveries_not_creations(registry, clock, timer):
-    store = MemoryStore()
-    timer.recovery(taking(clock, 1, lambda: open_cursor(store=store)))
-    assert value(scrape(registry), "ackstate_cursor_recovery_seconds_count") == 0
-    cursor = timer.recovery(taking(clock, 3, lambda: open_cursor(store=store)))
-    assert cursor.recovery_report.records_replayed == 1
-    samples = scrape(registry)
-    assert value(samples, "ackstate_cursor_recovery_seconds_count") == 1
-    assert value(samples, "ackstate_cursor_recovery_seconds_sum") == 3

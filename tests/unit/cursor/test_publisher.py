@@ -74,16 +74,9 @@ def asking(*times, message_count=1):
         (INACTIVE, [(0, NO_DELAY), (1, NO_DELAY), (2, NO_DELAY), (3, NO_DELAY)], 0),
     ],
 )
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridden, in_transaction):
+def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridden):
     topic = PublishedTopic(policies)
-    messages = asking((0, NO_DELAY), (1, 0), (2, 62), (3, 7))
-    if in_transaction:
-        transaction = topic.publisher.begin_transaction()
-        transaction.publish(messages)
-        positions = transaction.commit()
-    else:
-        positions = topic.publisher.publish(messages)
+    positions = topic.publisher.publish(asking((0, NO_DELAY), (1, 0), (2, 62), (3, 7)))
     assert [position.entry_id for position in positions] == [0, 1, 2, 3]
     assert topic.stored() == stored
     assert topic.counted() == {"rejected": 0, "overridden": overridden}
@@ -167,23 +160,16 @@ def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
 )
 def test_what_is_no_list_of_messages_is_refused_and_not_counted(messages):
     topic = PublishedTopic(FIXED)
-    transaction = topic.publisher.begin_transaction()
-    for publish in (topic.publisher.publish, transaction.publish):
-        with pytest.raises(TypeError, match="must be"):
-            publish(messages)
+    with pytest.raises(TypeError, match="must be"):
+        topic.publisher.publish(messages)
     assert topic.counted() == {"rejected": 0, "overridden": 0}
-    assert transaction.commit() == []
 
 
-def test_a_publish_of_an_earlier_owner_is_not_counted_and_its_transaction_can_be_aborted():
+def test_a_publish_of_an_earlier_owner_is_not_counted():
     topic = PublishedTopic(FIXED)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 7)))
     newer = MessageLog.open(topic.store, topic=topic.log.topic)
-    for publish in (lambda: topic.publisher.publish(asking((0, 7))), transaction.commit):
-        with pytest.raises(LogFencedError):
-            publish()
-    transaction.abort()
+    with pytest.raises(LogFencedError):
+        topic.publisher.publish(asking((0, 7)))
     assert topic.counted() == {"rejected": 0, "overridden": 0}
     assert newer.ledgers.counts() == MessageLog.find(topic.store, topic=topic.log.topic).ledgers.counts()
 
@@ -201,90 +187,6 @@ def test_a_publish_that_the_store_fails_overrides_nothing():
 def test_publishing_nothing_does_nothing():
     topic = PublishedTopic(FIXED)
     assert topic.publisher.publish([]) == []
-    assert topic.publisher.begin_transaction().commit() == []
-
-
-def test_a_transaction_is_stored_at_its_commit_with_one_sync():
-    topic = PublishedTopic(FIXED)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 7), (1, NO_DELAY)))
-    transaction.publish(asking((2, 7)))
-    assert topic.log.ledgers.last_confirmed.entry_id == -1
-    assert topic.counted() == {"rejected": 0, "overridden": 0}
-    before = topic.store.mutation_count
-    positions = transaction.commit()
-    assert topic.store.mutation_count == before + 1
-    assert topic.stored() == [(0, 5_000), (1, 5_001), (2, 5_002)]
-    assert [message.publish_time_ms for message in topic.log.read(positions)] == [0, 1, 2]
-    assert topic.counted() == {"rejected": 0, "overridden": 2}
-
-
-def test_a_transaction_obeys_the_policies_of_each_call_and_not_of_its_commit():
-    topic = PublishedTopic(FREE)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 100)))
-    topic.policies = FIXED
-    transaction.publish(asking((0, 100)))
-    topic.policies = MAXIMUM
-    transaction.commit()
-    assert topic.stored() == [(0, 100), (0, 5_000)]
-
-
-def test_a_refused_publish_is_counted_and_leaves_the_transaction_as_it_was():
-    topic = PublishedTopic(MAXIMUM)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 60)))
-    with pytest.raises(DeliveryDelayExceededError):
-        transaction.publish(asking((0, 10), (0, 61)))
-    assert topic.counted() == {"rejected": 1, "overridden": 0}
-    transaction.commit()
-    assert topic.stored() == [(0, 60)]
-
-
-def test_an_aborted_transaction_leaves_nothing():
-    topic = PublishedTopic(FIXED)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 7)))
-    transaction.abort()
-    assert topic.log.ledgers.last_confirmed.entry_id == -1
-    assert topic.counted() == {"rejected": 0, "overridden": 0}
-
-
-def test_a_commit_that_the_store_fails_can_be_made_again():
-    topic = PublishedTopic(FIXED)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 7)))
-    topic.store.inject(Fault(topic.store.mutation_count, FaultKind.FAIL_BEFORE))
-    with pytest.raises(StoreError):
-        transaction.commit()
-    assert topic.counted() == {"rejected": 0, "overridden": 0}
-    transaction.commit()
-    assert topic.stored() == [(0, 5_000)]
-    assert topic.counted() == {"rejected": 0, "overridden": 1}
-
-
-@pytest.mark.parametrize("end", ["commit", "abort"])
-@pytest.mark.parametrize("use", [lambda t: t.publish([]), lambda t: t.commit(), lambda t: t.abort()])
-def test_a_transaction_that_has_ended_refuses_everything(end, use):
-    topic = PublishedTopic(FIXED)
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(asking((0, 7)))
-    getattr(transaction, end)()
-    stored = topic.log.ledgers.last_confirmed.entry_id
-    with pytest.raises(ValueError, match=f"the transaction was {end}"):
-        use(transaction)
-    assert topic.log.ledgers.last_confirmed.entry_id == stored
-
-
-def test_transactions_do_not_see_each_other():
-    topic = PublishedTopic(FREE)
-    first, second = topic.publisher.begin_transaction(), topic.publisher.begin_transaction()
-    first.publish(asking((1, NO_DELAY)))
-    second.publish(asking((2, NO_DELAY)))
-    topic.publisher.publish(asking((3, NO_DELAY)))
-    second.commit()
-    first.abort()
-    assert [publish for publish, _ in topic.stored()] == [3, 2]
 
 
 @pytest.mark.parametrize(

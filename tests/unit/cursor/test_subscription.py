@@ -58,24 +58,6 @@ def test_messages_go_out_once_and_in_order():
     assert [sent.message.payload for sent in TopicOnStore().subscription.dispatch("c", 1, now_ms=0)] == []
 
 
-def test_browsing_shows_the_lowest_unacked_messages_and_sends_none():
-    topic = TopicOnStore(entries_per_ledger_max=4)
-    positions = [*topic.publish(*[NO_DELAY] * 3, 5_000), *topic.publish(*[NO_DELAY] * 4)]
-    topic.dispatch(2)
-    for position in (positions[0], positions[2], positions[5]):
-        topic.subscription.ack(position, now_ms=0)
-    before = topic.subscription.usage()
-    shown = topic.subscription.browse(3)
-    assert [position for position, _ in shown] == [positions[1], positions[3], positions[4]]
-    assert [message.payload for _, message in shown] == [b"1", b"3", b"0"]
-    assert len(topic.subscription.browse(100)) == 5
-    assert topic.subscription.browse(0) == []
-    assert topic.subscription.usage() == before
-    assert topic.dispatch(10) == [positions[4], *positions[6:]]
-    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
-        topic.subscription.browse(-1)
-
-
 def test_a_delivery_carries_its_message():
     topic = TopicOnStore()
     topic.publish(NO_DELAY, now_ms=7)

@@ -180,21 +180,11 @@ def test_each_way_to_publish_dates_its_ledger_by_the_time_of_the_call():
     assert [last_publish_dates(way, now_ms=now_ms) for way in ways] == [3] * 5
 
 
-def in_transaction(_, topic, batch):
-    transaction = topic.publisher.begin_transaction()
-    transaction.publish(batch)
-    transaction.commit()
-
-
-@pytest.mark.parametrize(
-    "publish_without_time",
-    [lambda _, topic, batch: publish_all([(topic, batch)]), in_transaction],
-)
-def test_a_publish_without_a_time_counts_from_the_next_trim(publish_without_time):
+def test_a_publish_without_a_time_counts_from_the_next_trim():
     topics = opened(MemoryStore(), retention=Retention(age_ms=1_000))
     topic = topics.open("t", now_ms=10**12)
     for _ in range(31):
-        publish_without_time(topics, topic, [Message(b"x")])
+        publish_all([(topic, [Message(b"x")])])
     assert topic.trim(now_ms=10**12 + 50_000) == 0
     assert topic.trim(now_ms=10**12 + 51_000) == 3
 

@@ -45,10 +45,7 @@ def test_a_message_is_handed_out_a_tick_before_its_time_unless_delivery_is_stric
     assert not index.has_message_available(now_ms=1399)
     assert poll(index, 1399) == []
     assert index.has_message_available(now_ms=1400)
-    index.reset_tick_time(50)
-    assert index.next_delivery_ms == 1450
-    assert poll(index, 1400) == []
-    assert poll(index, 1450) == [(3, 0)]
+    assert poll(index, 1400) == [(3, 0)]
     assert index.next_delivery_ms is None
 
 
@@ -111,8 +108,6 @@ def test_what_cannot_be_is_refused_and_changes_nothing(index, position, deliver_
 def test_other_calls_refuse_too(index):
     with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
         poll(index, 0, max_messages=-1)
-    with pytest.raises(ValueError, match="tick_time_ms"):
-        index.reset_tick_time(0)
     assert Position(3, -1) not in index
     assert Position(3, 2**32) not in index
 
@@ -122,7 +117,6 @@ def test_contains_is_exact(index):
     fill(index, 5, 100)
     assert Position(3, 3) in index
     assert Position(4, 3) not in index
-    assert not index.should_pause_all_deliveries(now_ms=0)
 
 
 # Sealing.
@@ -320,8 +314,6 @@ def test_close_keeps_what_is_sealed_and_refuses_use(store, index):
         lambda: index.add_message(Position(3, 0), deliver_at_ms=1, now_ms=0),
         lambda: index.scheduled_messages(1, now_ms=0),
         lambda: index.has_message_available(now_ms=0),
-        lambda: index.should_pause_all_deliveries(now_ms=0),
-        lambda: index.reset_tick_time(1),
         lambda: index.advance_mark_delete(Position(3, 0)),
         lambda: index.delayed_message_count,
         lambda: index.memory_bytes,

@@ -1,4 +1,4 @@
-"""Many threads: one registry, one index, a view each. Each test has been seen to fail without the lock."""
+"""Many threads: one index, a view each. Each test has been seen to fail without the lock."""
 
 import random
 import sys
@@ -10,7 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import Position
-from ackstate.delay import DelayIndexRegistry, TopicDelayIndex
+from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
 
 THREADS = 8
@@ -58,86 +58,6 @@ def nothing_acked(position):
     return False
 
 
-# The registry.
-
-
-def open_and_close(registry, *, rounds):
-    """Each thread with an open view looks which index the others with an open view have at that moment."""
-    indexes = [None] * THREADS
-
-    def work(number):
-        for _ in range(rounds):
-            view = registry.open_view("orders", is_acked=nothing_acked)
-            mine = indexes[number] = view._index
-            others = {id(index) for index in list(indexes) if index is not None}
-            assert others == {id(mine)}, "two indexes of one topic"
-            assert "orders" in registry, "an index was given up that is in use"
-            del mine
-            indexes[number] = None
-            view.close()
-
-    in_threads(work)
-
-
-def counting_registry():
-    made = count()
-
-    def make_index(topic):
-        next(made)
-        return TopicDelayIndex(tick_time_ms=TICK)
-
-    return DelayIndexRegistry(make_index=make_index), made
-
-
-@pytest.mark.slow
-def test_views_that_are_open_at_one_time_share_one_index():
-    registry, made = counting_registry()
-    open_and_close(registry, rounds=3_000)
-    assert len(registry) == 0
-    assert next(made) > 10, "the index was given up and made again many times"
-
-
-@pytest.mark.slow
-def test_a_registry_without_its_lock_is_caught():
-    registry, _ = counting_registry()
-    registry._lock = nullcontext()
-    with pytest.raises(AssertionError, match=r"two indexes|given up"):
-        often(lambda: open_and_close(registry, rounds=3_000))
-
-
-def test_a_topic_that_cannot_be_made_leaves_nothing_behind():
-    made = iter([OSError("scripted"), TopicDelayIndex(tick_time_ms=TICK)])
-
-    def make_index(topic):
-        made_now = next(made)
-        if isinstance(made_now, OSError):
-            raise made_now
-        return made_now
-
-    registry = DelayIndexRegistry(make_index=make_index)
-    with pytest.raises(OSError, match="scripted"):
-        registry.open_view("orders", is_acked=nothing_acked)
-    assert "orders" not in registry
-    assert registry.open_view("orders", is_acked=nothing_acked).delayed_message_count == 0
-
-
-def test_each_topic_is_made_with_its_own_settings():
-    registry = DelayIndexRegistry(make_index=lambda topic: TopicDelayIndex(tick_time_ms=len(topic)))
-    views = [registry.open_view(topic, is_acked=nothing_acked) for topic in ("a", "four", "ten chars!")]
-    for view in views:
-        view.add_message(Position(3, 0), deliver_at_ms=1_001, now_ms=1_000)
-    assert [view.next_delivery_ms for view in views] == [1_001, 1_004, 1_010]
-
-
-@pytest.mark.parametrize("settings", [{}, {"tick_time_ms": TICK, "make_index": TopicDelayIndex}])
-def test_a_registry_has_a_tick_or_a_way_to_make_indexes(settings):
-    with pytest.raises(TypeError, match="exactly one of tick_time_ms and make_index"):
-        DelayIndexRegistry(**settings)
-
-
-# The index and its views.
-
-
 class SharedClock:
     """Advances by a millisecond at each reading, in any thread."""
 
@@ -160,8 +80,6 @@ class DispatcherInThread:
         self.delivered = set()
         self.read_end = 0
         self.view = index.open_view(lambda position: False)
-        # Where the index is fed: nothing that its reader has yet to come to.
-        self.view.passed(Position(3, 0))
         if is_attached:
             self.view.attach(self)
 
@@ -206,7 +124,7 @@ class DispatcherInThread:
             self.poll(10**9)
 
 
-def run_dispatchers(index, *, is_fed):
+def run_dispatchers(index, *, learns):
     rng = random.Random(1)
     # The clock is asked by all threads.
     times = [each * THREADS + rng.randrange(1_000) for each in range(MESSAGES)]
@@ -214,9 +132,9 @@ def run_dispatchers(index, *, is_fed):
     dispatchers = [DispatcherInThread(index, times, clock, is_attached=number % 2 == 0) for number in range(THREADS)]
 
     def work(number):
-        if is_fed and number == 0:
+        if learns and number == 0:
             for first in range(0, MESSAGES, 50):
-                index.feed_many(3, range(first, first + 50), times[first : first + 50], now_ms=clock.now())
+                index.learn((Position(3, each), times[each]) for each in range(first, first + 50))
         dispatchers[number].run(random.Random(number))
 
     in_threads(work)
@@ -228,18 +146,18 @@ def run_dispatchers(index, *, is_fed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("due_log_bytes_max", [0, 5_000, 1 << 20])
-def test_each_message_comes_once_to_each_and_never_early(due_log_bytes_max, is_fed):
+def test_each_message_comes_once_to_each_and_never_early(due_log_bytes_max, learns):
     for _ in range(5):
-        run_dispatchers(TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=due_log_bytes_max), is_fed=is_fed)
+        run_dispatchers(TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=due_log_bytes_max), learns=learns)
 
 
 @pytest.mark.slow
 def test_an_index_whose_lock_does_nothing_is_caught():
     errors = (AssertionError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, BufferError)
     with pytest.raises(errors):
-        often(lambda: run_dispatchers(index_without_lock(), is_fed=False))
+        often(lambda: run_dispatchers(index_without_lock(), learns=False))
 
 
 def index_without_lock():

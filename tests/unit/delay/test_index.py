@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from ackstate import Position
-from ackstate.delay import DelayedDeliveryTracker, DelayIndexRegistry, SubscriptionDelayView, TopicDelayIndex
+from ackstate.delay import DelayedDeliveryTracker, SubscriptionDelayView, TopicDelayIndex
+from delay_driver import unread_batches
 
 TICK = 100
 NO_DELAY = -1
@@ -74,16 +75,6 @@ def test_a_clock_that_jumps_back_changes_nothing(index, view):
     assert index.now_ms == 1500
     assert poll(view, 300) == []
     assert poll(view, 1600) == [C]
-
-
-def test_another_tick_rounds_what_is_added_from_then_on(index, view):
-    offer(view, A, 1001, now_ms=1000)
-    view.reset_tick_time(7)
-    offer(view, B, 1001, now_ms=1000)
-    assert offer(view, A, 1001, now_ms=1000), "A stays in its bucket"
-    assert len(index) == 2
-    assert poll(view, 1001) == [B]
-    assert poll(view, 1100) == [A]
 
 
 # The index holds each message once.
@@ -307,12 +298,12 @@ def test_a_batch_of_the_due_log_lives_until_the_last_view_has_read_it(index, vie
     offer(view, A, 1500, now_ms=1000)
     held = index.memory_bytes
     index.advance(1500)
-    assert index.unread_batch_count == 1
+    assert unread_batches(index) == 1
     poll(view, 1500)
-    assert index.unread_batch_count == 1
+    assert unread_batches(index) == 1
     pinned = index.memory_bytes
     assert not other.has_message_available(now_ms=1500)
-    assert index.unread_batch_count == 0
+    assert unread_batches(index) == 0
     assert index.memory_bytes < pinned
     assert index.memory_bytes < held
 
@@ -321,7 +312,7 @@ def test_a_closed_view_holds_nothing_back(index, view, other):
     offer(view, A, 1500, now_ms=1000)
     poll(view, 1500)
     other.close()
-    assert index.unread_batch_count == 0
+    assert unread_batches(index) == 0
 
 
 def test_without_a_view_what_falls_due_is_dropped(index):
@@ -329,7 +320,7 @@ def test_without_a_view_what_falls_due_is_dropped(index):
     empty = TopicDelayIndex(tick_time_ms=TICK).memory_bytes
     assert index.memory_bytes > empty
     index.advance(1500)
-    assert (len(index), index.unread_batch_count, index.memory_bytes) == (0, 0, empty)
+    assert (len(index), unread_batches(index), index.memory_bytes) == (0, 0, empty)
 
 
 def test_a_long_due_log_is_let_go_without_deep_recursion():
@@ -337,10 +328,10 @@ def test_a_long_due_log_is_let_go_without_deep_recursion():
     view, other = index.open_view(nothing_acked), index.open_view(nothing_acked)
     for tick in range(10_000):
         index.add(Position(3, tick), deliver_at_ms=tick * TICK + 1, now_ms=tick * TICK)
-    assert index.unread_batch_count == 9_999
+    assert unread_batches(index) == 9_999
     view.close()
     other.close()
-    assert index.unread_batch_count == 0
+    assert unread_batches(index) == 0
 
 
 def test_memory_grows_with_messages_and_not_with_views(index, view):
@@ -384,24 +375,14 @@ def test_a_time_that_is_no_integer_is_refused(view, deliver_at_ms):
 
 
 @pytest.mark.parametrize("tick_time_ms", [0, -1])
-def test_a_tick_below_a_millisecond_is_refused(view, tick_time_ms):
-    for refused in (
-        lambda: TopicDelayIndex(tick_time_ms=tick_time_ms),
-        lambda: DelayIndexRegistry(tick_time_ms=tick_time_ms),
-        lambda: view.reset_tick_time(tick_time_ms),
-    ):
-        with pytest.raises(ValueError, match="tick_time_ms"):
-            refused()
+def test_a_tick_below_a_millisecond_is_refused(tick_time_ms):
+    with pytest.raises(ValueError, match="tick_time_ms"):
+        TopicDelayIndex(tick_time_ms=tick_time_ms)
 
 
 def test_a_poll_for_fewer_than_no_messages_is_refused(view):
     with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
         poll(view, 1000, max_messages=-1)
-
-
-def test_a_view_never_pauses_all_deliveries(view):
-    offer(view, A, 1500, now_ms=1000)
-    assert not view.should_pause_all_deliveries(now_ms=1000)
 
 
 @pytest.mark.parametrize(
@@ -412,9 +393,7 @@ def test_a_view_never_pauses_all_deliveries(view):
         lambda view: poll(view, 1000),
         lambda view: view.delayed_message_count,
         lambda view: view.memory_bytes,
-        lambda view: view.should_pause_all_deliveries(now_ms=1000),
         lambda view: view.next_delivery_ms,
-        lambda view: view.reset_tick_time(1),
         lambda view: view.clear(),
     ],
 )
@@ -430,39 +409,15 @@ def test_a_view_is_a_delayed_delivery_tracker(view):
     assert asked <= set(vars(SubscriptionDelayView))
 
 
-# One index a topic.
-
-
-def test_views_of_one_topic_share_an_index_and_topics_do_not():
-    registry = DelayIndexRegistry(tick_time_ms=TICK)
-    one, two = (registry.open_view("orders", is_acked=nothing_acked) for _ in range(2))
-    elsewhere = registry.open_view("payments", is_acked=nothing_acked)
-    offer(one, A, 1500, now_ms=1000)
-    assert (two.next_delivery_ms, elsewhere.next_delivery_ms) == (1500, None)
-    assert len(registry) == 2
-
-
-def test_an_index_goes_with_its_last_view_and_a_new_one_is_empty():
-    registry = DelayIndexRegistry(tick_time_ms=TICK)
-    one, two = (registry.open_view("orders", is_acked=nothing_acked) for _ in range(2))
-    offer(one, A, 1500, now_ms=1000)
-    one.close()
-    assert "orders" in registry
-    two.close()
-    assert "orders" not in registry
-    again = registry.open_view("orders", is_acked=nothing_acked)
-    assert again.next_delivery_ms is None
-
-
-def test_threads_that_open_and_close_views_of_one_topic_always_share_its_index():
-    registry = DelayIndexRegistry(tick_time_ms=TICK)
+def test_threads_that_open_and_close_views_of_one_index_see_what_the_others_offer():
+    index = TopicDelayIndex(tick_time_ms=TICK)
     others_unseen = []
     all_there = threading.Barrier(4, timeout=60)
     topic_lock = threading.Lock()
 
     def open_and_close(worker: int) -> None:
         for turn in range(100):
-            view = registry.open_view("orders", is_acked=nothing_acked)
+            view = index.open_view(nothing_acked)
             all_there.wait()
             with topic_lock:
                 offer(view, Position(turn, worker), 1500, now_ms=1000)
@@ -480,4 +435,3 @@ def test_threads_that_open_and_close_views_of_one_topic_always_share_its_index()
     for worker in workers:
         worker.join()
     assert others_unseen == []
-    assert len(registry) == 0

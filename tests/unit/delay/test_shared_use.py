@@ -61,7 +61,8 @@ def ask_from_threads(rounds):
             for entry_id in range(2):
                 views[0].add_message(Position(ledger_id, entry_id), deliver_at_ms=1_000 + ledger_id, now_ms=0)
         for view in views:
-            view.passed(Position(12, 0))
+            assert view.skip(Position(11, 1), now_ms=0)
+            assert view.skip(Position(0, 0), now_ms=0)
             view.advance_mark_delete(Position(8, 0))
         threads = [threading.Thread(target=ask, args=(view, barrier)) for view in views]
         for thread in threads:
@@ -189,12 +190,10 @@ def test_views_of_a_closed_index_are_closed():
 def test_what_is_fed_stays_for_who_begins_anew(index):
     view = index.open_view(nothing_acked)
     index.feed(Position(1, 0), deliver_at_ms=1_000, now_ms=0)
-    view.passed(Position(3, 0))
     view.advance_mark_delete(Position(3, 0))
     view.clear()
     new = index.open_view(nothing_acked)
     for each in (view, new):
-        each.passed(Position(3, 0))
         assert each.scheduled_messages(9, now_ms=5_000) == [Position(1, 0)]
 
 

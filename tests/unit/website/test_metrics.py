@@ -15,8 +15,8 @@ LISTED = [row.name for exporter in metrics.exporters() for row in exporter.metri
 def exported_names():
     """Return the names of metrics in modules that create metrics."""
     found = set()
-    for folder in ("cursor", "analysis/admin"):
-        for module in (ROOT / folder).rglob("*.py"):
+    for folder in ("cursor", "dispatch", "topic", "analysis/admin"):
+        for module in (ROOT / "ackstate" / folder).rglob("*.py"):
             text = module.read_text(encoding="utf-8")
             if "prometheus_client" in text:
                 found.update(EXPORTED.findall(text))
