@@ -123,9 +123,7 @@ PAGES = (
         "ackstate.limits",
         "Numbers in, a verdict out: how many messages a dispatcher may send, and which delay a message gets.",
         {
-            "The dispatch gate": _of(
-                "ackstate.limits", "DispatchGate GateLimits Rule Usage Verdict Accounting BrokerLimit"
-            ),
+            "The dispatch gate": _of("ackstate.limits", "DispatchGate GateLimits Rule Usage Verdict BrokerLimit"),
             "Delivery-delay policies": _of(
                 "ackstate.limits",
                 "DelayedDeliveryPolicies BrokerDelayedDelivery EffectiveDelayedDelivery effective "

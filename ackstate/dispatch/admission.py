@@ -288,8 +288,6 @@ class Admission:
         if error is None:
             self._promote_again_ms = 0  # The store works.
         self.store_error = error
-        if self.gate is not None:
-            self.gate.mark_persisted(self._cursor.view.unpersisted_record_bytes)
         self.usage_decreased(now_ms=now_ms, of=None)
 
     def _request_again(self, sent: Sent) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from ackstate.limits.gate import Usage
-from ackstate.limits.rules import Accounting, Rule
+from ackstate.limits.rules import Rule
 from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ class LimitUsage:
 
     @property
     def bytes_limit(self) -> int | None:
-        """The value of `maxUnPersistAckRecordsBytes`, if it is on and exact."""
-        if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
+        """The value of `maxUnPersistAckRecordsBytes`, if it is on."""
+        if self._gate is None:
             return None
         limit = self._gate.limits.max_unpersisted_ack_record_bytes
         return limit if limit > 0 else None
 
     @property
     def ranges_limit(self) -> int | None:
-        """The limit on ranges, if that rule is on and exact."""
-        if self._gate is None or self._gate.limits.accounting is not Accounting.EXACT:
+        """The limit on ranges, if that rule is on."""
+        if self._gate is None:
             return None
         return self._gate.limits.max_unacked_ranges or None
 

@@ -10,11 +10,10 @@ from ackstate.limits.policies import (
     EffectiveDelayedDelivery,
     effective,
 )
-from ackstate.limits.rules import Accounting, GateLimits, Rule, Usage, Verdict
+from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
 from ackstate.limits.settable import check_namespace_settable, check_topic_settable
 
 __all__ = [
-    "Accounting",
     "BrokerDelayedDelivery",
     "BrokerLimit",
     "DelayPolicyRefusedError",

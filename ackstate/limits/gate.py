@@ -69,8 +69,7 @@ class DispatchGate:
         self._part: BrokerPart | None = None if broker is None else broker.part(self._wake_from_broker)
         self._part_closings = 0
         self._is_taken = self._is_left = False
-        # Whether a rule of the whole subscription is closed, or the short path cannot be taken for another reason.
-        self._asks_each_rule = False
+        self._is_shut = False  # whether a rule of the whole subscription is closed
         self.change_limits(limits)
 
     @property
@@ -140,7 +139,7 @@ class DispatchGate:
             unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
             part = self._part
             if (
-                not self._asks_each_rule
+                not self._is_shut
                 and worst_case_bytes[0] <= self._record_bytes.limit - unpersisted - reserved
                 and unacked < self._messages.limit
                 and ranges + reserved_ranges < self._ranges.limit
@@ -330,10 +329,6 @@ class DispatchGate:
         if part is not None:
             part.count(delta)
 
-    def mark_persisted(self, unpersisted_record_bytes: int) -> None:
-        """Store the bytes that a persist left un-persisted: `Accounting.ESTIMATE_AT_PERSIST` uses nothing else."""
-        self._rules.persisted_record_bytes = unpersisted_record_bytes
-
     def close(self) -> None:
         """Leave the broker's limit and call all waiters, which would wait for ever; closing twice does nothing."""
         with self._lock:
@@ -383,7 +378,7 @@ class DispatchGate:
         """Update the flags that depend on closed rules; return the waiters to call without the lock."""
         self._first_closed = self._rules.first_closed()
         is_shut = self._first_closed is not None or (self._part is not None and self._part.is_closed)
-        self._asks_each_rule = is_shut or not self._rules.is_exact
+        self._is_shut = is_shut
         self.is_closed = is_shut or bool(self._consumers.closed)
         if self._is_left:
             return self._waiters.take_all()

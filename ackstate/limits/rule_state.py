@@ -9,7 +9,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.limits.rules import Accounting, Rule, Verdict
+from ackstate.limits.rules import Rule, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,11 +166,9 @@ class SubscriptionRules:
     Attributes:
         record_bytes, ranges, messages: The rules that hold for all consumers together.
         consumers: The rule that holds for each consumer.
-        is_exact: Whether `Accounting.EXACT` is in force.
-        persisted_record_bytes: Bytes that the last persist left un-persisted.
     """
 
-    __slots__ = ("consumers", "for_all", "is_exact", "messages", "persisted_record_bytes", "ranges", "record_bytes")
+    __slots__ = ("consumers", "for_all", "messages", "ranges", "record_bytes")
 
     def __init__(self, when_opened: Callable[[str], None]) -> None:
         self.record_bytes = RuleState(Rule.UNPERSISTED_ACK_RECORD_BYTES)
@@ -178,26 +176,21 @@ class SubscriptionRules:
         self.messages = RuleState(Rule.UNACKED_MESSAGES)
         self.for_all = (self.record_bytes, self.ranges, self.messages)
         self.consumers = ConsumerStates(when_opened)
-        self.is_exact = True
-        self.persisted_record_bytes = 0
 
     def change(self, limits: GateLimits) -> None:
         """Take other limits, valid ones: nothing here can fail halfway."""
         bytes_max, ranges_max = limits.max_unpersisted_ack_record_bytes, limits.max_unacked_ranges
         messages_max, ratio = limits.max_unacked_messages, limits.unpersisted_release_ratio
-        self.is_exact = limits.accounting is Accounting.EXACT
         # Down to the mark for bytes and ranges, below it for messages, as Pulsar has it.
         self.record_bytes.change(bytes_max, mark=int(bytes_max * ratio))
-        self.ranges.change(ranges_max, mark=int(ranges_max * ratio) if self.is_exact else ranges_max)
+        self.ranges.change(ranges_max, mark=int(ranges_max * ratio))
         self.messages.change(messages_max, mark=int(messages_max * limits.unacked_release_ratio) - 1)
         self.consumers.change(limits.max_unacked_messages_per_consumer)
 
     def used(self, usage: Usage) -> tuple[int, int, int, int]:
         """Return the usage of each rule, in their order."""
         unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
-        if self.is_exact:
-            return unpersisted + reserved, ranges + reserved_ranges, unacked, consumer_unacked
-        return self.persisted_record_bytes, ranges, unacked, consumer_unacked
+        return unpersisted + reserved, ranges + reserved_ranges, unacked, consumer_unacked
 
     def first_closed(self) -> RuleState | None:
         """Return the first closed one of the rules for all consumers."""
@@ -249,10 +242,9 @@ class SubscriptionRules:
         All rules are examined, also if the first refuses: each closes by itself.
         """
         states, weight = self._states(consumer), total_of(wanted.weights, 1)
-        first_bytes, first_range = (wanted.record_bytes[0], 1) if self.is_exact else (1, 0)
         refusal = None
         for state, needed, used in zip(
-            states, (first_bytes, first_range, weight, weight), self.used(usage), strict=True
+            states, (wanted.record_bytes[0], 1, weight, weight), self.used(usage), strict=True
         ):
             if not state.admits(needed, used=used, now_ms=now_ms) and refusal is None:
                 refusal = state.verdict(used)
@@ -263,7 +255,8 @@ class SubscriptionRules:
         """Return how many messages the limits have room for, closed or not."""
         count = len(wanted.record_bytes)
         granted, binding = count, None
-        for state, costs, used in self._costs(wanted, usage, consumer):
+        costs_of = (wanted.record_bytes, wanted.ranges, wanted.weights, wanted.weights)
+        for state, costs, used in zip(self._states(consumer), costs_of, self.used(usage), strict=True):
             fitting = state.fitting(costs, count, used=used)
             if fitting < granted:
                 granted, binding = fitting, (state, costs, used)
@@ -271,18 +264,6 @@ class SubscriptionRules:
             return Verdict(granted)
         state, costs, used = binding
         return state.verdict(used + total_of(costs, granted), granted=granted)
-
-    def _costs(
-        self, wanted: GateRequest, usage: Usage, consumer: str
-    ) -> list[tuple[RuleState, Sequence[int] | None, int]]:
-        record_bytes, ranges, messages, own = zip(
-            self._states(consumer),
-            (wanted.record_bytes, wanted.ranges, wanted.weights, wanted.weights),
-            self.used(usage),
-            strict=True,
-        )
-        # An estimate reserves nothing: once open, these two admit everything.
-        return [record_bytes, ranges, messages, own] if self.is_exact else [messages, own]
 
     def _states(self, consumer: str) -> tuple[RuleState, RuleState, RuleState, RuleState]:
         return *self.for_all, self.consumers.state(consumer)

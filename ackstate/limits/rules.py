@@ -35,20 +35,6 @@ GATE_KEYS = (*(rule.value for rule in Rule), BLOCKED_SHARE_KEY, _PAUSE)
 """The properties of a broker that `GateLimits` and `BrokerLimit` read."""
 
 
-class Accounting(Enum):
-    """The usage that counts against the limits of the ack state.
-
-    EXACT counts the present state and the worst case that the acks of all sent messages can add to it.
-
-    ESTIMATE_AT_PERSIST is the rule of PIP-262, for comparison: "we just mark the value when ack data is persisting".
-    Nothing is reserved, the byte rule uses the value marked last, and the range rule closes, as that of PIP-299, once
-    there are more ranges than its limit. So both limits can be exceeded.
-    """
-
-    EXACT = "exact"
-    ESTIMATE_AT_PERSIST = "estimate at persist"
-
-
 @dataclass(frozen=True, slots=True)
 class GateLimits:
     """The limits of one subscription, and how far its usage must fall before a closed rule opens.
@@ -63,7 +49,6 @@ class GateLimits:
         max_unacked_ranges: Most ranges of acked entries above the mark-delete position, with reservations; 0 is off.
         max_unacked_messages_per_consumer: Most messages that one consumer was sent and has not acked; 0 is off.
             The rule opens at or below half.
-        accounting: The usage that counts against the first and the fifth.
 
     Raises:
         ValueError: A field is out of its bounds.
@@ -80,7 +65,6 @@ class GateLimits:
     unacked_release_ratio: float = 0.5
     max_unacked_ranges: int = 0
     max_unacked_messages_per_consumer: int = 50_000
-    accounting: Accounting = Accounting.EXACT
 
     def __post_init__(self) -> None:
         for name, rule in _WHOLE_NUMBERS.items():
@@ -96,8 +80,6 @@ class GateLimits:
                 check_not_negative(f"{name} ({rule.value})", getattr(self, name))
         for name in ("unpersisted_release_ratio", "unacked_release_ratio"):
             check_ratio(name, getattr(self, name))
-        if not isinstance(self.accounting, Accounting):
-            raise TypeError(f"accounting must be an Accounting, got {self.accounting!r}")
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> GateLimits:

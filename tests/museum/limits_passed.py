@@ -5,6 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 import ackstate.cursor.state.persist_limits
+from ackstate.dispatch.admission import Admission
 from ackstate.dispatch.limit_usage import LimitUsage
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.rule_state import RuleState
@@ -20,11 +21,7 @@ def _keep_one_range_more():
 
 
 def _look_at_what_the_last_persist_left():
-    request, request_again, mark_persisted = (
-        DispatchGate.request,
-        DispatchGate.request_redelivery,
-        DispatchGate.mark_persisted,
-    )
+    request, request_again, persisted = DispatchGate.request, DispatchGate.request_redelivery, Admission.persisted
     marked = WeakKeyDictionary()  # for each gate, the usage that it saw first after the last persist
 
     def stale(gate, usage):
@@ -37,9 +34,9 @@ def _look_at_what_the_last_persist_left():
     def stale_request_again(self, costs, *, usage, **named):
         return request_again(self, costs, usage=stale(self, usage), **named)
 
-    def look_again(self, unpersisted_record_bytes):
-        marked.pop(self, None)
-        mark_persisted(self, unpersisted_record_bytes)
+    def look_again(self, error, *, now_ms):
+        marked.pop(self.gate, None)
+        persisted(self, error, now_ms=now_ms)
 
     def has_bytes_for(self, cost):
         limit, seen = self.bytes_limit, stale(self._gate, self.of()) if self._gate is not None else None
@@ -49,7 +46,7 @@ def _look_at_what_the_last_persist_left():
         Replacement(LimitUsage, "has_bytes_for", has_bytes_for),
         Replacement(DispatchGate, "request", stale_request),
         Replacement(DispatchGate, "request_redelivery", stale_request_again),
-        Replacement(DispatchGate, "mark_persisted", look_again),
+        Replacement(Admission, "persisted", look_again),
     )
 
 

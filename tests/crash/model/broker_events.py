@@ -134,7 +134,7 @@ def change_limits(simulation: BrokerSimulation, side: SimulatedSubscription) -> 
     """Change the limits, but not the release ratio, which the checks of needless blocking use."""
     limits = drawn_limits(simulation.random)
     ratio = side.limits.unpersisted_release_ratio
-    side.limits = replace(limits, unpersisted_release_ratio=ratio, accounting=side.limits.accounting)
+    side.limits = replace(limits, unpersisted_release_ratio=ratio)
     simulation.note(_limits_text(side))
     side.subscription.change_limits(side.limits)
     side.forgive()

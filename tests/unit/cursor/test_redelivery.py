@@ -9,11 +9,10 @@ from ackstate.cursor import (
     AckRefusedError,
     CursorConfig,
     DeadLetterPolicy,
-    StoreError,
     SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.limits import Accounting, GateLimits, Rule
+from ackstate.limits import GateLimits, Rule
 from topics import NumberedTopic
 
 SHARED_TYPES = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
@@ -460,19 +459,6 @@ def test_a_refused_seek_changes_nothing():
     with pytest.raises(CursorClosedError):
         topic.subscription.seek(topic.positions[0], now_ms=0)
     assert topic.subscription.unacked_messages == 1
-
-
-def test_a_seek_marks_the_estimate_anew():
-    """A gate that looks at the value of the last persist would stay closed: after the seek nothing is to persist."""
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024, accounting=Accounting.ESTIMATE_AT_PERSIST)
-    topic.publish(400)
-    topic.dispatch("a", 400)
-    topic.ack(*range(1, 400, 2))
-    topic.subscription.persisted(StoreError("no room"))
-    topic.publish()
-    assert topic.dispatch("a") == []
-    topic.subscription.seek(topic.positions[400], now_ms=0)
-    assert topic.dispatch("a") == [400]
 
 
 @SHARED_TYPES

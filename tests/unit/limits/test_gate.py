@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackstate.limits import Accounting, DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits import DispatchGate, GateLimits, Rule, Usage, Verdict
 
 NOTHING_USED = Usage(0, 0, 0)
 
@@ -22,7 +22,7 @@ def messages_gate(limit: int) -> DispatchGate:
 
 
 def test_the_defaults_are_pulsars():
-    assert GateLimits() == GateLimits(5 * 1024 * 1024, 200_000, 0.8, 0.5, 0, 50_000, Accounting.EXACT)
+    assert GateLimits() == GateLimits(5 * 1024 * 1024, 200_000, 0.8, 0.5, 0, 50_000)
 
 
 @pytest.mark.parametrize("limit", [1, 1023])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackstate.limits import Accounting, BrokerDelayedDelivery, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
+from ackstate.limits import BrokerDelayedDelivery, BrokerLimit, DispatchGate, GateLimits, Rule, Usage
 
 READERS = [GateLimits.from_pulsar_conf, BrokerLimit.from_pulsar_conf, BrokerDelayedDelivery.from_pulsar_conf]
 
@@ -72,12 +72,6 @@ def test_a_ratio_is_a_number_above_0_and_at_most_1(name):
         with pytest.raises(ValueError, match=f"{name} must be above 0 and at most 1, got "):
             GateLimits(**{name: value})
     assert getattr(GateLimits(**{name: 1}), name) == 1
-
-
-def test_the_accounting_is_one_of_those_there_are():
-    with pytest.raises(TypeError, match="accounting must be an Accounting, got 'exact'"):
-        GateLimits(accounting="exact")
-    assert GateLimits(accounting=Accounting.ESTIMATE_AT_PERSIST).accounting.value == "estimate at persist"
 
 
 @pytest.mark.parametrize("limits", [None, {"max_unacked_messages": 1}, GateLimits])

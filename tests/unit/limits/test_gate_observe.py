@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackstate.limits import Accounting, BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
 
 NOTHING_USED = Usage(0, 0, 0)
 
@@ -50,13 +50,6 @@ def test_a_consumer_is_looked_at_where_it_is_named():
     assert gate.observe(usage, next_record_bytes=17, consumer="a") is True
     assert gate.observe(NOTHING_USED, next_record_bytes=17, consumer="b") is False
     assert (gate.closed_consumers, rules(gate, usage, "a")) == (("a",), [Rule.CONSUMER_UNACKED_MESSAGES])
-
-
-def test_an_estimate_closes_by_what_it_looks_at():
-    gate = gate_of(max_unpersisted_ack_record_bytes=1024, accounting=Accounting.ESTIMATE_AT_PERSIST)
-    assert gate.observe(Usage(5_000, 5_000, 0), next_record_bytes=17) is False
-    gate.mark_persisted(1024)
-    assert gate.observe(NOTHING_USED, next_record_bytes=17) is True
 
 
 def sends(gate, count) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackstate.limits import Accounting, DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits import DispatchGate, GateLimits, Rule, Usage, Verdict
 
 NOTHING_USED = Usage(0, 0, 0)
 
@@ -175,31 +175,3 @@ def test_limits_of_ranges_and_consumers_can_be_changed_too():
     assert gate.request([17], usage=of_ranges(4)).granted == 0
     gate.change_limits(GateLimits(max_unacked_messages_per_consumer=0))
     assert gate.request([17], usage=Usage(0, 0, 0, 99, 99, 10**6)).granted == 1
-
-
-def estimating(**limits) -> DispatchGate:
-    return gate_of(accounting=Accounting.ESTIMATE_AT_PERSIST, **limits)
-
-
-def test_an_estimate_looks_at_nothing_but_the_size_marked_at_the_last_persist():
-    gate = estimating(max_unpersisted_ack_record_bytes=1024)
-    assert gate.request([500] * 9, usage=Usage(10**6, 10**6, 0)).granted == 9
-    gate.mark_persisted(1023)
-    assert gate.request([500] * 9, usage=NOTHING_USED).granted == 9
-    gate.mark_persisted(1024)
-    verdict = gate.request([500], usage=NOTHING_USED)
-    assert (verdict.granted, verdict.rule, verdict.used) == (0, Rule.UNPERSISTED_ACK_RECORD_BYTES, 1024)
-    gate.mark_persisted(819)
-    assert gate.refresh(NOTHING_USED) == 0
-    assert gate.request([500], usage=Usage(10**6, 0, 0)).granted == 1
-
-
-def test_an_estimate_pauses_for_ranges_only_when_they_are_above_the_limit():
-    gate = estimating(max_unacked_ranges=10)
-    assert gate.request([17] * 50, usage=of_ranges(10, 40)).granted == 50
-    assert gate.request([17], usage=of_ranges(11)).rule is Rule.UNACKED_RANGES
-    assert gate.request([17], usage=of_ranges(10)).granted == 1
-
-
-def test_an_estimate_counts_messages_exactly():
-    assert estimating(max_unacked_messages=10).request([17] * 50, usage=Usage(0, 0, 4)).granted == 6
