@@ -68,8 +68,6 @@ class TestNamesInStore:
             "\x7f",
             "\x85",
             "\u2028",
-            "a\u202eb",
-            "\u2066",
             "\ufffd",
             "é" * 513,
         ],
@@ -80,7 +78,9 @@ class TestNamesInStore:
         assert str(refused.value).isprintable()
         assert len(str(refused.value)) < 300
 
-    @pytest.mark.parametrize("topic", ["orders-partition-0", "a b", "...", "日本", "👩‍🚀", "a%2Fb", "é" * 512, "?#"])
+    @pytest.mark.parametrize(
+        "topic", ["orders-partition-0", "a b", "...", "日本", "👩‍🚀", "a%2Fb", "é" * 512, "?#", "a\u202eb"]
+    )
     def test_any_other_topic_keeps_its_policies(self, policies, topic):
         owner = PolicyOwner("public", "default", topic)
         policies.update(owner, lambda _: FULL)
