@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.aio import AsyncTopics
-from ackstate.cursor import FileStore, Message
+from ackstate.cursor import SqliteStore, Message
 from ackstate.topic.topics import Topics
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
@@ -26,7 +26,7 @@ ROUNDS = 5
 BATCH = 10
 PAUSE_S = 0.001
 ABOUT = (
-    f"{TOPICS} topics on a file store, each with a producer, which publishes {BATCH} messages of 100 bytes, and a "
+    f"{TOPICS} topics on an SQLite store, each with a producer, which publishes {BATCH} messages of 100 bytes, and a "
     "consumer that receives and acks them, one after the other and without a pause; all subscriptions are persisted "
     "twice a second. Meanwhile a task sleeps for a millisecond again and again: if it sleeps longer, the loop was held "
     "up that long, for all connections of a broker. In the loop: `Topics`, whose calls sync in the loop's thread. "
@@ -52,7 +52,7 @@ def now_ms() -> int:
 
 
 @asynccontextmanager
-async def in_the_loop(store: FileStore) -> AsyncIterator[list[Step]]:
+async def in_the_loop(store: SqliteStore) -> AsyncIterator[list[Step]]:
     """Yield, for each topic, a function that publishes, receives and acks; every call syncs in the loop."""
     with Topics(store) as topics:
 
@@ -77,7 +77,7 @@ async def in_the_loop(store: FileStore) -> AsyncIterator[list[Step]]:
 
 
 @asynccontextmanager
-async def awaited(store: FileStore) -> AsyncIterator[list[Step]]:
+async def awaited(store: SqliteStore) -> AsyncIterator[list[Step]]:
     """Yield the same functions, which wait for the syncs of a thread."""
     async with AsyncTopics(store, clock=now_ms, tick_ms=500) as topics:
 
@@ -96,7 +96,7 @@ async def awaited(store: FileStore) -> AsyncIterator[list[Step]]:
         yield [partial(step, name) for name in names]
 
 
-async def measure(opened: Callable[[FileStore], AbstractAsyncContextManager[list[Step]]], store: FileStore) -> HoldUp:
+async def measure(opened: Callable[[SqliteStore], AbstractAsyncContextManager[list[Step]]], store: SqliteStore) -> HoldUp:
     """Run all topics for a while, and return how long the loop was held up."""
     async with opened(store) as steps:
         begin, count, late = time.perf_counter(), 0, []
@@ -124,7 +124,7 @@ def compare() -> BenchmarkReport:
     found: dict[str, list[HoldUp]] = {"in the loop": [], "awaited": []}
     for _ in range(ROUNDS):
         for name, opened in (("in the loop", in_the_loop), ("awaited", awaited)):
-            with TemporaryDirectory() as directory, closing(FileStore(Path(directory) / "store")) as store:
+            with TemporaryDirectory() as directory, closing(SqliteStore(Path(directory) / "store")) as store:
                 found[name].append(asyncio.run(measure(opened, store)))
     report = BenchmarkReport("asyncio", ABOUT)
     for field, unit, what in (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, FileStore, Format, ManagedCursor, MemoryStore, SqliteStore
+from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PULSAR_BYTES = Against("Pulsar", 3_542, 177_261)
 PULSAR_CPU = {10_000: Against("Pulsar", 14.6, 714), 500_000: Against("Pulsar", 173, 26_000)}
 LIMIT_BYTES = Against("limit", 120)
 PULSAR_FORMAT = CursorConfig(format=Format.PULSAR)
-CPU_GOALS = {"memory": Against("goal", 20), "file": Against("goal", 75), "SQLite": Against("limit", 25)}
+CPU_GOALS = {"memory": Against("goal", 20), "SQLite": Against("limit", 25)}
 
 
 class Cycles(NamedTuple):
@@ -118,8 +118,7 @@ def stores(name: str) -> Iterator[Store]:
         with closing(MemoryStore()) as memory:
             yield memory
     else:
-        kind = FileStore if name == "file" else SqliteStore
-        with tempfile.TemporaryDirectory() as directory, closing(kind(Path(directory) / "store")) as store:
+        with tempfile.TemporaryDirectory() as directory, closing(SqliteStore(Path(directory) / "store")) as store:
             yield store
 
 

@@ -1,4 +1,4 @@
-"""The time of an append in each embedded store, compared with a plain file that is synced after each write."""
+"""The time of an append in the embedded store, compared with a plain file that is synced after each write."""
 
 from __future__ import annotations
 
@@ -10,27 +10,22 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ackstate.cursor import FileStore, SqliteStore
-from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
+from ackstate.cursor import SqliteStore
+from benchmarks.measurement import Against, BenchmarkReport, Timing, timed, timed_in_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ackstate.cursor import Store
-    from benchmarks.measurement import Spread
 
 ABOUT = (
-    "FileStore, SqliteStore (synchronous=FULL) and a bare file with one write and one fdatasync an append, all in one "
-    "temporary directory, in turn. Each thread appends to a ledger of its own, one entry after another; calls that "
-    "come while a sync is under way share the next, in the bare file each has its own. Opening and reading are of "
-    "10,000 entries of 150 bytes, in 10 ledgers by turns, appended 1,000 at once or each alone; from the kernel's "
-    "cache, but for the log of a FileStore, which is opened as the disk has it."
+    "SqliteStore (synchronous=FULL) and a bare file with one write and one fdatasync an append, both in one temporary "
+    "directory, in turn. Each thread appends to a ledger of its own, one entry after another; calls that come while a "
+    "sync is under way share the next, in the bare file each has its own. Opening and reading are of 10,000 entries of "
+    "150 bytes, in 10 ledgers by turns, appended 1,000 at once or each alone; from the kernel's cache."
 )
 APPENDS = {150: 512, 4_096: 512, 100_000: 64}
 THREADS = (1, 8)
 RUNS = 5
 ENTRIES = 10_000
-KINDS = (FileStore, SqliteStore)
 
 
 class Target(Protocol):
@@ -71,17 +66,15 @@ def append(target: Target, ledger_ids: list[int], entry: bytes, count: int) -> N
 
 
 def measure_appends(report: BenchmarkReport, directory: Path) -> None:
-    """Append entries of each size with each number of threads to all three."""
+    """Append entries of each size with each number of threads to both."""
     for size, count in APPENDS.items():
         for thread_count in THREADS:
             with ExitStack() as open_ones:
                 place = Path(tempfile.mkdtemp(dir=directory))
-                file = open_ones.enter_context(closing(FileStore(place / "file")))
-                sqlite = open_ones.enter_context(closing(SqliteStore(place / "sqlite")))
+                store = open_ones.enter_context(closing(SqliteStore(place / "sqlite")))
                 bare = open_ones.enter_context(closing(BareFile(place / "bare")))
-                for store in (file, sqlite):
-                    ledger_ids = [store.ledgers.create("benchmark") for _ in range(thread_count)]
-                targets = {"FileStore": file.ledgers, "SqliteStore": sqlite.ledgers, "bare file": bare}
+                ledger_ids = [store.ledgers.create("benchmark") for _ in range(thread_count)]
+                targets = {"SqliteStore": store.ledgers, "bare file": bare}
                 spreads = timed_in_turn(
                     {
                         name: Timing(
@@ -96,9 +89,8 @@ def measure_appends(report: BenchmarkReport, directory: Path) -> None:
                     runs=RUNS,
                 )
             what = f"append {size:,} bytes, {thread_count} thread{'s' if thread_count > 1 else ''}"
-            ours = report.time(f"{what}: FileStore", "us", spreads["FileStore"])
-            for name in ("SqliteStore", "bare file"):
-                report.time(f"{what}: {name}", "us", spreads[name], Against("ours", ours.median))
+            ours = report.time(f"{what}: SqliteStore", "us", spreads["SqliteStore"])
+            report.time(f"{what}: bare file", "us", spreads["bare file"], Against("ours", ours.median))
 
 
 def fill(store: Store, at_once: int) -> list[int]:
@@ -113,36 +105,22 @@ def fill(store: Store, at_once: int) -> list[int]:
 def measure_openings(report: BenchmarkReport, directory: Path) -> None:
     """Open stores of many entries, appended many at once and each alone."""
     for how, at_once in (("", 1_000), (", each appended alone", 1)):
-        opens = {}
-        for kind in KINDS:
-            path = directory / f"open-{kind.__name__}-{at_once}"
-            with closing(kind(path)) as store:
-                fill(store, at_once)
-            opens[kind.__name__] = Timing(lambda path, kind=kind: kind(path).close(), lambda path=path: path, 1e6)
-        report_both(report, f"open and close, {ENTRIES:,} entries{how}", timed_in_turn(opens, runs=RUNS))
+        path = directory / f"open-{at_once}"
+        with closing(SqliteStore(path)) as store:
+            fill(store, at_once)
+        spread = timed(lambda path: SqliteStore(path).close(), lambda path=path: path, runs=RUNS, each=1e6)
+        report.time(f"open and close, {ENTRIES:,} entries{how}", "ms", spread)
 
 
 def measure_reads(report: BenchmarkReport, directory: Path) -> None:
     """Read one ledger of ten in a store that was filled and opened again."""
-    with ExitStack() as open_ones:
-        reads = {}
-        for kind in KINDS:
-            path = directory / f"read-{kind.__name__}"
-            with closing(kind(path)) as store:
-                ids = fill(store, 1_000)
-            ledgers = open_ones.enter_context(closing(kind(path))).ledgers
-            reads[kind.__name__] = Timing(
-                lambda ledgers, ledger_id=ids[0]: ledgers.read(ledger_id, 0, ENTRIES // 10),
-                lambda ledgers=ledgers: ledgers,
-                1e6,
-            )
-        report_both(report, f"read 1,000 of them, {ENTRIES:,} entries", timed_in_turn(reads, runs=RUNS))
-
-
-def report_both(report: BenchmarkReport, what: str, spreads: Mapping[str, Spread]) -> None:
-    """Report the time of the file store, and SQLite compared with it."""
-    ours = report.time(f"{what}: FileStore", "ms", spreads["FileStore"])
-    report.time(f"{what}: SqliteStore", "ms", spreads["SqliteStore"], Against("ours", ours.median))
+    path = directory / "read"
+    with closing(SqliteStore(path)) as store:
+        ids = fill(store, 1_000)
+    with closing(SqliteStore(path)) as store:
+        count = ENTRIES // 10
+        spread = timed(lambda ledgers: ledgers.read(ids[0], 0, count), lambda: store.ledgers, runs=RUNS, each=1e6)
+        report.time(f"read 1,000 of them, {ENTRIES:,} entries", "ms", spread)
 
 
 if __name__ == "__main__":

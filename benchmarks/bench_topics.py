@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from ackstate.cursor import FileStore, Message, SqliteStore, Start, Subscription, SubscriptionRequest, Topics
+from ackstate.cursor import Message, SqliteStore, Start, Subscription, SubscriptionRequest, Topics
 from benchmarks.measurement import BenchmarkReport, Spread
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ackstate.position import Position
 
 ABOUT = (
-    "Topics with ten Shared subscriptions each in a store in a temporary directory, FileStore and SQLite; one thread. "
+    "Topics with ten Shared subscriptions each in a store in a temporary directory; one thread. "
     "Each topic has 20 messages. Time passes between two ticks, so that everything acked is due. Before a tick with "
     "acks, every subscription acked one message out of order. All topics are opened together, and all subscriptions. "
     "Memory is that of the process, with everything open."
@@ -29,7 +29,6 @@ TOPICS = 1_000
 SUBSCRIPTIONS = 10
 MESSAGES = 20
 RUNS = 3
-STORES: dict[str, Callable[[Path], Store]] = {"FileStore": FileStore, "SqliteStore": SqliteStore}
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -79,22 +78,20 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
 
 
-def measure(
-    report: BenchmarkReport, make_store: Callable[[Path], Store], kind: str, *, topic_count: int, runs: int
-) -> None:
-    """Measure one kind of store."""
+def measure(report: BenchmarkReport, *, topic_count: int, runs: int) -> None:
+    """Open, persist and close many topics in one store."""
     clock = _Clock()
     cursor_count = topic_count * SUBSCRIPTIONS
     with tempfile.TemporaryDirectory() as directory:
         path, now_ms = Path(directory) / "store", 0
-        with closing(make_store(path)) as store:
+        with closing(SqliteStore(path)) as store:
             gc.collect()
             before = resident_bytes()
             topics = clock.time("open", lambda: open_all(store, topic_count, now_ms=0))
             assert isinstance(topics, Topics)
             published = publish(topics, now_ms=1)
             gc.collect()
-            report.count(f"{kind}: memory of an open subscription", "bytes", (resident_bytes() - before) / cursor_count)
+            report.count("memory of an open subscription", "bytes", (resident_bytes() - before) / cursor_count)
             for run in range(runs):
                 now_ms += 10_000
                 ack(topics, published, 2 * run + 1, now_ms=now_ms)
@@ -121,13 +118,10 @@ def measure(
     }
     for name, (what, unit, factor) in texts.items():
         measured = [seconds * factor for seconds in clock.seconds[name]]
-        report.time(
-            f"{kind}: {what}, {topic_count:,} topics, {cursor_count:,} subscriptions", unit, Spread.of(measured)
-        )
+        report.time(f"{what}, {topic_count:,} topics, {cursor_count:,} subscriptions", unit, Spread.of(measured))
 
 
 if __name__ == "__main__":
     report = BenchmarkReport("topics", ABOUT)
-    for name, make in STORES.items():
-        measure(report, make, name, topic_count=TOPICS, runs=RUNS)
+    measure(report, topic_count=TOPICS, runs=RUNS)
     report.publish()

@@ -3,8 +3,8 @@
 It is run as a file, with the code to be measured on the path. For each line of its input it runs the workload once and
 prints the CPU seconds of its parts as a line of JSON.
 
-Arguments: the prefix of the names of packages (earlier releases had them at the top level), the store, the type of
-the subscription, `one by one` or `list`, and the number of messages.
+Arguments: the prefix of the names of packages (earlier releases had them at the top level), the type of the
+subscription, `one by one` or `list`, and the number of messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTSTANDING_OF_EACH = 1_000
 KEYS = 1_000
 
 
-def run(root, store_kind, subscription_type, ack_by, total):
+def run(root, subscription_type, ack_by, total):
     names = ("cursor", "limits", "cursor.subscription")
     cursor_package, limits, subscription_module = (import_module(f"{root}{name}") for name in names)
     draw = random.Random(1)
@@ -44,8 +44,7 @@ def run(root, store_kind, subscription_type, ack_by, total):
     took = dict.fromkeys(("publish", "dispatch", "ack", "persist"), 0.0)
     clock = time.process_time
     with TemporaryDirectory() as directory:
-        path = Path(directory) / "store"
-        store = {"file": cursor_package.FileStore, "sqlite": cursor_package.SqliteStore}[store_kind](path)
+        store = cursor_package.SqliteStore(Path(directory) / "store")
         log = cursor_package.MessageLog.open(store, topic="t")
         cursor = cursor_package.ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
         subscription = subscription_module.Subscription(

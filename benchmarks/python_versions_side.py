@@ -40,7 +40,7 @@ def cpu_by_path(size: int) -> dict[str, float]:
 
 
 def end_to_end(ack_by: str, messages: int) -> float:
-    took = end_to_end_side.run("ackstate.", "file", "Shared", ack_by, messages)
+    took = end_to_end_side.run("ackstate.", "Shared", ack_by, messages)
     return sum(took[part] for part in PARTS) / messages * 1e6
 
 

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pulsar
 from pulsar import InitialPosition
 
-from ackstate.cursor import FileStore, ManagedCursor, MessageLog
+from ackstate.cursor import SqliteStore, ManagedCursor, MessageLog
 
 ROOT = Path(__file__).parents[1]
 NEVER_MS = 3_600_000
@@ -82,7 +82,7 @@ class BrokerProcess:
         The broker must be dead. The store is copied to the directory first, since a recovery takes a cursor over.
         """
         name = f"persistent://public/default/{topic}"
-        with closing(FileStore(shutil.copytree(self.store, directory))) as store:
+        with closing(SqliteStore(shutil.copytree(self.store, directory))) as store:
             log = MessageLog.open(store, topic=name)
             cursor = ManagedCursor.open(store, topic=name, subscription=subscription, ledgers=log.ledgers, now_ms=0)
             acked = set()

@@ -106,7 +106,7 @@ PAGES = (
         "Where cursors and messages are stored. [Choose a store](../../guides/choose-a-store.md) compares them.",
         {
             "Stores": [
-                *_of("ackstate.cursor", "SqliteStore FileStore MemoryStore"),
+                *_of("ackstate.cursor", "SqliteStore MemoryStore"),
                 "ackstate.stores.zookeeper.ZooKeeperStore",
             ],
             "The contract of a store": _of("ackstate.cursor", "Store LedgerStore MetadataStore"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from benchmarks.calibration.results import Death, PointResult
 
-_HEADS = ("traffic", "store", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
+_HEADS = ("traffic", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
 _WORDS = 3
 
 
@@ -103,7 +103,6 @@ def _cells(point: PointResult, code: str = "") -> list[str]:
     observed = [death.observed for death in point.kills]
     return [
         point.shape,
-        point.store,
         f"{code}{policy}{code}",
         str(len(point.kills)),
         str(equal) if equal == len(point.kills) else f"{equal} (!)",
@@ -136,9 +135,9 @@ in use. This page compares such predictions with real crashes. `make calibrate` 
 
 ## Method
 
-A grid point is a policy, a shape of traffic and a store. For each kill, a separate process plays the traffic by the
-traffic's clock with the real cursor, `ManagedCursor` on `SqliteStore` or on `FileStore`; if a limit on bytes blocks
-dispatch, with a `Subscription` and its gate. At a moment determined by the seed, the process reports that it has
+A grid point is a policy and a shape of traffic. For each kill, a separate process plays the traffic by the traffic's
+clock with the real cursor, `ManagedCursor` on `SqliteStore`; if a limit on bytes blocks dispatch, with a
+`Subscription` and its gate. At a moment determined by the seed, the process reports that it has
 reached this moment and is killed with SIGKILL. A second process opens the cursor and counts the acked entries that are
 not acked in the recovered state: **observed**. **Predicted** is the result of the estimate for the same instant. The
 estimate uses only the trace and the policy, not the store.

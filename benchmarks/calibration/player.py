@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
@@ -13,7 +12,6 @@ from ackstate.cursor.subscription import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
-from ackstate.stores.file import FileStore
 from ackstate.stores.memory import MemoryStore
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.message_log import Message, MessageLog
@@ -28,17 +26,9 @@ if TYPE_CHECKING:
     from benchmarks.calibration.workload import CalibrationWorkload, Instant
 
 
-class StoreKind(Enum):
-    """Where the cursor is kept."""
-
-    SQLITE = "sqlite"
-    FILE = "file"
-
-
-def open_store(kind: StoreKind, directory: Path, policy: Policy) -> Store:
+def open_store(directory: Path, policy: Policy) -> Store:
     """Open the store in a directory; under a policy without cursor ledgers it makes none."""
-    store: Store = SqliteStore(directory) if kind is StoreKind.SQLITE else FileStore(directory)
-    return over_store(store, policy)
+    return over_store(SqliteStore(directory), policy)
 
 
 def over_store(store: Store, policy: Policy) -> Store:

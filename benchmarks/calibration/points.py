@@ -1,4 +1,4 @@
-"""Which settings are calibrated, on which traffic, on which store."""
+"""Which settings are calibrated, on which traffic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.workloads.traffic import WORKLOADS
 from benchmarks.calibration.blocked import blocked
-from benchmarks.calibration.player import StoreKind
 from benchmarks.calibration.workload import made
 
 if TYPE_CHECKING:
@@ -76,18 +75,16 @@ class Point:
         shape: The shape of the traffic: a name of `WORKLOADS`, or `BLOCKED`.
         seed: The seed of the traffic.
         policy: The policy of the cursor.
-        store: The kind of its store.
     """
 
     shape: str
     seed: int
     policy: Policy
-    store: StoreKind
 
     @property
     def label(self) -> str:
         """The key of the point."""
-        return f"{self.shape} {self.policy.label} {self.store.value}"
+        return f"{self.shape} {self.policy.label}"
 
     @cached_property
     def workload(self) -> CalibrationWorkload:
@@ -112,10 +109,8 @@ def grid(point_count: int, seed: int) -> list[Point]:
         for number, (shape, settings) in enumerate(_turn(turn)):
             if len(points) == point_count:
                 return points
-            # A file store in every third, of each kind of settings.
-            store = StoreKind.FILE if (number + number // 3 + turn) % 3 == 2 else StoreKind.SQLITE
             policy = Policy.from_mapping(settings)
-            points.append(Point(shape, seed + turn // len(_WITH_HOLES), policy, store))
+            points.append(Point(shape, seed + turn // len(_WITH_HOLES), policy))
     raise AssertionError
 
 

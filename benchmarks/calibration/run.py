@@ -126,7 +126,7 @@ def kill_point(point: Point, plan: CalibrationPlan, directory: Path) -> PointRes
     prediction = _prediction(point, plan, moments)
     deaths = [_die(point, each, prediction, chance, directory, WorkerProcess.kill) for each in moments]
     return PointResult(
-        point.shape, point.store.value, point.policy.to_mapping(), tuple(deaths), (), prediction.expected
+        point.shape, point.policy.to_mapping(), tuple(deaths), (), prediction.expected
     )
 
 
@@ -233,7 +233,7 @@ def _undecided(workload: CalibrationWorkload, moment: _KillMoment) -> list[Insta
 
 
 def _live(point: Point, moment: _KillMoment, directory: Path, say: Callable[[bytes], None]) -> None:
-    player = Player(point.workload, point.policy, open_store(point.store, directory / "store", point.policy))
+    player = Player(point.workload, point.policy, open_store(directory / "store", point.policy))
     player.play(moment.instant)
     if moment.when == PERSIST:
         say(_PERSISTING)
@@ -243,7 +243,7 @@ def _live(point: Point, moment: _KillMoment, directory: Path, say: Callable[[byt
 
 
 def _recovered(point: Point, moment: _KillMoment, directory: Path) -> RecoveryResult:
-    with closing(open_store(point.store, directory / "store", point.policy)) as store:
+    with closing(open_store(directory / "store", point.policy)) as store:
         return recover(point.workload, point.policy, store, moment.instant)
 
 
@@ -271,4 +271,4 @@ def calibrate(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> 
 
 
 def _with_cuts(point: PointResult, cuts: tuple[Death, ...]) -> PointResult:
-    return PointResult(point.shape, point.store, point.policy, point.kills, cuts, point.expected)
+    return PointResult(point.shape, point.policy, point.kills, cuts, point.expected)

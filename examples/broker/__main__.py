@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ackstate import AckStateError
 from ackstate.aio import AsyncTopics
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor import CursorConfig, FileStore, Subscription, TopicSettings
+from ackstate.cursor import CursorConfig, SqliteStore, Subscription, TopicSettings
 from examples.broker.broker import Broker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ async def serve(directory: Path, *, port: int, flush_ms: int, recording: Path | 
     """Serve clients until SIGINT or SIGTERM."""
     settings = TopicSettings(delay_tick_ms=_TICK_MS, cursor=CursorConfig(flush_interval_ms=flush_ms))
     with ExitStack() as held:
-        store = held.enter_context(closing(FileStore(directory)))
+        store = held.enter_context(closing(SqliteStore(directory)))
         topics = AsyncTopics(store, settings=settings, clock=now_ms, tick_ms=_TICK_MS)
         recorded = None if recording is None else held.enter_context(Recording(recording))
 
@@ -52,7 +52,7 @@ async def serve(directory: Path, *, port: int, flush_ms: int, recording: Path | 
 
 
 @asynccontextmanager
-async def admin(store: FileStore, topics: AsyncTopics, port: int | None) -> AsyncIterator[None]:
+async def admin(store: SqliteStore, topics: AsyncTopics, port: int | None) -> AsyncIterator[None]:
     """Serve the admin paths on 127.0.0.1 while the block runs; None serves nothing. Needs the extra ``admin``."""
     if port is None:
         yield

@@ -12,7 +12,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.store import StoreError
-from benchmarks.calibration.player import StoreKind
+from ackstate.stores import sqlite_database
 from benchmarks.calibration.points import BLOCKED, Point, grid
 from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration
 from benchmarks.calibration.run import CalibrationPlan, cut_points, kill_point, kill_points
@@ -20,8 +20,8 @@ from benchmarks.calibration.run import CalibrationPlan, cut_points, kill_point, 
 HOLES = {"flush_interval_ms": 100, "range_count_max": 5}
 
 
-def point(shape="key_shared", store=StoreKind.SQLITE, **settings):
-    return Point(shape, 1, Policy.from_mapping(settings), store)
+def point(shape="key_shared", **settings):
+    return Point(shape, 1, Policy.from_mapping(settings))
 
 
 def calibrated(found):
@@ -98,10 +98,10 @@ def test_power_cuts_bring_back_at_most_that(power_can_be_cut):
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_store_that_syncs_nothing_is_found_out_by_power_cuts(power_can_be_cut, monkeypatch):
-    """Writes go to the file and are never synced: killed processes lose nothing by that, but a power cut does."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
-    monkeypatch.setattr("benchmarks.calibration.run.grid", lambda count, seed: [point(store=StoreKind.FILE)])
+    """Writes go to the files and are never synced: killed processes lose nothing by that, but a power cut does."""
+    pragmas = [each for each in sqlite_database._PRAGMAS if "synchronous" not in each]
+    monkeypatch.setattr(sqlite_database, "_PRAGMAS", [*pragmas, "synchronous = OFF"])
+    monkeypatch.setattr("benchmarks.calibration.run.grid", lambda count, seed: [point()])
     (cuts,) = cut_points(CalibrationPlan(points=1, power_cuts=6), lambda what, share: None)
     assert any(not death.is_within for death in cuts)
 
@@ -143,7 +143,7 @@ def test_a_process_that_is_sent_something_else_than_its_trace_says_ends_the_cali
 
 
 def test_a_store_that_cannot_be_written_at_all_is_no_calibration(tmp_path, monkeypatch):
-    def refuse(kind, directory, policy):
+    def refuse(directory, policy):
         raise StoreError("planted")
 
     monkeypatch.setattr("benchmarks.calibration.run.open_store", refuse)
@@ -161,7 +161,6 @@ def test_the_grid_has_fifty_points_of_every_kind():
         "max_unpersisted_ack_record_bytes", "format", "range_form", "ledger_writable", "metadata_range_count_max",
         "metadata_bytes_max", "tick_ms",
     }  # fmt: skip
-    assert {each.store for each in points if each.shape == BLOCKED} == set(StoreKind)
     assert grid(7, 1) == points[:7]
     assert len({each.label + str(each.seed) for each in grid(300, 1)}) == 300
 
