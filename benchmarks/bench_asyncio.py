@@ -96,7 +96,9 @@ async def awaited(store: SqliteStore) -> AsyncIterator[list[Step]]:
         yield [partial(step, name) for name in names]
 
 
-async def measure(opened: Callable[[SqliteStore], AbstractAsyncContextManager[list[Step]]], store: SqliteStore) -> HoldUp:
+async def measure(
+    opened: Callable[[SqliteStore], AbstractAsyncContextManager[list[Step]]], store: SqliteStore
+) -> HoldUp:
     """Run all topics for a while, and return how long the loop was held up."""
     async with opened(store) as steps:
         begin, count, late = time.perf_counter(), 0, []

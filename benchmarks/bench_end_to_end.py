@@ -48,11 +48,7 @@ class EndToEndWorkload(NamedTuple):
         return "sqlite" if self.type == "Shared" else f"sqlite, {self.type}"
 
 
-WORKLOADS = [
-    EndToEndWorkload(kind, ack_by)
-    for kind in ("Shared", "Key_Shared")
-    for ack_by in ("one by one", "list")
-]
+WORKLOADS = [EndToEndWorkload(kind, ack_by) for kind in ("Shared", "Key_Shared") for ack_by in ("one by one", "list")]
 
 
 class MeasuredProcess:

@@ -13,8 +13,8 @@ from ackstate.cursor import SqliteStore, StoreError
 
 _HOLDER = """
 import sys
-from ackstate.cursor import FileStore, SqliteStore
-store = {kind}(sys.argv[1])
+from ackstate.cursor import SqliteStore
+store = SqliteStore(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -28,12 +28,12 @@ def contents_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def assert_works(directory: Path, kind=SqliteStore) -> None:
+def assert_works(directory: Path) -> None:
     """A store opens there, takes an entry and still has it after a reopen."""
-    with closing(kind(directory)) as store:
+    with closing(SqliteStore(directory)) as store:
         ledger_id = store.ledgers.create("works")
         store.ledgers.append(ledger_id, b"entry")
-    with closing(kind(directory)) as store:
+    with closing(SqliteStore(directory)) as store:
         assert store.ledgers.read(ledger_id, 0, 1) == [b"entry"]
 
 
@@ -50,9 +50,9 @@ def start(program: str, directory: Path) -> subprocess.Popen[str]:
     return child
 
 
-def hold(directory: Path, kind=SqliteStore) -> subprocess.Popen[str]:
+def hold(directory: Path) -> subprocess.Popen[str]:
     """Open a store in another process until that is killed or its input ends."""
-    return start(_HOLDER.format(kind=kind.__name__), directory)
+    return start(_HOLDER, directory)
 
 
 def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) -> list[bytes]:

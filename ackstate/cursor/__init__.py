@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ackstate.dispatch.stats import ConsumerUse, DispatchStats, RuleStats
     from ackstate.inspect.hole_report import HoleReport
     from ackstate.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
-    from ackstate.stores.file import FileStore
     from ackstate.stores.memory import MemoryStore
     from ackstate.stores.sqlite import SqliteStore
     from ackstate.topic.bucket_registry import MetadataBucketRegistry
@@ -94,7 +93,6 @@ __all__ = [
     "Delivery",
     "DispatchRound",
     "DispatchStats",
-    "FileStore",
     "Format",
     "HoleReport",
     "LedgerFencedError",
@@ -206,7 +204,6 @@ _NAMES = {
         "StoreLockedError",
         "VersionMismatchError",
     ),
-    "ackstate.stores.file": ("FileStore",),
     "ackstate.stores.memory": ("MemoryStore",),
     "ackstate.stores.sqlite": ("SqliteStore",),
     "ackstate.cursor.subscription": (

@@ -3,8 +3,7 @@
 A mutating call joins the open group. The first call of a group to get the group's lock is its leader: it waits for the
 store, closes the group, and executes all of its calls with one sync. Calls that arrive meanwhile form the next group.
 So a single call never waits for others, and concurrent calls share a sync. The other calls of a group return their own
-outcomes without waiting for the store. But if the leader does further work after the sync, such as the compaction of a
-`FileStore`, they wait for that too.
+outcomes without waiting for the store.
 
 Locks are taken in this order: the group's, the store's, the one for joining. An interrupted leader
 (`KeyboardInterrupt`) releases all of them; unless the group is over by then, its next call becomes the leader.

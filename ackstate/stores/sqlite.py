@@ -36,10 +36,9 @@ from ackstate.cursor.writes import DeleteLedger
 from ackstate.errors import AckStateError
 from ackstate.stores.group_commit import write_together
 from ackstate.stores.sqlite_connection import SqliteConnection
-from ackstate.stores.sqlite_database import copy_database
+from ackstate.stores.sqlite_copy import COPY_BYTES_MAX, TemporaryCopy, copy_store
 from ackstate.stores.sqlite_rows import DELETE, INSERT, READ, has_counted, insert
 from ackstate.stores.sqlite_seal import SEAL_BYTES
-from ackstate.stores.temporary_copy import COPY_BYTES_MAX
 
 if TYPE_CHECKING:
     import os
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.cursor.writes import GroupStore, Write
-    from ackstate.stores.temporary_copy import TemporaryCopy
 
 # Of a ledger that was deleted on a full disk, and whose entries did not all find room in the log at once.
 _DELETED_COUNT = -1
@@ -73,8 +71,9 @@ class SqliteStore:
     Its log never grows beyond what can be copied to the database. Ledgers can be deleted on a full disk if it had
     256 KiB of room when the store was opened.
 
-    A child that is forked while a store is open cannot use it: every call but `close` is refused there. The child can
-    never open that store again either, since SQLite mistakes the locks of the parent for its own.
+    A child that is forked while a store is open cannot use it: every call but `close`, which does nothing, is refused
+    there. The child can never open that store again either, since SQLite mistakes the locks of the parent for its own.
+    If the parent dies, the store stays locked until the child ends or replaces its program.
 
     Args:
         path: The directory. A missing one is created, an empty one becomes a store.
@@ -107,29 +106,43 @@ class SqliteStore:
 
     @classmethod
     def open_copy(
-        cls, path: str | os.PathLike[str], *, check_pages: bool = True, copy_bytes_max: int = COPY_BYTES_MAX
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        to: str | os.PathLike[str] | None = None,
+        check_pages: bool = True,
+        copy_bytes_max: int = COPY_BYTES_MAX,
     ) -> SqliteStore:
-        """Copy a closed store and open the copy: an inspection that changes no byte of the store.
+        """Copy a store, which may be open in any process, and open the copy: for an inspection, or as a backup.
 
-        The copy is complete, including the bytes that a crash left in the log, and is writable: you can try a repair on
-        it. It lies in the directory for temporary files, which needs room for it, and is removed when it is closed.
-        Once this returns, the store itself may be opened again. Errors in the copied files name the copy.
+        No byte of the store changes. The copy has all that was durable when this was called, the bytes that a crash
+        left in the log included, and maybe later changes, each whole or not at all. It is writable: you can try a
+        repair on it. Errors in the copied files name the copy; a damaged backup stays where it is.
+
+        The calls of a store that this process has open wait for the copy. Another process goes on writing; if it writes
+        faster than the store is copied, ten times, the copy fails.
 
         Args:
             path: The store's directory; it need not be writable.
+            to: A missing or empty directory for the copy, which stays there as a backup. By default it lies in the
+                directory for temporary files, and is removed when it is closed.
             check_pages: See the constructor.
             copy_bytes_max: The largest total size of the store's files, in bytes; 4 GiB by default.
 
         Raises:
-            StoreLockedError: The store is open, in this process or another one.
             StoreFullError: There is no room for the copy.
-            StoreError: There is no store at the path, it is not readable, or its files are too large.
+            StoreError: There is no store at the path, it is not readable, its files are too large, it is written too
+                fast, or the directory of the copy is not empty.
             CorruptStateError: The store holds damaged bytes or a foreign database, or has lost its database.
             UnsupportedVersionError: The store has another version.
         """
-        copy = copy_database(Path(path), bytes_max=copy_bytes_max)
+        if to is not None:
+            copy_store(Path(path), Path(to), bytes_max=copy_bytes_max)
+            return cls(to, check_pages=check_pages)
+        copy = TemporaryCopy(Path(path))
         try:
-            store = cls(copy.name, check_pages=check_pages)
+            copy_store(Path(path), copy.path, bytes_max=copy_bytes_max)
+            store = cls(copy.path, check_pages=check_pages)
         except BaseException:
             copy.cleanup()
             raise

@@ -20,10 +20,10 @@ import sqlite3
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
+from weakref import WeakValueDictionary
 
 from ackstate.cursor.store import StoreError, StoreFullError, StoreLockedError
 from ackstate.errors import AckStateError, CorruptStateError
-from ackstate.stores.directory_lock import leave_to_parent_at_fork
 from ackstate.stores.group_commit import GroupCommit, fail
 from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, LOG_BYTES_KEPT, open_database
 from ackstate.stores.sqlite_seal import RowSeal
@@ -59,7 +59,13 @@ _MAKE_ROOM = (
     f"PRAGMA user_version = {FORMAT_VERSION}",
 )
 
-_INHERITED: set[Path] = set()  # Directories of stores that were open when this process was forked.
+_OPENED: WeakValueDictionary[str, SqliteConnection] = WeakValueDictionary()
+
+
+def opened_here(directory: Path) -> SqliteConnection | None:
+    """Return the connection that this process has to a store, or that another thread is opening."""
+    found = _OPENED.get(os.path.realpath(directory))
+    return found if found is not None and found.is_of_this_process else None
 
 
 @final
@@ -67,6 +73,7 @@ class SqliteConnection:
     """The only connection to a store's database, which refuses calls after a failure; thread-safe.
 
     Attributes:
+        descriptor: The database, open for reading and writing.
         seal: Seals and checks the rows of this store.
     """
 
@@ -74,25 +81,41 @@ class SqliteConnection:
         self._directory = directory
         self._lock = threading.Lock()  # Held during each use of the connection.
         self._groups: GroupCommit[sqlite3.Connection] = GroupCommit()
-        self._is_ours = True  # False in a forked child.
-        self._is_closed = False  # Once closed, nothing is left that a forked child could harm.
-        self._refusal = ""  # Why every call is refused; empty while the store is usable.
+        self._process = os.getpid()
+        self._refusal = f"{directory}: the store is not open"  # Why every call is refused; empty while it is usable.
+        self._is_open = False
+        self._place = os.path.realpath(directory)
+        if opened_here(directory) is None:
+            _OPENED[self._place] = self
+        with self._lock:
+            try:
+                self._claim, self.descriptor, self._connection = open_database(directory, check_pages=check_pages)
+            except BaseException as error:
+                self._forget()
+                if isinstance(error, _ERRORS):
+                    raise self._in_our_words(error) from error
+                raise
+            # Only `close` closes the connection: a forked child that dropped it would copy the log to the database and
+            # remove it, while the parent still writes to it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+            self._is_open, self._refusal = True, ""
         try:
-            self._claim, self._file, self._connection = open_database(directory, check_pages=check_pages)
-        except _ERRORS as error:
-            raise self._in_our_words(error) from error
-        leave_to_parent_at_fork(self)
-        try:
-            self._descriptor = self._file.fileno()
             self.seal = RowSeal(self._salt())
             ((self._page_size,),) = self._connection.execute("PRAGMA page_size")
         except BaseException:
             self.close()
             raise
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process opened the store, and no process of which it is a forked child."""
+        return self._process == os.getpid()
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Hold the connection for some queries, which all see one state."""
+        if self._process != os.getpid():
+            raise self._forked()
         with self._lock:
             self._roll_back()
             if self._refusal:
@@ -108,37 +131,40 @@ class SqliteConnection:
         Args:
             change: Called in any thread, and again if that thread is interrupted.
         """
+        if self._process != os.getpid():
+            raise self._forked()
         return self._groups.write(change, self._lead)
 
     def write_all(self, changes: Sequence[Callable[[sqlite3.Connection], object]]) -> list[Any]:
         """Execute changes in one transaction, and return the result of each, or its error."""
+        if self._process != os.getpid():
+            raise self._forked()
         return self._groups.write_all(changes, self._lead)
 
     def close(self) -> None:
-        """Close the connection first, and the lock last."""
+        """Close the connection first, and the lock last; no-op if closed, or in a forked child."""
+        if not self.is_of_this_process:
+            return
         with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._forget()
             self._refusal = self._refusal or f"{self._directory}: the store is closed"
-            if self._is_ours:
-                # On a full disk, the rest of the log is left for the next opening.
-                with suppress(sqlite3.Error):
-                    self._connection.close()
+            # On a full disk, the rest of the log is left for the next opening.
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._connection))
             # Not earlier: closing any descriptor of the database releases SQLite's locks on it.
-            self._file.close()
-            self._is_closed = True
+            os.close(self.descriptor)
             self._claim.release()
 
-    def leave_to_parent(self) -> None:
-        """See `ackstate.stores.directory_lock.OpenedFile`."""
-        self._lock, self._groups = threading.Lock(), GroupCommit()
-        self._claim.leave_to_parent()
-        if self._is_closed:
-            return
-        # At exit, SQLite would close the connection, copy the log to the database and remove it, while the parent still
-        # writes to it. An object with one extra reference is never closed.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
-        self._is_ours = False
-        self._refusal = f"{self._directory}: the store was open when this process was forked; its parent has it"
-        _INHERITED.add(self._directory.absolute())
+    def __del__(self) -> None:
+        self.close()
+
+    def _forget(self) -> None:
+        if _OPENED.get(self._place) is self:
+            del _OPENED[self._place]
 
     def damage(self, found: str) -> CorruptStateError:
         """Return the error for a database with impossible contents."""
@@ -162,6 +188,11 @@ class SqliteConnection:
         if not isinstance(value, str):
             raise self.damage(f"{value!r} where text belongs")
         return value
+
+    def _forked(self) -> StoreError:
+        # Raised before a lock is taken, which another thread may have held when this process was forked.
+        forked = f"{self._directory}: the store was open when this process was forked; its parent has it"
+        return StoreError(self._refusal or forked)
 
     def _salt(self) -> bytes:
         with self.reading() as connection:
@@ -193,8 +224,9 @@ class SqliteConnection:
             if self._connection.in_transaction:
                 # The room of all pages, those that only the log has so far included.
                 ((page_count,),) = self._connection.execute("PRAGMA page_count")
-                if page_count * self._page_size > os.fstat(self._descriptor).st_size:
-                    self._file.allocate(page_count * self._page_size)
+                size, enough = os.fstat(self.descriptor).st_size, page_count * self._page_size
+                if enough > size:
+                    os.posix_fallocate(self.descriptor, size, enough - size)
                 self._connection.execute("COMMIT")
             for call in calls:
                 call.is_withdrawn = True
@@ -273,7 +305,7 @@ class SqliteConnection:
                 self._connection.execute("ROLLBACK")
             if is_full:
                 ((page_count,),) = self._connection.execute("PRAGMA page_count")
-                self._file.truncate(page_count * self._page_size)
+                os.ftruncate(self.descriptor, page_count * self._page_size)
         except (sqlite3.Error, OSError) as error:
             self._distrust(error)
 
@@ -288,10 +320,9 @@ class SqliteConnection:
         if _is_full(error):
             return StoreFullError(f"{self._directory}: the disk is full; nothing was written")
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            if self._directory.absolute() in _INHERITED:
-                reason = "it was open when this process was forked, and SQLite takes the parent's locks for ours: exec"
-                return StoreLockedError(f"{self._directory}: {reason}")
-            return StoreLockedError(f"{self._directory}: another program reads the database")
+            # SQLite takes the locks that a parent had at a fork for those of the child.
+            reason = "another program reads the database, or it was open when this process was forked"
+            return StoreLockedError(f"{self._directory}: {reason}")
         return StoreError(f"{self._directory}: {error}")
 
 

@@ -1,19 +1,14 @@
 """Opens an SQLite database so that it is locked, undamaged, and on the disk.
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
-the other), ``MADE`` (`ackstate.stores.sqlite_mark`), and ``LOCK``, which contains the id of the process that has
-it open. ``LOCK`` stays; the kernel releases the lock on it whenever the process ends.
+the other), ``MADE`` (`ackstate.stores.sqlite_mark`), and ``LOCK`` (`ackstate.stores.directory_lock`).
 
-``LOCK`` can be removed. SQLite's own locks do not help then: they belong to the process, and are released when it
-closes any descriptor of the file. So the directory itself is locked too, before the database is first opened.
-
-SQLite opens its files by name. It would follow a link to a database, though not to a log, and a named pipe would
-block it. So the names are checked first (`ackstate.stores.plain_files`).
+SQLite's own locks belong to the process, and are released when it closes any descriptor of the file. So the directory
+itself is locked too, before the database is first opened.
 
 Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.stores.sqlite_log`).
 It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
-into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them. The
-price: opening a store that was not closed may need some room, if another program wrote it.
+into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them.
 
 Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
 and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
@@ -30,33 +25,16 @@ import os
 import re
 import sqlite3
 import struct
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.stores.directory_lock import (
-    LOCK,
-    DirectoryClaim,
-    closed_to_others,
-    sync_names_above,
-    sync_path,
-)
-from ackstate.stores.kernel_directory import KernelFile
-from ackstate.stores.plain_files import (
-    check_files_to_write,
-    check_plain_files,
-    create_empty,
-    make_directory,
-    open_file,
-    open_to_read,
-    read_start,
-)
-from ackstate.stores.sqlite_log import check_journal, check_log
+from ackstate.stores.directory_lock import LOCK, DirectoryClaim, sync_names_above, sync_path
+from ackstate.stores.sqlite_log import check_log
 from ackstate.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark
 from ackstate.stores.sqlite_schema import NEW_IDENTITY, SCHEMA, check_schema
 from ackstate.stores.system_errors import system_errors_in_our_words
-from ackstate.stores.temporary_copy import TemporaryCopy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,8 +44,6 @@ DATABASE = "ackstate.sqlite3"
 _UNFINISHED = "ackstate.sqlite3.new"
 # The files, in addition to LOCK, that a crash during the creation of a store can leave behind.
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
-# The files next to a database that belong to it. The index of the log, "-shm", only repeats the log.
-_LOGS = ("-journal", "-wal")
 # Files that opening a store reads or writes in place; all its other files are removed or replaced.
 _OPENED = frozenset({LOCK, MADE, *(f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))})
 STORE_FILES = _OPENED | _LEFTOVERS | {UNFINISHED_MARK}
@@ -105,11 +81,11 @@ _PRAGMAS = (
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 
 
-def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, KernelFile, sqlite3.Connection]:
+def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, int, sqlite3.Connection]:
     """Lock a directory, create its database if there is none, check it, and connect.
 
     Returns:
-        The claim, which holds the locks until it is released; the database file; and the connection.
+        The claim, which holds the lock until it is released; a descriptor of the database; and the connection.
 
     Raises:
         AckStateError: See `ackstate.stores.sqlite.SqliteStore`.
@@ -123,49 +99,21 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
             # Before LOCK is created: a foreign directory is left unchanged.
             if database.exists():
                 _check_header(database)
-            claim.take_lock()
+            claim.sign()
             return claim, *_open_claimed(directory, check_pages=check_pages)
         except BaseException:
             claim.release()
             raise
 
 
-def copy_database(directory: Path, *, bytes_max: int) -> TemporaryCopy:
-    """Copy a closed store to a new temporary directory without changing a byte of it.
-
-    Meanwhile others can copy the store, but not open it. Its files may have `bytes_max` bytes in total.
-
-    Raises:
-        AckStateError: See `ackstate.stores.sqlite.SqliteStore.open_copy`.
-    """
-    with system_errors_in_our_words(f"{directory}: cannot open the store"):
-        check_plain_files(directory / name for name in _OPENED)
-        database = directory / DATABASE
-        if not database.exists():
-            _check_not_lost(directory)
-            raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
-        copy = TemporaryCopy(directory)
-        try:
-            with closed_to_others(directory):
-                is_marked(directory)
-                _check_header(database)
-                logs = [directory / f"{DATABASE}{suffix}" for suffix in _LOGS]
-                copy.take([database, *(log for log in logs if log.exists())], bytes_max=bytes_max)
-        except BaseException:
-            copy.cleanup()
-            raise
-        return copy
-
-
-def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[KernelFile, sqlite3.Connection]:
+def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[int, sqlite3.Connection]:
     """Connect, after creating the database if there is none; the header of an existing one was checked."""
     database, log = directory / DATABASE, directory / f"{DATABASE}-wal"
     if database.exists():
         _settle(log)
         check_log(log, database)
-        check_journal(directory / f"{DATABASE}-journal")
     else:
-        _check_not_lost(directory)
+        check_not_lost(directory)
         _create(directory)
     # Each time, because the process that created the database may have died between the rename and this.
     sync_path(directory)
@@ -173,15 +121,19 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[KernelFile, sq
         make_mark(directory)
     if check_pages:
         _read_through(database)
-    file = KernelFile(open_file(database, os.O_RDWR))
-    connection = _connect(database, check_pages=check_pages)
-    _keep_room(log)
-    return file, connection
+    descriptor = os.open(database, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        connection = _connect(database, check_pages=check_pages)
+        _keep_room(log)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, connection
 
 
 def _keep_room(log: Path) -> None:
     """Give the log room beyond its end, so that a delete needs none; a disk without this room is no reason to fail."""
-    descriptor = open_file(log, os.O_RDWR)
+    descriptor = os.open(log, os.O_RDWR | os.O_CLOEXEC)
     try:
         # Not `os.posix_fallocate`, which would also enlarge the file.
         _libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(LOG_BYTES_KEPT))
@@ -189,7 +141,7 @@ def _keep_room(log: Path) -> None:
         os.close(descriptor)
 
 
-def _check_not_lost(directory: Path) -> None:
+def check_not_lost(directory: Path) -> None:
     """Refuse a directory in which a store was created and whose database is missing."""
     if is_marked(directory):
         database = str(directory / DATABASE)
@@ -202,21 +154,38 @@ def _settle(log: Path) -> None:
     Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
     during the copy would leave a permanent part of it there.
     """
-    with suppress(FileNotFoundError), closing(KernelFile(open_file(log, os.O_RDONLY))) as file:
-        file.settle()
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(descriptor)
+        # After a failed sync the pages are clean, so that a later sync skips them, but they can still be read. The
+        # kernel drops clean pages when advised that they are not needed, and then reads the bytes of the disk.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def check_no_links(directory: Path) -> None:
+    """Refuse a store with a symbolic link in the place of a file: it could lead anywhere."""
+    for name in sorted(_OPENED):
+        if (directory / name).is_symlink():
+            raise StoreError(f"{directory / name} must be a plain file, got a symbolic link; nothing was changed")
 
 
 def _prepare(directory: Path) -> None:
     """Create a missing directory, and refuse one with foreign files before anything in it is touched."""
-    make_directory(directory)
-    check_files_to_write(directory / name for name in _OPENED)
+    if not directory.exists():
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+    check_no_links(directory)
     names = {path.name for path in directory.iterdir()}
     if DATABASE in names:
         # Its header is checked under the lock: closing the file here would release the locks that SQLite holds on it
         # elsewhere in this process.
         return
     if MADE in names and (names <= STORE_FILES or has_our_mark(directory)):
-        _check_not_lost(directory)
+        check_not_lost(directory)
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)
         raise StoreError(f"{directory} is not an ackstate store: it holds {foreign} and no {DATABASE}")
@@ -224,7 +193,8 @@ def _prepare(directory: Path) -> None:
 
 def _check_header(database: Path) -> None:
     """Refuse a file that is foreign, or of another version, before SQLite touches it."""
-    header = read_start(database, _HEADER_SIZE)
+    with database.open("rb") as file:
+        header = file.read(_HEADER_SIZE)
     name = str(database)
     if len(header) < _HEADER_SIZE:
         size = len(header)
@@ -258,7 +228,7 @@ def _create(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
     unfinished = directory / _UNFINISHED
     # SQLite gives its logs the mode of the database.
-    create_empty(unfinished)
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
         # Synced as a whole below. Created with a rollback journal, so that the ids are in the file's header.
         for statement in (
@@ -305,12 +275,12 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
     expected, found = page_count * page_size, database.stat().st_size
     if found < expected:
         raise CorruptStateError(str(database), offset=found, expected=f"{expected} bytes", found=f"{found} bytes")
-    check_schema(database, connection)
+    check_schema(database, connection, SCHEMA)
 
 
 def _read_through(database: Path) -> None:
     """Read a file into the kernel's cache in one sweep: the check reads its pages in the order of the trees."""
-    with open_to_read(database) as file:
+    with database.open("rb") as file:
         while file.read(1 << 20):
             pass
 

@@ -19,7 +19,6 @@ The formats: https://www.sqlite.org/fileformat2.html sections 3 and 4.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -27,7 +26,6 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ackstate.errors import CorruptStateError
-from ackstate.stores.plain_files import open_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +39,6 @@ _MAGIC = 0x377F0682  # With its lowest bit set, checksums are of big-endian word
 _NUMBER_TO_SALTS_BYTES = 16  # The beginning of a frame: page number, size, two salts.
 _SECTOR_BYTES = 512
 _FRAMES_AT_ONCE = 1024
-
-_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # At the end of a journal, it follows the name of a super-journal.
 
 _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
 
@@ -61,7 +57,7 @@ def check_log(log: Path, database: Path) -> None:
     Complexity: O(size of the log), which is read as a whole: 16 ms for 4 MB.
     """
     try:
-        with open_to_read(log) as file:
+        with log.open("rb") as file:
             content = file.read()
     except FileNotFoundError:
         return
@@ -84,30 +80,6 @@ def check_log(log: Path, database: Path) -> None:
         )
 
 
-def check_journal(journal: Path) -> None:
-    """Refuse a rollback journal that names a super-journal, which SQLite would delete once it has rolled back.
-
-    Such a journal belongs to a transaction on several databases. A store is one database with a write-ahead log, so
-    the journal was forged, and may name any file.
-
-    Args:
-        journal: The rollback journal; a missing one has nothing to check.
-
-    Raises:
-        CorruptStateError: It names a super-journal.
-        OSError: It cannot be read.
-    """
-    try:
-        with open_to_read(journal) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - len(_JOURNAL_MAGIC)))
-            end = file.read()
-    except FileNotFoundError:
-        return
-    if end == _JOURNAL_MAGIC:
-        raise CorruptStateError(str(journal), offset=size - len(end), expected="the end of a page", found=end)
-
-
 def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
     """Count the transactions that certainly end at a bad frame or after it."""
     # The frame after the bad one may fail only because its checksum continues the bad one. A write that found no room
@@ -123,7 +95,7 @@ def _check_without_header(log: Path, content: bytes, database: Path) -> None:
     The header is synced before the first frame. A crash may tear it, but then there are no frames after it, or only
     old ones that were all copied into the database.
     """
-    with open_to_read(database) as file:
+    with database.open("rb") as file:
         start = file.read(_HEADER_BYTES)
         page_size = int.from_bytes(start[16:18], "big")
         for pages in _pages_without_header(content, 65536 if page_size == 1 else page_size):

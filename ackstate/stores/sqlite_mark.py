@@ -1,22 +1,20 @@
 """The mark ``MADE``, which distinguishes a store that lost its database from a new store.
 
 ``MADE`` is in a store's directory as soon as its database has its name: a directory with the mark and without a
-database is a store that lost it, not a new one. The mark's bytes identify a store in SQLite; a `FileStore` has a mark
-of the same name with other bytes.
+database is a store that lost it, not a new one.
 
 12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.directory_lock import sync_path
-from ackstate.stores.plain_files import create_empty, read_start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,20 +27,20 @@ UNFINISHED_MARK = "MADE.new"
 _MAGIC = b"ACKQ"
 _VERSION = 1
 _MARK_BYTES = 12
-_MARK_BYTES_MAX = 1024  # A newer one, or that of another kind of store, may be longer.
+_MARK_BYTES_MAX = 1024  # A newer one may be longer.
 
 
 def is_marked(directory: Path) -> bool:
-    """Return whether a store in SQLite was created in a directory.
+    """Return whether a store was created in a directory.
 
     Raises:
-        StoreError: There is a mark of another kind of store, or it is no plain file.
         CorruptStateError: The mark is damaged.
         UnsupportedVersionError: It has another version.
         OSError: It cannot be read.
     """
     try:
-        found = read_start(directory / MADE, _MARK_BYTES_MAX)
+        with (directory / MADE).open("rb") as file:
+            found = file.read(_MARK_BYTES_MAX)
     except FileNotFoundError:
         return False
     if found == _mark(_VERSION):
@@ -50,7 +48,7 @@ def is_marked(directory: Path) -> bool:
     if len(found) < _MARK_BYTES or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
         raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_VERSION), found=found)
     if found[:4] != _MAGIC:
-        raise StoreError(f"{directory} is not an ackstate store of this kind: another kind of store wrote its {MADE}")
+        raise CorruptStateError(str(directory / MADE), offset=0, expected=_MAGIC, found=found[:4])
     version = int.from_bytes(found[4:8], "little")
     if version > _VERSION:
         raise UnsupportedVersionError(
@@ -60,13 +58,9 @@ def is_marked(directory: Path) -> bool:
 
 
 def has_our_mark(directory: Path) -> bool:
-    """Return whether a store in SQLite, of any version, made the mark in a directory; False if there is none.
-
-    Raises:
-        StoreError: It is no plain file.
-    """
+    """Return whether a store, of any version, made the mark in a directory; False if there is none."""
     try:
-        return read_start(directory / MADE, len(_MAGIC)) == _MAGIC
+        return (directory / MADE).read_bytes()[: len(_MAGIC)] == _MAGIC
     except OSError:
         return False
 
@@ -78,8 +72,9 @@ def make_mark(directory: Path) -> None:
         OSError: It cannot be written.
     """
     unfinished = directory / UNFINISHED_MARK
-    create_empty(unfinished)
-    unfinished.write_bytes(_mark(_VERSION))
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(_mark(_VERSION))
     sync_path(unfinished)
     unfinished.rename(directory / MADE)
     sync_path(directory)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from ackstate.errors import CorruptStateError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
 # SQLite stores these texts unchanged.
+NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(8))"
 SCHEMA = (
     # AUTOINCREMENT: the id of a deleted ledger is never used again.
     "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
@@ -27,17 +28,18 @@ SCHEMA = (
     # One row.
     "CREATE TABLE identity (salt BLOB NOT NULL)",
 )
+"""The schema of a store."""
 _ALL_OBJECTS = "SELECT type, name, tbl_name, sql FROM main.sqlite_master"
 _FOUND_CHARACTERS_MAX = 200
 
 
-def check_schema(database: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a database whose schema is not exactly ours.
+def check_schema(database: Path, connection: sqlite3.Connection, statements: Sequence[str]) -> None:
+    """Refuse a database whose schema is not exactly the one that some statements create.
 
     A foreign trigger or view of any name could change the data that is written or read.
     """
     with closing(sqlite3.connect(":memory:")) as pattern:
-        for statement in SCHEMA:
+        for statement in statements:
             pattern.execute(statement)
         expected = Counter(pattern.execute(_ALL_OBJECTS))
     found = Counter(connection.execute(_ALL_OBJECTS))

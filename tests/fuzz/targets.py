@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +29,6 @@ from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.pulsar_conf import cursor_settings
 from ackstate.properties import decode_properties
 from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, pulsar_rocksdb, zookeeper_nodes
-from ackstate.stores.file import FileStore
 from ackstate.stores.pulsar_nodes import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
@@ -204,11 +202,6 @@ def _converted(directory: Path) -> Any:
     return convert([directory / "lines"], directory / "trace", bad_rows_max=BadRowsMax(), text_bytes_max=1 << 20)
 
 
-def _file_store(directory: Path) -> None:
-    shutil.copy(GOLDEN / "file-store-v1-made.bin", directory / "MADE")
-    FileStore.open_copy(directory, copy_bytes_max=1 << 24).close()
-
-
 def _sqlite_store(directory: Path) -> None:
     SqliteStore.open_copy(directory, copy_bytes_max=1 << 24).close()
 
@@ -288,7 +281,6 @@ TARGETS = {
     "trace-manifest": FuzzTarget(in_file(MANIFEST, listed_names), lambda: [
         b'{"magic": "ackstate trace", "version": 1, "files": {"a.parquet": {"bytes": 4, "footer_sha256": "00"}}}'
     ]),
-    "file-store": FuzzTarget(in_file("log-0000000000000001", _file_store), golden("file-store-v1.bin")),
     "sqlite-store": FuzzTarget(in_file("ackstate.sqlite3", _sqlite_store), golden("sqlite-store-*.sqlite3")),
     **{f"daily-state-{name}": _state(name) for name in ("counted", "young", "gated")},
     "broker-state": FuzzTarget(_text(lambda text: decoded_broker(text, 2)), golden("redelivery-state-v7-broker.json")),

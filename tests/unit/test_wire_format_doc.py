@@ -160,44 +160,9 @@ def test_a_recording_reads_as_drawn(tmp_path):
         assert tuple(fields(frame, "Event, 41 bytes", 24 + 41 * number).values()) == event
 
 
-def test_the_golden_log_of_the_file_store_reads_as_drawn():
-    data = (GOLDEN / "file-store-v1.bin").read_bytes()
-    kinds, bodies, offset, chain = [], [], 0, 0
-    while offset < len(data):
-        found = fields(data, "before the next. Group:", offset)
-        length, kind = found["length"], found.pop("kind")
-        assert found == {
-            "magic": b"ACKL",
-            "version": 1,
-            "reserved": 0,
-            "address": int.from_bytes(b"identity", "little") + offset,
-            "sequence": len(kinds),
-            "chain": chain,
-            "length": length,
-            "zero sectors": 0,
-            "header checksum": google_crc32c.value(data[offset : offset + 40]),
-        }
-        body = data[offset + 44 : offset + 44 + length]
-        chain = google_crc32c.value(data[offset : offset + 40] + body)
-        offset += 50 + length
-        assert data[offset - 6 : offset] == struct.pack("<BIB", 0xA5, chain, 0xA5)
-        kinds.append(kind)
-        bodies.append(body)
-    assert kinds == [2] + [3] * 9
-    assert [body[0] for body in bodies] == [1, 2, 3, 2, 5, 6, 6, 6, 7, 4]
-    assert bodies[0] == struct.pack("<BQQQ", 1, 1, 1, 0)
-    assert bodies[1] == struct.pack("<BQI", 2, 1, 7) + b"billing"
-    assert bodies[2][:20] == struct.pack("<BQII", 3, 1, 3, google_crc32c.value(b"one")) + b"one"
-    assert bodies[6] == struct.pack("<BQII", 6, 1, 7, 7) + b"/orderspointer"
-    assert bodies[8] == struct.pack("<BI", 7, 5) + b"/gone"
-    mark = (GOLDEN / "file-store-v1-made.bin").read_bytes()
-    assert mark == b"ACKM" + struct.pack("<I8sI", 1, b"identity", google_crc32c.value(mark[:16]))
-
-
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        ("before the next. Group:", 44),
         ("## Native record, version 2", 60),
         ("## Cursor pointer, version 2", 56),
         ("Header, 12 bytes", 12),

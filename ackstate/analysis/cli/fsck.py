@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,7 +13,6 @@ from ackstate.analysis.cli.store import (
     StoreArgument,
     checked_json,
     opened_store,
-    remark,
     remarks,
     unread_json,
 )
@@ -26,15 +24,14 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.store import Store
-    from ackstate.inspect.findings import CursorInspection, Note
+    from ackstate.inspect.findings import CursorInspection
 
 
 def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyBytesOption = None) -> None:
     """Check every cursor of a store, change nothing, and print the effect of each repair.
 
-    A store that is open in a live process is refused. Torn tails and other
-    leftovers of a crash are notes: the next open discards them.
+    The store may be open in a live process. Torn records and other leftovers of
+    a crash are notes: the next open discards them.
 
     Exit status: 0 all cursors open, 1 some do not or are left out, 2 the store
     cannot be read.
@@ -42,31 +39,18 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
     from ackstate.inspect.store import inspect_store
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
-        notes = _store_notes(opened)
         found = list(inspect_store(opened))
         missing = unread_json(opened)
     problem_count = sum(len(cursor.problems) for cursor in found)
     if json:
-        answer = {"store": store, "notes": [asdict(note) for note in notes]}
         cursors = [checked_json(cursor) for cursor in found]
-        console.write_json(answer | {"cursors": cursors, "problems": problem_count, "missing": missing})
+        console.write_json({"store": store, "cursors": cursors, "problems": problem_count, "missing": missing})
     else:
-        lines = [*(remark(store, note) for note in notes), *(f"{each['path']}: {each['why']}" for each in missing)]
-        console.show(_checked_table(found), *lines, *remarks(found))
+        left_out = (f"{each['path']}: {each['why']}" for each in missing)
+        console.show(_checked_table(found), *left_out, *remarks(found))
         console.show(f"{counted(len(found), 'cursor')}, {counted(problem_count, 'problem')}")
     if problem_count or missing:
         raise typer.Exit(1)
-
-
-def _store_notes(store: Store) -> list[Note]:
-    """Return the notes about the store as a whole."""
-    from ackstate.inspect.findings import Note
-    from ackstate.stores.file import FileStore
-
-    tail = store.discarded if isinstance(store, FileStore) else None
-    if tail is None:
-        return []
-    return [Note(f"torn end of the log, which the next open discards: {tail.reason}", tail.offset, tail.byte_count)]
 
 
 def _checked_table(cursors: Iterable[CursorInspection]) -> Table:

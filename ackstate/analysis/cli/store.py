@@ -1,8 +1,7 @@
 """Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
-A store on a disk, in SQLite or in files, is copied while no process has it open, and the copy is read. From a cluster
-of ZooKeeper, BookKeeper or Pulsar, where others may keep writing, it only reads. `docs/operations.md` describes the
-JSON.
+A store on a disk is copied, and the copy is read. From a cluster of ZooKeeper, BookKeeper or Pulsar it only reads. Others
+may keep writing meanwhile. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
         copy_bytes_max: Most bytes of a store on a disk; None for `COPY_BYTES_MAX`.
 
     Raises:
-        AckStateError: It cannot be read, is not a store, or is open.
+        AckStateError: It cannot be read, or is not a store.
     """
     if not store:
         raise typer.BadParameter("STORE is empty")
@@ -101,28 +100,11 @@ def opened_cluster(url: str, *, only_reads: bool, bookies: int | None = None) ->
 
 
 def _copied(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.stores.file import FileStore
-    from ackstate.stores.file_generation import holds_store
     from ackstate.stores.sqlite import SqliteStore
-    from ackstate.stores.sqlite_mark import MADE, has_our_mark
-    from ackstate.stores.temporary_copy import COPY_BYTES_MAX
+    from ackstate.stores.sqlite_copy import COPY_BYTES_MAX
 
-    try:
-        names = [path.name for path in Path(store).iterdir()]
-    except OSError as error:
-        raise AckStateError(f"{store} is not an ackstate store: {error.strerror}") from error
-    # Both kinds mark their creation under one name with different bytes; after a loss only the mark may be left.
-    is_ours = has_our_mark(Path(store))
-    holds_database = _DATABASE in names or is_ours
-    holds_log = holds_store([name for name in names if name != MADE or (_DATABASE not in names and not is_ours)])
-    if holds_database and holds_log:
-        raise AckStateError(f"{store} holds two stores, {_DATABASE} and a log: move each into a directory of its own")
     bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
-    if holds_database:
-        return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
-    if holds_log:
-        return FileStore.open_copy(Path(store), copy_bytes_max=bytes_max)
-    raise AckStateError(f"{store} is not an ackstate store: it holds neither {_DATABASE} nor a log")
+    return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
 
 
 def _in_cluster(store: str) -> Store:

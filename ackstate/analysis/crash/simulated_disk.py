@@ -1,7 +1,7 @@
 """A directory in memory that records every call, so that all states after a power cut can be generated.
 
 The terms are those of LazyFS and ALICE: a torn write, a lost write, reordered writes, a missing sync of the directory,
-a rename before its data. `ackstate.stores.store_directory` defines the guarantees of each call; every state
+a rename before its data. `ackstate.analysis.crash.store_directory` defines the guarantees of each call; every state
 without a guarantee is generated, even if no current file system causes it.
 """
 
@@ -18,7 +18,7 @@ from ackstate.cursor.store import StoreLockedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ackstate.stores.store_directory import StoreDirectory, StoreFile
+    from ackstate.analysis.crash.store_directory import StoreDirectory, StoreFile
 
 
 class CallKind(Enum):

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ackstate import CorruptStateError, CursorFencedError, LogFencedError, Position, UnsupportedVersionError
 from ackstate.cursor import (
-    FileStore,
     ManagedCursor,
     MemoryStore,
     Message,
@@ -67,15 +66,10 @@ def disk_state(store):
     return [(ledger_id, store.ledgers.last(ledger_id)) for ledger_id in ids], store.metadata.get(log_path("t"))
 
 
-@pytest.fixture(params=["memory", "two memory stores", "sqlite", "file"])
+@pytest.fixture(params=["memory", "two memory stores", "sqlite"])
 def stores(request, tmp_path):
     """The stores of two owners."""
-    if request.param == "sqlite":
-        store = SqliteStore(tmp_path / "store.db")
-    elif request.param == "file":
-        store = FileStore(tmp_path / "store")
-    else:
-        store = MemoryStore()
+    store = SqliteStore(tmp_path / "store.db") if request.param == "sqlite" else MemoryStore()
     yield store, MemoryStore(store.disk) if request.param == "two memory stores" else store
     store.close()
 

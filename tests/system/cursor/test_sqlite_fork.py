@@ -1,5 +1,6 @@
-"""A forked child neither writes to its parent's store nor keeps it shut."""
+"""A forked child neither writes to its parent's store nor keeps a closed one shut."""
 
+import ctypes
 import gc
 import os
 import shutil
@@ -12,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor import FileStore
 from ackstate.cursor.store import ABSENT, StoreError, StoreLockedError
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.stores.sqlite_connection import SqliteConnection
 from forked import in_child, living_child
 
 LOG = "ackstate.sqlite3-wal"
@@ -28,13 +27,17 @@ def refusal_of(call, *args, **named):
         return f"{type(error).__name__}: {error}"
 
 
-def entries_after_a_child_dropped_the_connection(directory):
+def drop_a_reference(store):
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(store._database._connection))
+
+
+def entries_after_a_child_dropped_the_connection(directory, before=lambda _store: None):
     """The result of a power cut after three appends, after the first of which a child was forked and ended."""
     store = SqliteStore(directory)
     ledger_id = store.ledgers.create("orders")
     store.ledgers.append(ledger_id, b"before")
     # As an interpreter does at its end.
-    in_child(lambda: (setattr(store._database, "_connection", None), gc.unfreeze(), gc.collect()))
+    in_child(lambda: (before(store), setattr(store._database, "_connection", None), gc.unfreeze(), gc.collect()))
     for entry in (b"durable", b"durable too"):
         store.ledgers.append(ledger_id, entry)
     cut = Path(f"{directory}-cut")
@@ -48,10 +51,9 @@ def test_what_the_parent_makes_durable_after_a_child_has_ended_is_durable(tmp_pa
     assert entries_after_a_child_dropped_the_connection(tmp_path / "s") == [b"before", b"durable", b"durable too"]
 
 
-def test_a_child_that_closes_what_it_inherited_loses_what_the_parent_writes(tmp_path, monkeypatch):
-    """Why a child must leave the connection open."""
-    monkeypatch.setattr(SqliteConnection, "leave_to_parent", lambda _self: None)
-    assert entries_after_a_child_dropped_the_connection(tmp_path / "s") == [b"before"]
+def test_a_child_that_closes_what_it_inherited_loses_what_the_parent_writes(tmp_path):
+    """Why a child must leave the connection open: nothing but `close` lets go of it."""
+    assert entries_after_a_child_dropped_the_connection(tmp_path / "s", drop_a_reference) == [b"before"]
 
 
 CHILD_ENDS = """
@@ -119,21 +121,6 @@ def test_a_closed_store_can_be_opened_and_copied_while_a_child_lives(tmp_path):
         SqliteStore.open_copy(tmp_path).close()
 
 
-def test_a_lock_is_let_go_of_even_if_a_child_has_its_file_open(tmp_path, monkeypatch):
-    """As does one that was forked past Python, or that has not come to its hook yet."""
-    monkeypatch.setattr(SqliteConnection, "leave_to_parent", lambda _self: None)
-    store = SqliteStore(tmp_path)
-    with living_child():
-        store.close()
-        SqliteStore(tmp_path).close()
-    store = SqliteStore(tmp_path)
-    with living_child():
-        store._database._claim.leave_to_parent()  # Closes, and unlocks nothing.
-        with pytest.raises(StoreLockedError):
-            SqliteStore(tmp_path)
-    store.close()
-
-
 def test_a_child_is_told_why_it_cannot_open_the_store_of_its_parent(tmp_path):
     store = SqliteStore(tmp_path)
     other = SqliteStore(tmp_path / "other")
@@ -157,12 +144,11 @@ def test_a_child_is_told_why_it_cannot_open_the_store_of_its_parent(tmp_path):
     SqliteStore(tmp_path).close()
 
 
-@pytest.mark.parametrize("kind", [SqliteStore, FileStore])
 @pytest.mark.parametrize("end", ["close", "exit"])
-def test_a_child_does_not_remove_the_copy_that_its_parent_has_open(tmp_path, kind, end):
-    kind(tmp_path).close()
-    with closing(kind.open_copy(tmp_path)) as copy:
-        lies_in = Path(copy._copy.name)
+def test_a_child_does_not_remove_the_copy_that_its_parent_has_open(tmp_path, end):
+    SqliteStore(tmp_path).close()
+    with closing(SqliteStore.open_copy(tmp_path)) as copy:
+        lies_in = copy._copy.path
 
         def end_child():
             if end == "close":
@@ -176,9 +162,8 @@ def test_a_child_does_not_remove_the_copy_that_its_parent_has_open(tmp_path, kin
     assert not lies_in.exists()
 
 
-@pytest.mark.parametrize("kind", [SqliteStore, FileStore])
-def test_a_store_that_was_closed_before_the_fork_says_that_it_is_closed(tmp_path, kind):
-    store = kind(tmp_path)
+def test_a_store_that_was_closed_before_the_fork_says_that_it_is_closed(tmp_path):
+    store = SqliteStore(tmp_path)
     store.close()
     assert "the store is closed" in in_child(lambda: refusal_of(store.ledgers.owners))
-    assert in_child(lambda: kind(tmp_path).close()) == "None"
+    assert in_child(lambda: SqliteStore(tmp_path).close()) == "None"

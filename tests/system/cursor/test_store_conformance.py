@@ -13,7 +13,6 @@ from ackstate.cursor.store import (
     check_path,
 )
 from ackstate.cursor.writes import AppendEntry, CreateLedger, FenceLedger, write_each
-from ackstate.stores.file import FileStore
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.zookeeper import ZooKeeperStore
@@ -42,7 +41,6 @@ def test_the_default_limit_of_a_value_is_what_the_suite_sees(tmp_path):
     for kind, make_store in {
         "memory": lambda: MemoryStore(disk),
         "sqlite": lambda: SqliteStore(tmp_path / "sqlite"),
-        "file": lambda: FileStore(tmp_path / "file"),
     }.items():
         with closing(make_store()) as store:
             with pytest.raises(PayloadTooLargeError, match="67108865"):
@@ -50,15 +48,12 @@ def test_the_default_limit_of_a_value_is_what_the_suite_sees(tmp_path):
             assert store.metadata.get("/a") is None, kind
 
 
-KINDS = {"sqlite": SqliteStore, "file": FileStore}
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "file"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_a_value_above_the_limit_of_a_later_opening_is_refused_and_can_be_replaced(tmp_path, kind):
     disk = MemoryDisk()
 
     def opened(**limit):
-        return MemoryStore(disk, **limit) if kind == "memory" else KINDS[kind](tmp_path, **limit)
+        return MemoryStore(disk, **limit) if kind == "memory" else SqliteStore(tmp_path, **limit)
 
     with closing(opened()) as store:
         version = store.metadata.put("/a", bytes(1_001), expected_version=ABSENT)
@@ -91,13 +86,13 @@ def test_zookeeper_store_keeps_the_contract(zookeeper):
     check_store(lambda: ZooKeeperStore(zookeeper.hosts, root="/conformance"))
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", pytest.param("zookeeper", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("zookeeper", marks=pytest.mark.slow)])
 def store(request, tmp_path):
     if request.param == "zookeeper":
         server = request.getfixturevalue("zookeeper")
         store = ZooKeeperStore(server.hosts, root=f"/{tmp_path.name}")
     else:
-        store = {"memory": MemoryStore, "sqlite": SqliteStore, "file": FileStore}[request.param]
+        store = {"memory": MemoryStore, "sqlite": SqliteStore}[request.param]
         store = store() if request.param == "memory" else store(tmp_path)
     yield store
     store.close()
@@ -120,7 +115,7 @@ def test_a_text_that_is_no_utf_8_is_refused_in_one_way_everywhere(store):
     assert store.ledgers.owners() == []
 
 
-@pytest.mark.parametrize("store", ["memory", "sqlite", "file"], indirect=True)
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
 def test_our_versions_begin_at_0_and_rise_by_1(store):
     assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
     assert store.metadata.put("/a", b"", expected_version=0) == 1

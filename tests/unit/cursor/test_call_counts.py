@@ -14,7 +14,6 @@ from ackstate import LedgerMap, Position
 from ackstate.cursor import (
     BacklogPolicy,
     CursorConfig,
-    FileStore,
     ManagedCursor,
     MemoryStore,
     Message,
@@ -31,7 +30,7 @@ from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
 
 MESSAGES = 1_000
-STORES = {"memory": lambda _: MemoryStore(), "file": FileStore, "sqlite": SqliteStore}
+STORES = {"memory": lambda _: MemoryStore(), "sqlite": SqliteStore}
 
 
 class CallCounter:
@@ -104,7 +103,7 @@ def test_a_message_costs_few_calls(store, tmp_path):
     with closing(STORES[store](tmp_path / "store")) as opened:
         counts = calls_per_message(opened)
     assert counts["publish"] <= 4.5
-    assert counts["dispatch"] <= {"memory": 6, "file": 6, "sqlite": 10}[store]
+    assert counts["dispatch"] <= {"memory": 6, "sqlite": 10}[store]
     assert counts["ack"] <= 13
 
 
@@ -135,7 +134,7 @@ def test_a_round_costs_no_more_calls_than_a_dispatch_to_each():
         assert together["dispatch"] <= least * each["dispatch"]
 
 
-@pytest.mark.parametrize(("name", "call_count"), [("memory", 82), ("file", 106), ("sqlite", 89)])
+@pytest.mark.parametrize(("name", "call_count"), [("memory", 82), ("sqlite", 89)])
 def test_a_persist_of_one_ack_costs_some_calls(tmp_path, name, call_count):
     """Calls of a round of its own; a cursor that persists each ack pays them for each message."""
     counter = CallCounter()

@@ -23,7 +23,6 @@ from ackstate.cursor import (
 from ackstate.cursor.subscription import SubscriptionOptions
 from ackstate.errors import InvalidPositionError
 from ackstate.inspect import store as inspection
-from ackstate.stores.file import FileStore
 from ackstate.wire import pulsar
 from ackstate.wire.pulsar import CursorInfo
 
@@ -40,7 +39,6 @@ ACKED = [*((2, each) for each in range(1, 20) if each != 9), *((4, each) for eac
 STORES = {
     "memory": lambda _: MemoryStore(),
     "sqlite": SqliteStore,
-    "file": FileStore,
 }
 WAYS = ("cumulative", "skip", "clear", "one by one", "at once")
 

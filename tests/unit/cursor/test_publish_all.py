@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ackstate.cursor import (
-    FileStore,
     LedgerFencedError,
     MemoryStore,
     Message,
     MessageLog,
     PublishCounters,
+    SqliteStore,
     StoreError,
     TopicPublisher,
     publish_all,
@@ -55,9 +55,9 @@ class CountingLedgers:
         return getattr(self._ledgers, name)
 
 
-@pytest.fixture(params=[MemoryStore, FileStore])
+@pytest.fixture(params=[MemoryStore, SqliteStore])
 def store(request, tmp_path):
-    made = MemoryStore() if request.param is MemoryStore else FileStore(tmp_path / "store")
+    made = MemoryStore() if request.param is MemoryStore else SqliteStore(tmp_path / "store")
     yield made
     made.close()
 

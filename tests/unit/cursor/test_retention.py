@@ -13,7 +13,6 @@ from ackstate.cursor import (
     BacklogQuotaExceededError,
     BacklogReport,
     CursorConfig,
-    FileStore,
     Format,
     ManagedCursor,
     MemoryStore,
@@ -604,7 +603,7 @@ def test_the_report_names_the_ledger_from_which_the_retention_keeps_the_log(topi
     assert "retention" not in str(backlog_report(log, NOTHING_KEPT, {}))
 
 
-STORES = {"memory": lambda path: MemoryStore(), "sqlite": SqliteStore, "file": FileStore}
+STORES = {"memory": lambda path: MemoryStore(), "sqlite": SqliteStore}
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -620,7 +619,7 @@ def test_a_topic_that_is_published_to_acked_and_trimmed_for_ever_needs_bounded_s
             trim_log(log, NOTHING_KEPT, {}, now_ms=0)
             size_max = max(size_max, bytes_of(store, tmp_path))
         assert len(ids_on_disk(store)) == 1
-    assert size_max < {"memory": 200_000, "file": 1_500_000, "sqlite": 5_500_000}[kind]
+    assert size_max < {"memory": 200_000, "sqlite": 5_500_000}[kind]
 
 
 def bytes_of(store, path):

@@ -10,7 +10,6 @@ from ackstate import CursorFencedError, LedgerMap, Position, TopicClosedError
 from ackstate.cursor import (
     CursorConfig,
     CursorOpening,
-    FileStore,
     ManagedCursor,
     MemoryStore,
     Message,
@@ -29,7 +28,6 @@ from ackstate.cursor import (
 )
 from ackstate.cursor.journal.journal import Journal, cursor_path
 from ackstate.cursor.writes import AppendEntry
-from ackstate.stores.file_commit import FileLog
 from ackstate.stores.memory import Fault, FaultKind
 
 P = Position
@@ -40,19 +38,10 @@ REQUESTS = [SubscriptionRequest(f"s{number}", Start.EARLIEST) for number in rang
 class Syncs:
     """A store on a disk, and how often it has synced."""
 
-    def __init__(self, kind, path, monkeypatch):
+    def __init__(self, path):
         self.count = 0
-        if kind is FileStore:
-            write_group = FileLog._write_group
-
-            def counted(log, data):
-                self.count += 1
-                write_group(log, data)
-
-            monkeypatch.setattr(FileLog, "_write_group", counted)
-        self.store = kind(path)
-        if kind is SqliteStore:
-            self.store._database._connection.set_trace_callback(self._see)
+        self.store = SqliteStore(path)
+        self.store._database._connection.set_trace_callback(self._see)
 
     def _see(self, statement):
         self.count += statement == "COMMIT"
@@ -62,9 +51,9 @@ class Syncs:
         return call(), self.count - before
 
 
-@pytest.fixture(params=[FileStore, SqliteStore], ids=["file", "sqlite"])
-def syncs(request, tmp_path, monkeypatch):
-    syncs = Syncs(request.param, tmp_path / "store", monkeypatch)
+@pytest.fixture
+def syncs(tmp_path):
+    syncs = Syncs(tmp_path / "store")
     yield syncs
     syncs.store.close()
 

@@ -10,9 +10,7 @@ import resource
 import shutil
 import signal
 import sqlite3
-import struct
 import sys
-import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 
 from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.stores import sqlite_database, temporary_copy
+from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import append_until, assert_works, contents_of, hold, names_in, start
 
@@ -126,8 +124,9 @@ def test_another_version_is_refused_with_both_versions_and_left_alone(tmp_path, 
     overwrite(tmp_path / DATABASE, 60, version.to_bytes(4, "big"))
     (tmp_path / "LOCK").unlink()
     before = contents_of(tmp_path)
-    said = f"{tmp_path / DATABASE} has format version {version}; this release reads version 2"
-    with pytest.raises(UnsupportedVersionError, match=said):
+    with pytest.raises(
+        UnsupportedVersionError, match=f"{tmp_path / DATABASE} has format version {version}; .* reads version 2"
+    ):
         SqliteStore(tmp_path)
     assert contents_of(tmp_path) == before
 
@@ -202,24 +201,6 @@ def test_a_foreign_object_is_named(tmp_path):
         SqliteStore(tmp_path)
 
 
-def test_a_journal_cannot_have_a_file_deleted(tmp_path):
-    """SQLite deletes the super-journal that a rollback journal names, whatever it is."""
-    directory, victim = tmp_path / "store", tmp_path / "victim"
-    assert_works(directory)
-    victim.write_bytes(b"keep me")
-    name, magic = bytes(victim), bytes.fromhex("d9d505f920a163d7")
-    head = (magic + struct.pack(">5I", 0, 0, 1, 512, 4096)).ljust(512, b"\0")
-    end = struct.pack(">I", 0x40000000 // 4096 + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
-    for journal in (head + end, end):
-        (directory / f"{DATABASE}-journal").write_bytes(journal)
-        for opening in (SqliteStore, SqliteStore.open_copy):
-            with pytest.raises(CorruptStateError, match="journal: at byte"):
-                opening(directory)
-        assert victim.read_bytes() == b"keep me"
-    (directory / f"{DATABASE}-journal").unlink()
-    assert_works(directory)
-
-
 def test_a_store_that_was_vacuumed_is_still_ours(tmp_path):
     assert_works(tmp_path)
     with closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
@@ -279,52 +260,31 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
     assert_works(tmp_path)
 
 
-OPENER = """
-import sys
-from ackstate.stores.sqlite import SqliteStore
-from ackstate.cursor.store import StoreLockedError
-try:
-    SqliteStore(sys.argv[1])
-except StoreLockedError as error:
-    print("refused")
-else:
-    print("opened")
-"""
-
-
-@pytest.mark.slow
-def test_nobody_else_opens_a_store_whose_lock_was_removed_whatever_this_process_tries(tmp_path):
-    """SQLite's own locks fall when this process closes any descriptor of the database."""
+def test_the_name_of_the_lock_may_be_removed_and_another_opener_is_still_refused(tmp_path):
     with closing(SqliteStore(tmp_path)) as store:
         ledger_id = store.ledgers.create("billing")
         (tmp_path / "LOCK").unlink()
-        for another in (SqliteStore.open_copy, SqliteStore):
-            with pytest.raises(StoreLockedError, match="and its LOCK was removed"):
-                another(tmp_path)
-            assert not (tmp_path / "LOCK").exists()
-        with start(OPENER, tmp_path) as opener:
-            assert opener.wait() == 0
-        assert not (tmp_path / "LOCK").exists()  # It came no further than the directory.
+        with pytest.raises(StoreLockedError, match="is open in process unknown"):
+            SqliteStore(tmp_path)
+        assert not (tmp_path / "LOCK").exists()
         assert store.ledgers.append(ledger_id, b"x") == 0
     assert_works(tmp_path)
 
 
 def test_a_link_to_a_directory_is_that_directory_and_open_once(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "store")
-    with closing(SqliteStore(tmp_path / "store")):
-        for another in (SqliteStore, SqliteStore.open_copy):
-            with pytest.raises(StoreLockedError):
-                another(tmp_path / "link")
+    with closing(SqliteStore(tmp_path / "store")), pytest.raises(StoreLockedError):
+        SqliteStore(tmp_path / "link")
     with closing(SqliteStore(tmp_path / "link")), pytest.raises(StoreLockedError):
         SqliteStore(tmp_path / "store")
     assert_works(tmp_path / "link")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # For the file of the lock.
-def test_a_store_that_is_dropped_unlocks(tmp_path):
+def test_a_store_that_is_dropped_unlocks_and_leaves_no_descriptor(tmp_path):
+    before = len(list(Path("/proc/self/fd").iterdir()))
     SqliteStore(tmp_path)
     gc.collect()
-    (tmp_path / "LOCK").unlink()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert_works(tmp_path)
 
 
@@ -751,129 +711,6 @@ def test_a_wiped_page_is_found_when_the_store_is_opened_unless_it_holds_but_one_
                 SqliteStore(directory)
         else:
             survives(directory)
-
-
-# A look without a trace
-
-
-@pytest.mark.parametrize("state", ["closed", "open"])
-def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
-    directory = damaged(state)
-    assert (f"{DATABASE}-wal" in names_in(directory)) == (state == "open")
-    before = contents_of(directory)
-    with closing(SqliteStore.open_copy(directory)) as copy:
-        lies_in = Path(copy._copy.name)
-        assert copy.ledgers.owned_by("owner-0") == [1]
-        assert copy.ledgers.last(1) == 20
-        # Anything written to the copy goes with it.
-        copy.ledgers.append(1, b"tried")
-        copy.metadata.put("/tried", b"", expected_version=ABSENT)
-        assert contents_of(directory) == before
-    copy.close()
-    assert contents_of(directory) == before
-    assert not lies_in.exists()
-    with closing(SqliteStore(directory)) as store:
-        assert store.ledgers.last(1) == 20
-        assert store.metadata.children("/") == ["values"]
-
-
-def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_written(damaged):
-    directory = damaged("closed")
-    (directory / "LOCK").unlink()
-    directory.chmod(0o555)
-    for path in directory.iterdir():
-        path.chmod(0o444)
-    try:
-        with closing(SqliteStore.open_copy(directory)) as copy:
-            assert copy.ledgers.last(1) == 20
-    finally:
-        directory.chmod(0o755)
-    assert names_in(directory) == ["MADE", DATABASE]
-
-
-@pytest.mark.slow
-def test_an_open_store_is_not_copied(tmp_path):
-    with hold(tmp_path) as holder:
-        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {holder.pid}"):
-            SqliteStore.open_copy(tmp_path)
-        holder.kill()
-    before = contents_of(tmp_path)
-    SqliteStore.open_copy(tmp_path).close()
-    assert contents_of(tmp_path) == before
-    with closing(SqliteStore(tmp_path)) as store:
-        with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
-            SqliteStore.open_copy(tmp_path)
-        store.ledgers.create("goes on")
-
-
-def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(damaged, monkeypatch):
-    directory = damaged("closed")
-    copyfile, inside = temporary_copy.copy_file, []
-
-    def copy_and_open(*paths):
-        if not inside:
-            inside.append(True)
-            with pytest.raises(StoreLockedError, match=str(directory)):
-                SqliteStore(directory)
-            SqliteStore.open_copy(directory).close()
-        return copyfile(*paths)
-
-    monkeypatch.setattr(temporary_copy, "copy_file", copy_and_open)
-    with closing(SqliteStore.open_copy(directory)):
-        assert inside == [True]
-        # The copy is one's own: the store is free again.
-        assert_works(directory)
-
-
-def test_nor_can_a_store_without_a_lock_file(damaged, monkeypatch):
-    directory = damaged("closed")
-    (directory / "LOCK").unlink()
-    copyfile, refused = temporary_copy.copy_file, []
-
-    def open_and_copy(*paths):
-        with pytest.raises(StoreLockedError, match="is being copied"):
-            SqliteStore(directory)
-        refused.append(names_in(directory))
-        return copyfile(*paths)
-
-    monkeypatch.setattr(temporary_copy, "copy_file", open_and_copy)
-    SqliteStore.open_copy(directory).close()
-    assert refused == [["MADE", DATABASE]] * len(refused)
-    assert refused
-    assert_works(directory)
-
-
-@pytest.mark.parametrize("content", [None, {}, {"notes.txt": b"mine"}, {"LOCK": b"", UNFINISHED: b"x"}])
-def test_what_is_no_store_is_not_copied_and_left_alone(tmp_path, content):
-    directory = tmp_path / "store"
-    if content is not None:
-        directory.mkdir()
-        for name, data in content.items():
-            (directory / name).write_bytes(data)
-    with pytest.raises(StoreError, match=f"{directory} is not an ackstate store"):
-        SqliteStore.open_copy(directory)
-    assert directory.exists() == (content is not None)
-    assert content is None or contents_of(directory) == content
-
-
-def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, monkeypatch):
-    directory = damaged("closed")
-    content = (directory / DATABASE).read_bytes()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory.parent))
-    around = names_in(directory.parent)
-    page = pages_of(directory)["entries"][-1]
-    for offset, data, error in (
-        (0, b"no database", CorruptStateError),
-        (60, (7).to_bytes(4, "big"), UnsupportedVersionError),
-        ((page - 1) * 4096 + 1, b"\xff" * 16, CorruptStateError),
-    ):
-        (directory / DATABASE).write_bytes(content)
-        overwrite(directory / DATABASE, offset, data)
-        before = contents_of(directory)
-        with pytest.raises(error, match=directory.name):
-            SqliteStore.open_copy(directory)
-        assert contents_of(directory) == before
-        assert names_in(directory.parent) == around
 
 
 # No room

@@ -4,10 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores import sqlite_database, sqlite_mark
-from ackstate.stores.file import FileStore
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works, contents_of, names_in
 
@@ -62,21 +60,8 @@ def test_a_damaged_or_newer_mark_is_refused_by_name(tmp_path):
             with pytest.raises(CorruptStateError, match=str(mark)):
                 sqlite_mark.is_marked(tmp_path)
     mark.write_bytes(sqlite_mark._mark(0))
-    for opening in (SqliteStore, SqliteStore.open_copy):
-        with pytest.raises(CorruptStateError, match=str(mark)):
-            opening(tmp_path)
+    with pytest.raises(CorruptStateError, match=str(mark)):
+        SqliteStore(tmp_path)
     mark.write_bytes(sqlite_mark._mark(2))
     with pytest.raises(UnsupportedVersionError, match=f"{mark} has version 2; this release reads up to version 1"):
         SqliteStore(tmp_path)
-
-
-def test_neither_store_takes_the_mark_of_the_other_for_its_own(lost, tmp_path):
-    with pytest.raises(StoreError, match="another kind of store wrote its MADE"):
-        FileStore(lost)
-    FileStore(tmp_path / "files").close()
-    for log in (tmp_path / "files").glob("log-*"):
-        log.unlink()
-    before = contents_of(tmp_path / "files")
-    with pytest.raises(StoreError, match="another kind of store wrote its MADE"):
-        SqliteStore(tmp_path / "files")
-    assert contents_of(tmp_path / "files") == before

@@ -12,7 +12,6 @@ from ackstate.cursor import (
     BacklogPolicy,
     BacklogQuotaExceededError,
     CursorConfig,
-    FileStore,
     ManagedCursor,
     MemoryStore,
     Message,
@@ -189,13 +188,12 @@ def test_a_publish_without_a_time_counts_from_the_next_trim():
     assert topic.trim(now_ms=10**12 + 51_000) == 3
 
 
-@pytest.mark.parametrize("kind", [SqliteStore, FileStore])
-def test_times_outlive_a_restart_and_the_last_ledger_counts_from_the_next_open(kind, tmp_path):
-    with closing(kind(tmp_path / "store")) as store:
+def test_times_outlive_a_restart_and_the_last_ledger_counts_from_the_next_open(tmp_path):
+    with closing(SqliteStore(tmp_path / "store")) as store:
         topic = opened(store).open("t", now_ms=0)
         for number in range(25):
             topic.publish([Message(b"x", publish_time_ms=number)], now_ms=1_000 + number // 10)
-    with closing(kind(tmp_path / "store")) as store:
+    with closing(SqliteStore(tmp_path / "store")) as store:
         topic = opened(store, retention=Retention(age_ms=500)).open("t", now_ms=1_400)
         topic.publish([Message(b"x")], now_ms=9_999)
         one, two, three, four = topic.log.ledgers

@@ -189,9 +189,11 @@ def test_what_is_no_store_is_one_line(tmp_path, capsys, command):
     assert tree(tmp_path) == before
 
 
-def test_a_store_that_is_open_is_refused(path, capsys):
-    with closing(SqliteStore(path)):
-        assert_one_line(run(capsys, "fsck", path), path, "is open in process")
+def test_a_store_that_is_open_is_shown_and_goes_on(path, capsys):
+    closed = fsck(capsys, path)
+    with closing(SqliteStore(path)) as store:
+        assert fsck(capsys, path) == closed
+        store.ledgers.create("goes on")
 
 
 def test_damaged_pages_are_one_line_that_names_the_store(path, capsys):

@@ -1,7 +1,7 @@
-"""The file system calls of a `FileStore`, and the guarantees of each about a power cut.
+"""The file system calls of a store, and the guarantees of each about a power cut.
 
-They are implemented by the kernel (`KernelDirectory`), and by a disk in memory that shows every possible state after a
-crash (`ackstate.analysis.crash.simulated_disk`). Names contain no slash. Every call may raise `OSError`.
+A disk in memory implements them (`ackstate.analysis.crash.simulated_disk`), and shows every state after a crash.
+Names contain no slash. Every call may raise `OSError`.
 """
 
 from __future__ import annotations
