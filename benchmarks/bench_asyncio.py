@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.aio import AsyncTopics
-from ackstate.cursor import SqliteStore, Message
+from ackstate.cursor import Message, SqliteStore
 from ackstate.topic.topics import Topics
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 

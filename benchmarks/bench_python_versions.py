@@ -16,7 +16,7 @@ from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 ABOUT = (
     "CPU time of the process, a child of each interpreter, in alternating rounds after one to warm up. From publish to "
-    "ack: `bench_end_to_end` with 100 thousand messages and the SQLite store. One ack, and one persisted to memory: the "
+    "ack: `bench_end_to_end` with 100 thousand messages on SQLite. One ack, and one persisted to memory: the "
     "cursor has 10 thousand live holes. Delayed messages: an index of 100 thousand due within an hour, to which as "
     "many are added, and a view that is polled each tick."
 )

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pulsar
 from pulsar import InitialPosition
 
-from ackstate.cursor import SqliteStore, ManagedCursor, MessageLog
+from ackstate.cursor import ManagedCursor, MessageLog, SqliteStore
 
 ROOT = Path(__file__).parents[1]
 NEVER_MS = 3_600_000

@@ -106,7 +106,7 @@ def grid(point_count: int, seed: int) -> list[Point]:
         raise ValueError(f"{point_count} points: expected 1 to {POINT_COUNT_MAX:,}")
     points: list[Point] = []
     for turn in count():
-        for number, (shape, settings) in enumerate(_turn(turn)):
+        for shape, settings in _turn(turn):
             if len(points) == point_count:
                 return points
             policy = Policy.from_mapping(settings)

@@ -111,7 +111,7 @@ def formats():
 USER = f"{sys.executable} -P {HERE / 'subject.py'}"
 SUBJECTS = {
     "naive": ("naive", "L2 L3 L4"),
-    "ours-sqlite": ("ours-sqlite", "L2 L3 L4"),
+    "ours": ("ours", "L2 L3 L4"),
     "a user's": (f"{USER} sound", "L2 L3 L4"),
     "a user's that never syncs": (f"{USER} unsynced", "L3 L4"),
     "a user's that promises too early": (f"{USER} early", "L2 L3"),

@@ -33,10 +33,6 @@ KILLERS_MAX = 6
 SECONDS_MAX = 8.0
 """Of the tests that are run on one mutant, as measured with their lines."""
 GOES = (
-    "ackstate/stores/file",
-    "ackstate/stores/kernel_directory",
-    "ackstate/stores/plain_files",
-    "ackstate/stores/temporary_copy",
     "ackstate/stores/zookeeper_ledgers",
     "ackstate/stores/zookeeper_group",
     "ackstate/stores/pulsar_rocksdb",

@@ -271,7 +271,8 @@ FOUND = (
         (f"{_SQLITE}an_index_that_disagrees_with_its_table_is_refused",),
     ),
     Planted(
-        "O8", f"{_STORES}sqlite_database.py", "        file.settle()\n", "        file.sync()\n",
+        "O8", f"{_STORES}sqlite_database.py",
+        "        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)\n", "",
         "After a failed sync an opening trusts the kernel's cache.",
         (f"{_UNREADABLE}opening_takes_what_the_disk_has_of_the_log_and_not_what_the_cache_has",),
     ),

@@ -26,7 +26,7 @@ class Exhibit:
     """A bug of the museum.
 
     Attributes:
-        name: ``M1`` to ``M16``; with ``-sqlite`` if the same mistake is made in `SqliteStore`.
+        name: ``M1`` to ``M16``; with ``-sqlite`` if the mistake is made in `SqliteStore`, as others made it in theirs.
         title: The mistake.
         happened: Where it was really made, with the public issue.
         planted: How our code makes it while `plant` is entered, and how far that differs from the real one.

@@ -6,11 +6,10 @@ from museum.files import FILES
 from museum.limits_passed import LIMITS
 from museum.persists import PERSISTS
 from museum.recoveries import RECOVERIES
-from museum.sqlite_files import SQLITE_FILES
 
 EXHIBITS = tuple(
     sorted(
-        (*FILES, *SQLITE_FILES, *PERSISTS, *LIMITS, *RECOVERIES),
+        (*FILES, *PERSISTS, *LIMITS, *RECOVERIES),
         key=lambda exhibit: (int(exhibit.name[1:].removesuffix("-sqlite")), exhibit.name),
     )
 )

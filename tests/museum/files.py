@@ -1,88 +1,12 @@
-"""Mistakes between a store and its disk: missing syncs, syncs in another order, and wrong readings of a crash's
-remains."""
+"""Mistakes between a store and its disk: missing syncs, and wrong readings of a crash's remains."""
 
 from __future__ import annotations
 
-from functools import wraps
+import sqlite3
 
-from ackstate.stores import file_commit, file_generation, file_log
-from ackstate.stores.kernel_directory import KernelFile
+from ackstate.stores import sqlite_connection, sqlite_database, sqlite_mark, sqlite_seal
 from ackstate.wire import native
 from museum.exhibit import Exhibit, Replacement
-
-
-class _BentFile:
-    """A file that is synced in another way."""
-
-    def __init__(self, file, sync):
-        self.file, self._sync = file, sync
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def sync(self):
-        self._sync(self.file)
-
-
-class _BentDirectory:
-    """A directory whose new files, or whose names, are synced in another way."""
-
-    def __init__(self, directory, sync_file, sync_names):
-        self._directory, self._sync_file, self._sync_names = directory, sync_file, sync_names
-
-    def __getattr__(self, name):
-        return getattr(self._directory, name)
-
-    def __str__(self):
-        return str(self._directory)
-
-    def create(self, name):
-        return _BentFile(self._directory.create(name), self._sync_file)
-
-    def sync(self):
-        self._sync_names(self._directory)
-
-
-def _sync(what):
-    what.sync()
-
-
-def _do_not_sync(_):
-    pass
-
-
-def _bent(function, *, sync_file=_sync, sync_names=_sync):
-    """Return a function of `file_generation` that syncs its new file in another way; later syncs are as ever."""
-
-    @wraps(function)
-    def call(directory, *args):
-        made = function(_BentDirectory(directory, sync_file, sync_names), *args)
-        if isinstance(made, file_generation.Generation):
-            made.file = made.file.file
-        return made
-
-    return call
-
-
-def _everywhere(name, by):
-    return tuple(Replacement(module, name, by) for module in (file_generation, file_commit))
-
-
-def _rename_before_the_bytes_are_synced():
-    write, mark = file_generation.write_generation, file_generation._make_mark
-    return (
-        *_everywhere("write_generation", _bent(write, sync_file=_do_not_sync)),
-        Replacement(file_generation, "_make_mark", _bent(mark, sync_file=_do_not_sync)),
-    )
-
-
-def _sync_no_names():
-    write, mark, load = file_generation.write_generation, file_generation._make_mark, file_generation._load
-    return (
-        *_everywhere("write_generation", _bent(write, sync_names=_do_not_sync)),
-        Replacement(file_generation, "_make_mark", _bent(mark, sync_names=_do_not_sync)),
-        Replacement(file_generation, "_load", _bent(load, sync_names=_do_not_sync)),
-    )
 
 
 class _Believed(tuple):
@@ -100,128 +24,130 @@ class _Believed(tuple):
         return 0
 
 
-class _UncheckedTrailer:
-    """The trailer of a group, written as ever; no reader compares the checksum."""
-
-    def __init__(self, trailer):
-        self.size, self.pack, self._trailer = trailer.size, trailer.pack, trailer
-
-    def unpack_from(self, buffer, offset):
-        return _Believed(self._trailer.unpack_from(buffer, offset))
+def _pragmas(changed):
+    """Return the pragmas of an opening, some of them replaced by others."""
+    pragmas = [each for pragma in sqlite_database._PRAGMAS for each in changed.get(pragma, [pragma])]
+    return (Replacement(sqlite_database, "_PRAGMAS", tuple(pragmas)),)
 
 
-def _believe_the_tail():
-    def read_unchecked(file, ledger, first, end, *, name):
-        return [file.read(ledger.offsets[number], ledger.sizes[number]) for number in range(first, end)]
+def _never_sync():
+    return _pragmas({"synchronous = FULL": ["synchronous = OFF"]})
+
+
+def _sync_no_names():
+    sync = sqlite_database.sync_path
+
+    def sync_file(path):
+        if not path.is_dir():
+            sync(path)
 
     return (
-        Replacement(file_log, "TRAILER", _UncheckedTrailer(file_log.TRAILER)),
-        *_everywhere("read_entries", read_unchecked),
+        Replacement(sqlite_database, "sync_path", sync_file),
+        Replacement(sqlite_mark, "sync_path", sync_file),
+        Replacement(sqlite_database, "sync_names_above", lambda _directory: None),
+    )
+
+
+def _believe_all_rows():
+    def data_of_entries(seal, ledger_id, first, rows):
+        return [row[: -sqlite_seal.SEAL_BYTES] for row in rows]
+
+    def data_of_value(seal, path, version, row):
+        return row[: -sqlite_seal.SEAL_BYTES]
+
+    return (
+        Replacement(sqlite_seal.RowSeal, "data_of_entries", data_of_entries),
+        Replacement(sqlite_seal.RowSeal, "data_of_value", data_of_value),
+        Replacement(sqlite_database, "check_log", lambda _log, _database: None),
         Replacement(native, "SEALED", _Believed()),
     )
 
 
-def _take_an_empty_log_for_an_empty_store():
-    load = file_generation._load
+def _take_an_empty_database_for_none():
+    check = sqlite_database._check_header
 
-    def load_or_begin(directory, number, identity):
-        file = directory.open(file_generation.log_name(number))
-        try:
-            is_empty = file.size == 0
-        finally:
-            file.close()
-        if is_empty:
-            place = file_log.LogOffset(identity or 0, 0, 0)
-            return file_generation.Opened(file_generation.write_generation(directory, number + 1, place), None)
-        return load(directory, number, identity)
+    def check_or_remove(database):
+        if database.stat().st_size:
+            check(database)
+        else:
+            database.unlink()
 
-    return (Replacement(file_generation, "_load", load_or_begin),)
+    return (
+        Replacement(sqlite_database, "_check_header", check_or_remove),
+        Replacement(sqlite_database, "check_not_lost", lambda _directory: None),
+    )
 
 
-def _sync_again_and_say_it_went_well():
-    sync = KernelFile.sync
+def _take_a_failed_commit_for_one_that_went_well():
+    undo = sqlite_connection.SqliteConnection._undo
 
-    def sync_again(self):
-        try:
-            sync(self)
-        except OSError:
-            sync(self)
+    def undo_or_trust(connection, calls, error, *, is_committing):
+        if not is_committing or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_IOERR:
+            return undo(connection, calls, error, is_committing=is_committing)
+        for call in calls:
+            call.is_withdrawn = True
+        return True
 
-    return (Replacement(KernelFile, "sync", sync_again),)
+    return (Replacement(sqlite_connection.SqliteConnection, "_undo", undo_or_trust),)
 
 
-def _delete_the_old_log_first():
-    write = file_generation.write_generation
-
-    def write_over(directory, number, source):
-        if not isinstance(source, file_generation.Generation):
-            return write(directory, number, source)
-
-        def delete_first(file):
-            directory.remove(file_generation.log_name(source.number))
-            directory.sync()
-            file.sync()
-
-        generation = _bent(write, sync_file=delete_first)(directory, number, source)
-        # For the caller, who deletes the old log now.
-        directory.create(file_generation.log_name(source.number)).close()
-        return generation
-
-    return _everywhere("write_generation", write_over)
+def _empty_the_log_before_the_database_is_synced():
+    checkpoint = "wal_checkpoint(TRUNCATE)"
+    return _pragmas({checkpoint: ["synchronous = OFF", checkpoint, "synchronous = FULL"]})
 
 
 FILES = (
     Exhibit(
-        "M1",
-        "a file is renamed into its place before its bytes are synced",
-        "NATS JetStream, nats-io/nats-server#8036: after a power failure the ack floors of durable consumers were back "
-        "at 1. A consumer's state is a file that is written beside and renamed, and synced only with `sync_always`; "
-        "that this is the cause is likely, not proved.",
-        "`write_generation` and `_make_mark` of `FileStore` skip the sync of the new file; later appends to it "
-        "are synced.",
-        _rename_before_the_bytes_are_synced,
+        "M1-sqlite",
+        "a commit is not synced",
+        "NATS JetStream, nats-io/nats-server#8036: after a power failure the ack floors of durable consumers were "
+        "back at 1. A consumer's state is a file that is written beside and renamed, and synced only with "
+        "`sync_always`; that this is the cause is likely, not proved.",
+        "`SqliteStore` tells SQLite to sync nothing (`synchronous = OFF`).",
+        _never_sync,
     ),
     Exhibit(
-        "M2",
-        "the directory is never synced",
-        "Similar to M1, in the same place: NATS JetStream syncs the directory of a renamed state file only "
-        "with `sync_always`.",
-        "`FileStore` syncs files and no names: a new log, and the deletion of the old one, may both be undone.",
+        "M2-sqlite",
+        "no directory is ever synced",
+        "Similar to M1, in the same place: NATS JetStream syncs the directory of a renamed state file only with "
+        "`sync_always`.",
+        "`SqliteStore` syncs no directory, neither its own nor those above. SQLite itself syncs its own when it begins "
+        "a log.",
         _sync_no_names,
     ),
     Exhibit(
-        "M3",
-        "the end of a log is accepted without a checksum",
-        "NATS JetStream: `decodeConsumerState` looks at a magic number and a version, and there is no checksum. Single "
-        "flipped bits lost 49.7 % of the messages in Jepsen's report on 2.12.1 (nats-io/nats-server#7564).",
-        "`LogReader` takes any group whose header is sound and whose bytes are all there. Everything before the end is "
-        "still chained to its successor. Our entries, and the journal's records in them, have checksums of their own, "
-        "which would detect it: no reader compares these either.",
-        _believe_the_tail,
+        "M3-sqlite",
+        "rows and the log are accepted without their checksums",
+        "NATS JetStream: `decodeConsumerState` looks at a magic number and a version, and there is no checksum. "
+        "Single flipped bits lost 49.7 % of the messages in Jepsen's report on 2.12.1 (nats-io/nats-server#7564).",
+        "`SqliteStore` compares no seal of a row and does not check the log before SQLite reads it; the checksums of "
+        "the journal's records are not compared either.",
+        _believe_all_rows,
     ),
     Exhibit(
-        "M4",
-        "an empty file is an empty state",
-        "NATS JetStream: `stateWithCopyLocked` returns an empty state and no error for a consumer's file of no bytes; "
-        "a consumer whose file was zeroed was deleted at the start (nats-io/nats-server#7691).",
-        "`FileStore` begins a new store where the log is empty.",
-        _take_an_empty_log_for_an_empty_store,
+        "M4-sqlite",
+        "an empty database is an empty state",
+        "NATS JetStream: `stateWithCopyLocked` returns an empty state and no error for a consumer's file of no bytes;"
+        " a consumer whose file was zeroed was deleted at the start (nats-io/nats-server#7691).",
+        "`SqliteStore` creates a new database where its own is empty.",
+        _take_an_empty_database_for_none,
     ),
     Exhibit(
-        "M11",
-        "a failed fsync is repeated and trusted",
+        "M11-sqlite",
+        "a failed sync is trusted",
         "PostgreSQL until 2019 (fsync-gate): the kernel marks the pages of a failed fsync as clean, so that the next "
         "one succeeds and has written nothing. Rebello and others, USENIX ATC '20, found no strategy that is enough.",
-        "`KernelFile` syncs a second time where the first failed, and reports success if that one succeeds.",
-        _sync_again_and_say_it_went_well,
+        "`SqliteStore` reports success, and goes on, if the sync of a commit fails; SQLite has undone it. That an "
+        "opening rereads the log after a failed sync is seen by a test, and by no layer.",
+        _take_a_failed_commit_for_one_that_went_well,
     ),
     Exhibit(
-        "M14",
-        "a compaction deletes the old log before the new one is durable",
+        "M14-sqlite",
+        "a log is emptied before the database is synced",
         "No single report. Suspected in Atomix Copycat, in a change that its author later called incorrect "
         "(atomix/copycat#286); the compaction of NeDB let the new file take the old one's place before it was synced "
         "(louischatriot/nedb#265).",
-        "`write_generation` deletes the old log, durably, and syncs and renames the new one after that.",
-        _delete_the_old_log_first,
+        "The opening of `SqliteStore` copies the log into the database and empties it, and syncs neither.",
+        _empty_the_log_before_the_database_is_synced,
     ),
 )

@@ -68,10 +68,10 @@ OWN_BUGS: tuple[OwnBug, ...] = (
     ),
     OwnBug(
         "L2",
-        "A failed sync of `FileStore`, which could not be recorded either: the next opening trusted the kernel's "
-        "cache and appended, and a power cut left a valid group after a lost one.",
+        "A failed sync, which could not be recorded either: the next opening trusted the kernel's cache and appended, "
+        "and a power cut left a valid group after a lost one.",
         "Opening syncs, drops the kernel's cache of the log, and reads the disk.",
-        "`tests/system/analysis/crash/test_system_calls.py`",
+        "`tests/unit/cursor/test_sqlite_unreadable.py`",
     ),
     OwnBug(
         "L2",
@@ -102,9 +102,9 @@ OWN_BUGS: tuple[OwnBug, ...] = (
     ),
     OwnBug(
         "L5",
-        "The first group of another `FileStore` in the place of its own invented 88 acks.",
-        "Every group says which store it belongs to, and where in its log.",
-        "`tests/unit/cursor/test_file_store_damage.py`",
+        "The first part of another store's log in the place of its own invented 88 acks.",
+        "The checksum of a row covers a number of its store.",
+        "`tests/unit/cursor/test_sqlite.py`",
     ),
     OwnBug(
         "L5",

@@ -110,13 +110,11 @@ def _evidence(totals):
 
 
 def _flips(counts):
-    flipped, whole, in_turn = (counts.get(name, 0) for name in ("bits_flipped", "stores_flipped_whole", "bits_in_turn"))
-    rounds = "once" if whole == 1 else f"{whole:,} times"
+    flipped, in_turn = (counts.get(name, 0) for name in ("bits_flipped", "bits_in_turn"))
     yield ""
     yield (
-        f"In L5, {flipped:,} of the copies have a single bit flipped. Every bit of a small `FileStore` was flipped "
-        f"{rounds}. Each run flips the next of the {DATABASE_BITS:,} bits of a small `SqliteStore`, which has "
-        f"covered them {in_turn / DATABASE_BITS:.1f} times so far."
+        f"In L5, {flipped:,} of the copies have a single bit flipped. Each run flips the next of the {DATABASE_BITS:,} "
+        f"bits of a small `SqliteStore`, which has covered them {in_turn / DATABASE_BITS:.1f} times so far."
     )
 
 

@@ -110,9 +110,7 @@ def crash(
     runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
     subject: Annotated[
         str,
-        typer.Option(
-            metavar="WHAT", help="ours, ours-sqlite, ours-limited, naive, module:Class, or your command line."
-        ),
+        typer.Option(metavar="WHAT", help="ours, ours-limited, naive, module:Class, or your command line."),
     ] = OURS,
     receipts_min: Annotated[
         float,

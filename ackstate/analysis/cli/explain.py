@@ -69,8 +69,8 @@ def explain(
     The hole that holds back the mark-delete position comes first, then the
     holes that cost most.
 
-    A store that is open cannot be read. Give the URL of its broker's admin
-    server instead: then consumers and blocked limits are known, too.
+    With the URL of a broker's admin server instead of its store, consumers and
+    blocked limits are known, too.
 
     Exit status: 0, 1 if a cursor cannot be opened or a topic cannot be read,
     2 if the store or no topic can be read.

@@ -1,7 +1,7 @@
 """Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
-A store on a disk is copied, and the copy is read. From a cluster of ZooKeeper, BookKeeper or Pulsar it only reads. Others
-may keep writing meanwhile. `docs/operations.md` describes the JSON.
+A store on a disk is copied, and the copy is read. From a cluster of ZooKeeper, BookKeeper or Pulsar it only reads.
+Others may keep writing meanwhile. `docs/operations.md` describes the JSON.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python -P -m ackstate.analysis.crash.serve NAME    with standard input and output
 
-NAME is ``ours``, ``ours-sqlite``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
+NAME is ``ours``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject import CrashSubject, Report
 
 SUBJECTS = {
-    "ours": "ackstate.analysis.crash.subjects.ours:OursOnFiles",
-    "ours-sqlite": "ackstate.analysis.crash.subjects.ours:OursOnSqlite",
+    "ours": "ackstate.analysis.crash.subjects.ours:Ours",
     "ours-limited": "ackstate.analysis.crash.subjects.ours:OursLimited",
     "naive": "ackstate.analysis.crash.subjects.naive:NaiveSubject",
 }

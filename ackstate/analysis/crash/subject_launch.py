@@ -23,7 +23,7 @@ def subject_launch(text: str, *, tracer: CallTracer | None = None) -> Launch:
 
     Args:
         tracer: Kills it at a system call; None for processes that are not traced.
-        text: ``ours``, ``ours-sqlite``, ``ours-limited``, ``naive``, ``module:Class`` for a `CrashSubject` in Python,
+        text: ``ours``, ``ours-limited``, ``naive``, ``module:Class`` for a `CrashSubject` in Python,
             or a command line.
 
     Raises:

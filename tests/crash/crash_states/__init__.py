@@ -1,5 +1,5 @@
 """L1: every state that a power cut could leave, opened and checked; `examination` is the entry point."""
 
-from crash.crash_states.examination import CrashStates, crash_states
+from crash.crash_states.examination import crash_states
 
-__all__ = ["CrashStates", "crash_states"]
+__all__ = ["crash_states"]

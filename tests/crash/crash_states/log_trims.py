@@ -1,7 +1,7 @@
 """Opens every state that a power cut could leave while a message log is published to, trimmed and taken over.
 
-A part of L1: see `crash.crash_states.examination`. The log is in a `FileStore` on a simulated
-disk, with one subscription, which acks in order. Each recovery opens the log and its cursor, and reads all messages.
+A part of L1: see `crash.crash_states.examination`. The log has one subscription, which acks in order. Each recovery
+opens the log and its cursor, and reads all messages.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.analysis.crash.simulated_crash import DiskHistory
-from ackstate.analysis.crash.simulated_disk import ProcessKilledError, SimulatedDisk
+from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.position import Position
 from ackstate.topic.log_ownership import log_owner
 from ackstate.topic.message_log import Message, MessageLog
 from ackstate.topic.retention import Retention, trim_log
 from crash.crash_states.moments import broken_by_error
-from crash.crash_states.recovery import sample, written
+from crash.crash_states.sqlite import RecordedStorage, Recoveries, states_of, temporary_place
 from crash.crash_states.story import Examined, WorkloadFailure
 
 if TYPE_CHECKING:
@@ -28,14 +27,10 @@ if TYPE_CHECKING:
     from random import Random
 
     from ackstate.cursor.store import Store
-    from ackstate.stores.store_directory import StoreDirectory
-    from crash.crash_states.recovery import Files
-
-    OpenStore = Callable[[StoreDirectory], Store]
+    from crash.crash_states.sqlite import Copy
 
 _TOPIC, _SUBSCRIPTION = "t", "s"
 _STEPS = 12
-_CRASHES_AGAIN_ONE_IN = 20
 
 
 class LogStepKind(Enum):
@@ -46,7 +41,7 @@ class LogStepKind(Enum):
     PERSIST = "persist"
     TRIM = "trim"
     REOPEN = "open again"
-    KILL = "be killed during a publish and a trim, after calls of the disk:"
+    KILL = "be killed during a publish and a trim, after calls of the store:"
 
 
 class LogStep(NamedTuple):
@@ -94,7 +89,7 @@ def draw_log_workload(random: Random) -> LogWorkload:
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=_STEPS)
     steps = []
     for kind in kinds:
-        most = {LogStepKind.PUBLISH: 3, LogStepKind.KILL: 12}.get(kind, 20)
+        most = {LogStepKind.PUBLISH: 3, LogStepKind.KILL: 5}.get(kind, 20)
         steps.append(LogStep(kind, random.randint(1, most)))
     return LogWorkload(random.choice((1, 2, 4)), tuple(steps))
 
@@ -129,27 +124,35 @@ class _Recovered(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """The promises after some calls of the disk, those before and after the step in progress."""
+    """The promises after some calls of the storage, those before and after the step in progress."""
 
     step: int
     before: _KnownEntries
     after: _KnownEntries
 
 
-def examine_log(workload: LogWorkload, open_store: OpenStore) -> Examined:
-    """Execute a workload on a simulated disk, and check its crash states up to the first that breaks a promise."""
-    disk = SimulatedDisk()
-    execution = _Execution(workload, disk, open_store)
-    failure = None
-    try:
-        execution.run()
-    except Exception as error:  # On a disk without faults no error may escape.
-        broken = broken_by_error(error)
-        failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
-    judge = _Judge(disk, execution.moments, open_store)
-    failure = judge.first_failure() or failure
-    counts = {"log_workloads": 1, "log_states": judge.judged, "log_recoveries": judge.recoveries}
-    return Examined(judge.judged, counts | {"trimmed_ledgers": execution.trimmed_count}, failure)
+def examine_log(workload: LogWorkload) -> Examined:
+    """Execute a workload, and check its crash states up to the first that breaks a promise."""
+    with temporary_place() as place:
+        storage = RecordedStorage(place)
+        execution = _Execution(workload, storage)
+        failure = None
+        with storage.stores:
+            try:
+                execution.run()
+            except Exception as error:  # On a disk without faults no error may escape.
+                broken = broken_by_error(error)
+                failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
+        recoveries = Recoveries(place / "recoveries", _recovered, _differing)
+        judged, found = _first_failure(storage.copies, execution.moments, recoveries)
+    counts = {
+        "log_workloads": 1,
+        "log_states": judged,
+        "log_recoveries": recoveries.opened_count,
+        "states_of_log_recoveries": recoveries.crashed_count,
+        "trimmed_ledgers": execution.trimmed_count,
+    }
+    return Examined(judged + recoveries.crashed_count, counts, found or failure)
 
 
 @final
@@ -157,15 +160,15 @@ class _Execution:
     """A workload during its execution.
 
     Attributes:
-        moments: By the number of calls of the disk.
+        moments: By the number of calls of the storage.
         step: The number of the current step, from 1.
         trimmed_count: How many ledgers trims have deleted.
     """
 
-    def __init__(self, workload: LogWorkload, disk: SimulatedDisk, open_store: OpenStore) -> None:
+    def __init__(self, workload: LogWorkload, storage: RecordedStorage) -> None:
         self.moments: list[list[_Moment]] = []
         self.step = self.trimmed_count = 0
-        self._workload, self._disk, self._open_store = workload, disk, open_store
+        self._workload, self._storage = workload, storage
         self._known = _KnownEntries()
 
     def run(self) -> None:
@@ -176,15 +179,16 @@ class _Execution:
             self._during(lambda step=step: self._do(step))  # type: ignore[misc]
 
     def _during(self, call: Callable[[], None]) -> None:
-        before, first = self._known, len(self._disk.calls)
+        before, first = self._known, self._storage.count_calls()
         call()
-        self.moments += [[] for _ in range(len(self._disk.calls) + 1 - len(self.moments))]
-        for made in range(first + 1, len(self._disk.calls) + 1):
+        last = self._storage.count_calls()
+        self.moments += [[] for _ in range(last + 1 - len(self.moments))]
+        for made in range(first + 1, last + 1):
             self.moments[made].append(_Moment(self.step, before, self._known))
         self.moments[-1].append(_Moment(self.step, self._known, self._known))
 
     def _open(self) -> None:
-        self._store = self._open_store(self._disk.directory())
+        self._store = self._storage.open()
         self._log, self._cursor = _opened(self._store, self._workload.entries_per_ledger_max)
 
     def _do(self, step: LogStep) -> None:
@@ -203,13 +207,13 @@ class _Execution:
                 self._store.close()
                 self._open()
             case LogStepKind.KILL:
-                self._disk.kill_after(step.number)
+                self._storage.kill_after(step.number)
                 try:
                     self._publish(2)
                     self._trim()
                 except ProcessKilledError:
                     pass
-                self._disk.kill()
+                self._storage.kill()
                 self._open()
 
     def _publish(self, count: int) -> None:
@@ -245,61 +249,26 @@ def _opened(store: Store, entries_per_ledger_max: int) -> tuple[MessageLog, Mana
     return log, cursor
 
 
-@final
-class _Judge:
-    """Checks every crash state of a disk; each distinct one is opened once."""
+def _first_failure(
+    copies: Sequence[Copy], moments: Sequence[Sequence[_Moment]], recoveries: Recoveries[_Recovered]
+) -> tuple[int, WorkloadFailure | None]:
+    """Check the states that a power cut could leave; return their number, and the first failure."""
+    judged = 0
+    for made, state in states_of(copies):
+        if made >= len(moments) or not moments[made]:
+            continue
+        judged += 1
+        recovered = recoveries.open(state.copy)
+        for moment in moments[made]:
+            broken = recovered if isinstance(recovered, Broken) else _judge(recovered, moment)
+            if broken is not None:
+                told = (f"power cut: {state.lost}", f"recovery: {broken.found}")
+                return judged, WorkloadFailure(broken, moment.step, told)
+    return judged, None
 
-    def __init__(self, disk: SimulatedDisk, moments: Sequence[Sequence[_Moment]], open_store: OpenStore) -> None:
-        self.judged = self.recoveries = 0
-        self._disk, self._moments, self._open_store = disk, moments, open_store
-        self._of_files: dict[Files, _Recovered | Broken] = {}
-        self._of_content: dict[object, _Recovered] = {}
 
-    def first_failure(self) -> WorkloadFailure | None:
-        """Return the first failure."""
-        history = DiskHistory(self._disk.start)
-        for made, moments in enumerate(self._moments):
-            if made:
-                history.follow(self._disk.calls[made - 1])
-            for state in history.states() if moments else ():
-                self.judged += 1
-                recovered = self._recover(state.files)
-                for moment in moments:
-                    broken = recovered if isinstance(recovered, Broken) else _judge(recovered, moment)
-                    if broken is not None:
-                        told = (f"power cut: {state}", f"recovery: {broken.found}")
-                        return WorkloadFailure(broken, moment.step, told)
-        return None
-
-    def _recover(self, files: Files, *, crashes_again: bool = True) -> _Recovered | Broken:
-        found = self._of_files.get(files)
-        if found is None:
-            found = self._of_files[files] = self._opened(files, crashes_again=crashes_again)
-        return found
-
-    def _opened(self, files: Files, *, crashes_again: bool) -> _Recovered | Broken:
-        disk = SimulatedDisk.from_state(files)
-        try:
-            store = self._open_store(disk.directory())
-            # Opening a store discards torn data, after which most disks are equal.
-            owned = store.ledgers.owned_by(log_owner(_TOPIC))
-            key = written(disk), tuple([(each, store.ledgers.last(each)) for each in owned])
-            recovered = self._of_content.get(key)
-            if recovered is None:
-                self.recoveries += 1
-                recovered = self._of_content[key] = _recovered(store)
-                if crashes_again and self.recoveries % _CRASHES_AGAIN_ONE_IN == 0:
-                    self._check_crashes_of_recovery(disk, recovered)
-        except Exception as error:
-            return broken_by_error(error)
-        finally:
-            disk.kill()
-        return recovered
-
-    def _check_crashes_of_recovery(self, disk: SimulatedDisk, recovered: _Recovered) -> None:
-        for state in sample(disk):
-            found = self._recover(state.files, crashes_again=False)
-            hold(Promise.I5, found == recovered, f"{found}, after a crash of the recovery that left: {state}")
+def _differing(first: _Recovered, again: _Recovered) -> Broken | None:
+    return None if first == again else Broken(Promise.I5, f"first {first}, then {again}")
 
 
 def _recovered(store: Store) -> _Recovered:

@@ -7,42 +7,39 @@ database. During a call the log may end after each of them and inside, from its 
 while the log is copied, any of the database's pages may be new, it may end after each, and the log is complete. The
 index of the log is always missing, as if it had been lost. All of these states are checked.
 
-The copies are made in this process, in a temporary directory, in memory if possible.
+The copies are made in this process, in a temporary directory, in memory if possible. Each distinct state is opened
+once; some are opened again, and some of these openings are recorded and crashed in turn.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, final
 
-from ackstate.analysis.crash.oracle import Broken
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
-from crash.crash_states.execution import Execution
-from crash.crash_states.moments import broken_by_error, differing, judge
-from crash.crash_states.recovery import broken_by_leftovers, open_cursors
-from crash.crash_states.story import Examined, WorkloadFailure
+from crash.crash_states.moments import broken_by_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ackstate.analysis.crash.oracle import State
+    from ackstate.analysis.crash.oracle import Broken
     from ackstate.cursor.store import LedgerStore, MetadataStore, Store
     from ackstate.cursor.writes import Write
     from ackstate.errors import AckStateError
-    from crash.crash_states.moments import Moment
-    from crash.crash_states.workload import Workload
+
+_Found = TypeVar("_Found")
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512
 _FRAME = _FRAME_HEADER + _PAGE
 _IN_MEMORY = Path("/dev/shm")
 _TWICE_ONE_IN = 4
+_CRASHED_ONE_IN = 100
 
 
 class Copy(NamedTuple):
@@ -120,29 +117,51 @@ def _mixed(old: bytes, new: bytes, places: Sequence[tuple[int, int]]) -> bytes:
     return bytes(mixed)
 
 
-@final
-class _Recorder:
-    """Opens one store again and again, and copies it after every call that changes it."""
+@contextmanager
+def temporary_place() -> Iterator[Path]:
+    """Yield a new directory, in memory if possible, which is removed at the end."""
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
+        yield Path(name)
 
-    def __init__(self, directory: Path) -> None:
+
+@final
+class RecordedStorage:
+    """Opens one store again and again, and copies it after every call that changes it.
+
+    Args:
+        directory: An empty directory, or a missing one.
+        start: What is there at first; by default a new store.
+
+    Attributes:
+        copies: The first is the initial state.
+        stores: To be closed at the end.
+    """
+
+    def __init__(self, directory: Path, start: Copy | None = None) -> None:
         self._directory = directory
+        self._directory.mkdir(exist_ok=True)
         self._lives = 0
+        self._calls_left = -1  # Negative: it lives for ever.
         self.copies: list[Copy] = []
         self.stores = ExitStack()
+        if start is None:
+            SqliteStore(self.place).close()
+            self.changed()
+        else:
+            write_copy(start, self.place)
+            self.copies.append(start)
 
     @property
     def place(self) -> Path:
         return self._directory / f"life-{self._lives}"
 
     def count_calls(self) -> int:
-        """Return two for each change: during it, and after its sync. The first copy is the initial state."""
-        return 2 * max(0, len(self.copies) - 1)
+        """Return two for each change: during it, and after its sync."""
+        return 2 * (len(self.copies) - 1)
 
     def open(self) -> Store:
         """Open the store, recorded from here on."""
-        if not self.copies:
-            SqliteStore(self.place).close()
-            self.changed()
+        self.check_alive()
         store = SqliteStore(self.place)
         self.stores.callback(store.close)
         self.changed()
@@ -150,10 +169,25 @@ class _Recorder:
 
     def kill(self) -> None:
         """Continue with a copy elsewhere: a killed process writes no more."""
-        self._lives += 1
+        self._lives, self._calls_left = self._lives + 1, -1
         write_copy(self.copies[-1], self.place)
 
+    def kill_after(self, call_count: int) -> None:
+        """Kill the process later: after some more calls that change the store, the next one raises."""
+        self._calls_left = call_count
+
+    def check_alive(self) -> None:
+        """Count a call that changes the store.
+
+        Raises:
+            ProcessKilledError: The process is dead by now.
+        """
+        if self._calls_left == 0:
+            raise ProcessKilledError
+        self._calls_left -= 1
+
     def changed(self) -> None:
+        """Copy the store."""
         self.copies.append(read_copy(self.place))
 
 
@@ -175,29 +209,31 @@ def write_copy(copy: Copy, place: Path) -> None:
 class _RecordedStore:
     """A store that reports every call that changed it."""
 
-    def __init__(self, store: SqliteStore, recorder: _Recorder) -> None:
-        self._store, self._recorder = store, recorder
-        self.ledgers: LedgerStore = _Recorded(store.ledgers, recorder)  # type: ignore[assignment]
-        self.metadata: MetadataStore = _Recorded(store.metadata, recorder)  # type: ignore[assignment]
+    def __init__(self, store: SqliteStore, storage: RecordedStorage) -> None:
+        self._store, self._storage = store, storage
+        self.ledgers: LedgerStore = _Recorded(store.ledgers, storage)  # type: ignore[assignment]
+        self.metadata: MetadataStore = _Recorded(store.metadata, storage)  # type: ignore[assignment]
 
     def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
         """Execute writes in one transaction; report the change even if it fails."""
+        self._storage.check_alive()
         try:
             return self._store.write_all(writes)
         finally:
-            self._recorder.changed()
+            self._storage.changed()
 
     def close(self) -> None:
+        self._storage.check_alive()
         self._store.close()
-        self._recorder.changed()
+        self._storage.changed()
 
 
 @final
 class _Recorded:
     _CHANGES = frozenset({"create", "append", "append_all", "delete", "fence", "put"})
 
-    def __init__(self, part: object, recorder: _Recorder) -> None:
-        self._part, self._recorder = part, recorder
+    def __init__(self, part: object, storage: RecordedStorage) -> None:
+        self._part, self._storage = part, storage
 
     def __getattr__(self, name: str) -> object:
         call = getattr(self._part, name)
@@ -206,92 +242,83 @@ class _Recorded:
 
         def recorded(*args: object, **named: object) -> object:
             """Call the method; report the change even if it fails, because part of it may be on disk."""
+            self._storage.check_alive()
             try:
                 return call(*args, **named)
             finally:
-                self._recorder.changed()
+                self._storage.changed()
 
         return recorded
 
 
-def examine_sqlite(workload: Workload) -> Examined:
-    """Execute a workload on an `SqliteStore`, and check its crash states up to the first that breaks a promise."""
-    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
-        recorder = _Recorder(Path(name))
-        execution = Execution(
-            workload,
-            recorder.open,
-            count_calls=recorder.count_calls,
-            kill=recorder.kill,
-            kill_after=lambda _: None,  # Only between two calls: a connection cannot be abandoned in the middle of one.
-        )
-        failure = None
-        with recorder.stores:
-            try:
-                execution.run()
-            except Exception as error:  # On a disk without faults no error may escape.
-                broken = broken_by_error(error)
-                failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
-        judging = _SqliteJudge(Path(name), workload)
-        failure = judging.first_failure(recorder.copies, execution.moments) or failure
-        counts = execution.counts + Counter(sqlite_states=judging.judged, recoveries=judging.recoveries)
-        return Examined(judging.judged, counts, failure)
+def states_of(copies: Sequence[Copy]) -> Iterator[tuple[int, LeftOver]]:
+    """Yield the states that a power cut could leave, each after the number of calls of the storage up to it.
+
+    After an odd number a call is under way; after an even one it has returned, so that nothing may be lost.
+    """
+    for number in range(1, len(copies)):
+        for torn in states_between(copies[number - 1], copies[number]):
+            yield 2 * number - 1, torn
+        yield 2 * number, LeftOver(copies[number], "nothing is lost")
 
 
 @final
-class _SqliteJudge:
-    def __init__(self, directory: Path, workload: Workload) -> None:
-        self._directory = directory
-        self._workload = workload
-        self._opened: dict[Copy, Mapping[str, State] | Broken] = {}
-        self.judged = self.recoveries = 0
+class Recoveries(Generic[_Found]):
+    """Opens each distinct state once.
 
-    def first_failure(self, copies: Sequence[Copy], moments: Sequence[Moment]) -> WorkloadFailure | None:
-        """Check the states that a power cut could leave between two copies, and return the first failure."""
-        for number in range(1, len(copies)):
-            before, after = copies[number - 1], copies[number]
-            torn, whole = states_between(before, after), [LeftOver(after, "nothing is lost")]
-            for made, states in ((2 * number - 1, torn), (2 * number, whole)):
-                here = [moment for moment in moments if moment.first_call <= made <= moment.last_call]
-                for state in states:
-                    failure = self._failure_in(state, here, is_worst=made == 2 * number)
-                    if failure is not None:
-                        return failure
-        return None
+    Args:
+        directory: Empty.
+        recover: Opens what is in a store, and returns what was found; raises if the recovery itself broke a promise.
+        differing: Returns the promise that is broken if two recoveries of one state differ.
 
-    def _failure_in(self, state: LeftOver, moments: Sequence[Moment], *, is_worst: bool) -> WorkloadFailure | None:
-        self.judged += 1
-        opened = self._open(state.copy)
-        for moment in moments:
-            broken = opened if isinstance(opened, Broken) else judge(opened, moment, is_worst=is_worst)
-            if broken is not None:
-                told = (f"power cut: {state.lost}", f"recovery: {broken.found}")
-                return WorkloadFailure(broken, moment.step, told)
-        return None
+    Attributes:
+        opened_count: How many distinct states were opened.
+        crashed_count: How many states that a crash of a recovery could leave were opened in addition.
+    """
 
-    def _open(self, copy: Copy) -> Mapping[str, State] | Broken:
+    def __init__(
+        self,
+        directory: Path,
+        recover: Callable[[Store], _Found],
+        differing: Callable[[_Found, _Found], Broken | None],
+    ) -> None:
+        self._directory, self._recover, self._differing = directory, recover, differing
+        self._opened: dict[Copy, _Found | Broken] = {}
+        self.opened_count = self.crashed_count = 0
+
+    def open(self, copy: Copy) -> _Found | Broken:
+        """Return what a recovery finds in a state, or the promise that it breaks."""
         if copy not in self._opened:
-            self._opened[copy] = self._reopen(copy)
+            self._opened[copy] = self._open(copy)
         return self._opened[copy]
 
-    def _reopen(self, copy: Copy) -> Mapping[str, State] | Broken:
-        self.recoveries += 1
-        first, again = self._directory / "first", self._directory / "again"
-        try:
-            write_copy(copy, first)
-            with closing(SqliteStore(first)) as store:
-                views = open_cursors(store, self._workload)
-                leftover = broken_by_leftovers(store, self._workload.subscriptions)
-                if leftover is not None:
-                    return leftover
-                if self.recoveries % _TWICE_ONE_IN:
-                    return views
-                write_copy(read_copy(first), again)
-                with closing(SqliteStore(again)) as store_again:
-                    views_again = open_cursors(store_again, self._workload)
-        except Exception as error:  # A plain crash must not cause any error.
-            return Broken(Promise.I10, f"{type(error).__name__}: {error}")
-        finally:
-            for place in (first, again):
-                shutil.rmtree(place, ignore_errors=True)
-        return differing(views, views_again) or views
+    def _open(self, copy: Copy) -> _Found | Broken:
+        self.opened_count += 1
+        with temporary_place() as place:
+            try:
+                if self.opened_count % _CRASHED_ONE_IN == 0:
+                    return self._crashed(RecordedStorage(place / "first", copy), place)
+                found = self._found(copy, place / "first")
+                if self.opened_count % _TWICE_ONE_IN:
+                    return found
+                again = self._found(read_copy(place / "first"), place / "again")
+            except Exception as error:  # A plain crash must not cause any error.
+                return broken_by_error(error)
+            return self._differing(found, again) or found
+
+    def _found(self, copy: Copy, place: Path) -> _Found:
+        write_copy(copy, place)
+        with closing(SqliteStore(place)) as store:
+            return self._recover(store)
+
+    def _crashed(self, storage: RecordedStorage, place: Path) -> _Found | Broken:
+        """Recover, and again after each crash of this recovery."""
+        with storage.stores:
+            found = self._recover(storage.open())
+        for _, state in states_of(storage.copies):
+            self.crashed_count += 1
+            broken = self._differing(found, self._found(state.copy, place / "again"))
+            if broken is not None:
+                return broken._replace(found=f"{broken.found}, after a crash of the recovery that left: {state.lost}")
+            shutil.rmtree(place / "again")
+        return found

@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from enum import Enum
-from itertools import count, islice
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -32,7 +32,7 @@ from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from crash.damage.kinds import Reach, flipped
-from crash.damage.media import FileMedium, SqliteMedium
+from crash.damage.media import SqliteMedium
 from crash.damage.records import RecordMedium
 from crash.damage.repairs import repaired, what_fails_after, what_it_gave_up
 from crash.damage.story import OpenedCursor, Story, open_story, write_story
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _PERSISTS_OF_SMALL = 3
 _PIECE = 512  # flips per outcome, so that a budget can be kept
-_SEED_OF_TURNS = 1  # of a closed store: one file, no log
+_SEEDS_OF_TURNS = (1, 0)  # of a closed store, which is one file, and of one that was killed, whose log has the rest
 _BROKEN_MAX = 10  # per run; more would add nothing
 _HANGS_AFTER_S = 20.0
 _REFUSALS = (CorruptStateError, UnsupportedVersionError, StoreError, InvalidPositionError)
@@ -68,11 +68,10 @@ class HangError(Exception):
 
 
 def damage(first_seed: int) -> Iterator[RunOutcome]:
-    """Yield runs, each of many damaged copies of one store: a `FileStore`, an `SqliteStore`, and records in turn."""
+    """Yield runs, each of many damaged copies of one store: an `SqliteStore`, and records in turn."""
     with scratch_directory("damage") as directory, quiet("ackstate.cursor"):
         sqlite = SqliteMedium(directory)
-        media: Sequence[Medium] = (FileMedium(), sqlite, RecordMedium())
-        yield from every_bit(first_seed)
+        media: Sequence[Medium] = (sqlite, RecordMedium())
         for seed in count(first_seed):
             turn, which = divmod(seed, len(media))
             if media[which] is sqlite:
@@ -80,42 +79,23 @@ def damage(first_seed: int) -> Iterator[RunOutcome]:
             yield run(seed, media[which])
 
 
-def every_bit(seed: int) -> Iterator[RunOutcome]:
-    """Flip every single bit of a small but complete `FileStore`, and check each; reported in pieces of the seed's run.
-
-    Zeros laid out for later are excluded; other runs change some of them. Counts: ``bits_flipped``, as in every run,
-    out of ``bits_flipped_of`` bits of the store, and ``stores_flipped_whole``.
-    """
-    medium, story = FileMedium(), Story()
-    try:
-        good = good_store(seed, medium, story, persist_count=_PERSISTS_OF_SMALL)
-    except Exception as error:  # before any damage
-        yield replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
-        return
-    bits_of = [(log, log.bits_of(good.files[log.name])) for log in medium.logs(good.files)]
-    flips = (damaged for log, bits in bits_of for damaged in flipped(good.files, log.name, bits, log.reach_of_change))
-    while piece := list(islice(flips, _PIECE)):
-        yield replace(_judged(seed, medium, good, piece), is_last=False)
-    counts = {"bits_flipped_of": sum(len(bits) for _, bits in bits_of), "stores_flipped_whole": 1}
-    yield RunOutcome(seed, 0, broken=tuple(good.broken()), counts=counts, is_last=False)
-
-
 def bits_in_turn(seed: int, medium: SqliteMedium, turn: int) -> RunOutcome:
-    """Flip the next bits of one small `SqliteStore`; consecutive turns flip every single bit.
+    """Flip the next bits of two small stores; consecutive turns flip every bit of the database and of the log.
 
-    It has 300,000 bits when it is empty, and each takes 4 ms: too long for one run; a soak continues from seed to seed.
-    Counts ``bits_in_turn``.
+    A database has 300,000 bits when it is empty, and each takes 4 ms: too long for one run; a soak continues from seed
+    to seed. Counts ``bits_in_turn``.
     """
     story = Story()
     try:
-        good = good_store(_SEED_OF_TURNS, medium, story, persist_count=_PERSISTS_OF_SMALL)
+        pieces = []
+        for seed_of_turns in _SEEDS_OF_TURNS:
+            good = good_store(seed_of_turns, medium, story := Story(), persist_count=_PERSISTS_OF_SMALL)
+            log = medium.logs(good.files)[-1]
+            pieces += [(good, log, begin) for begin in range(0, 8 * len(good.files[log.name]), _PIECE)]
     except Exception as error:  # before any damage
         return replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
-    (log,) = medium.logs(good.files)
-    bits = log.bits_of(good.files[log.name])
-    pieces = range(0, len(bits), _PIECE)
-    begin = pieces[turn % len(pieces)]
-    piece = bits[begin : begin + _PIECE]
+    good, log, begin = pieces[turn % len(pieces)]
+    piece = range(8 * len(good.files[log.name]))[begin : begin + _PIECE]
     judged = _judged(seed, medium, good, flipped(good.files, log.name, piece, log.reach_of_change))
     counts = Counter(judged.counts) + Counter(bits_in_turn=len(piece))
     return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts, is_last=False)
@@ -269,7 +249,7 @@ def _opened(medium: Medium, files: Files) -> tuple[OpenedCursor, bool]:
     """Return the cursor, and whether a loss was reported."""
     with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
         _, opened = open_story(store)
-        return opened, opened.is_reported or medium.bytes_discarded(store) > 0
+        return opened, opened.is_reported
 
 
 def _broken(promise: Promise, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:

@@ -52,7 +52,6 @@ class LogFile(NamedTuple):
         cut_size_min: A cut that leaves at least this many bytes may be undetectable; None if none may.
         hides_last: Whether a changed byte in its last unit may look as if a crash had left it.
         straddles: Whether the field with a unit's end may span two sectors.
-        is_laid_out: Whether zeros for future units follow its last unit.
     """
 
     name: str
@@ -60,7 +59,6 @@ class LogFile(NamedTuple):
     cut_size_min: int | None
     hides_last: bool
     straddles: bool = False
-    is_laid_out: bool = False
 
     @property
     def reach_of_change(self) -> Reach:
@@ -73,10 +71,6 @@ class LogFile(NamedTuple):
         if not self.hides_last:
             return Reach.NONE
         return Reach.LAST_THREE if self.straddles else Reach.LAST_TWO
-
-    def bits_of(self, content: bytes) -> range:
-        """Return its meaningful bits, counted from 0."""
-        return range(8 * (self.borders[-1] if self.is_laid_out else len(content)))
 
 
 def damages(
@@ -92,13 +86,12 @@ def damages(
         flips: Most flipped bits.
     """
     content = files[log.name]
-    bits: Sequence[int] = log.bits_of(content)
+    bits: Sequence[int] = range(8 * len(content))
     bits = bits if len(bits) <= flips else sorted(chance.sample(bits, flips))
     yield from flipped(files, log.name, bits, log.reach_of_change)
     for text, data, reach in (
         *_cuts(content, log, chance, max(_CUTS_MIN, flips // 10)),
         *_appended(content, chance),
-        *_changes_behind(content, log, chance),
         *_moved_units(content, log.borders, chance, log.reach_of_loss),
         *_foreign_units(content, foreign, log.borders, chance, log.reach_of_loss),
     ):
@@ -146,18 +139,6 @@ def _appended(content: bytes, chance: Random) -> Iterator[_Changed]:
         yield f"{text} appended", content + more, Reach.NONE
 
 
-def _changes_behind(content: bytes, log: LogFile, chance: Random) -> Iterator[_Changed]:
-    """Change the zeros laid out behind the last unit, and replace the last unit by zeros, as if it were unwritten."""
-    if not log.is_laid_out:
-        return
-    begin, end = log.borders[-2:]
-    for at in (end, *chance.sample(range(end, len(content)), min(20, len(content) - end))):
-        changed = bytes([1 << chance.randrange(8)])
-        yield f"byte {at} of the laid-out zeros changed", content[:at] + changed + content[at + 1 :], Reach.NONE
-    # This is indistinguishable from an unwritten unit.
-    yield "its last unit wiped with zeros", content[:begin] + bytes(len(content) - begin), Reach.LAST
-
-
 def _moved_units(content: bytes, borders: Sequence[int], chance: Random, reach: Reach) -> Iterator[_Changed]:
     units = _units(content, borders)
     if len(units) < 2:
@@ -186,8 +167,7 @@ def _foreign_units(
     units = _units(content, borders)
     for index in sorted(chance.sample(range(len(units)), min(8, len(units)))):
         begin, end = borders[index], borders[index + 1]
-        # Where the other store has laid-out zeros, it has no unit.
-        if len(foreign) >= end and any(foreign[begin:end]):
+        if len(foreign) >= end:
             yield f"unit {index} of another store", content[:begin] + foreign[begin:end] + content[end:], reach
 
 

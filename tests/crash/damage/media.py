@@ -6,10 +6,7 @@ import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol, final
 
-from ackstate.analysis.crash.simulated_disk import SimulatedDisk
 from ackstate.stores import sqlite_database
-from ackstate.stores.file import FileStore
-from ackstate.stores.file_log import MAGIC
 from ackstate.stores.sqlite import SqliteStore
 from crash.damage.kinds import LogFile, damages
 
@@ -64,10 +61,6 @@ class Medium(Protocol):
         """Whether a cut removes the newest writes; else records and entries are lost individually."""
         ...
 
-    def bytes_discarded(self, store: Store) -> int:
-        """Return the number of bytes that an opened store reports as discarded."""
-        ...
-
     def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
         """Yield damaged copies of a store.
 
@@ -77,74 +70,6 @@ class Medium(Protocol):
             chance: Chooses a sample if there are many.
         """
         ...
-
-
-@final
-class FileMedium:
-    """`FileStore` on a disk in memory."""
-
-    name = "FileStore"
-    loses_newest_first = True
-    flips_max = 3_000
-
-    def __init__(self) -> None:
-        self._disk = SimulatedDisk()
-
-    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
-        """See `Medium.write`."""
-        disk = SimulatedDisk()
-        # The killed store was compacted, more than once.
-        size_min = 1 << 20 if is_closed else 800
-        store = FileStore.over(disk.directory(), compaction_size_min=size_min, identity=seed.to_bytes(8, "big"))
-        work(store)
-        if is_closed:
-            store.close()
-        return disk.files()
-
-    def open(self, files: Mapping[str, bytes]) -> Store:
-        """See `Medium.open`."""
-        self._disk = SimulatedDisk.from_state(files)
-        return self.reopen()
-
-    def reopen(self) -> Store:
-        """See `Medium.reopen`."""
-        return FileStore.over(self._disk.directory())
-
-    def bytes_discarded(self, store: Store) -> int:
-        """See `Medium.bytes_discarded`."""
-        assert isinstance(store, FileStore)
-        return 0 if store.discarded is None else store.discarded.byte_count
-
-    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
-        """See `Medium.damages`."""
-        yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
-
-    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
-        """Return the units of each file."""
-        found = []
-        for name, data in files.items():
-            borders = _group_borders(data.rstrip(b"\0"))
-            # A log is renamed into place when its initial state is complete.
-            cut_size_min = (*borders, len(data))[1]
-            is_laid_out = len(borders) > 1 and borders[-1] < len(data)
-            found.append(LogFile(name, borders, cut_size_min, hides_last=False, is_laid_out=is_laid_out))
-        return found
-
-
-def _damaged_logs(
-    logs: Sequence[LogFile], files: Files, foreign: Files, chance: Random, *, flips: int
-) -> Iterator[Damage]:
-    for log in logs:
-        yield from damages(files, log, foreign.get(log.name, b""), chance, flips=flips)
-
-
-def _group_borders(content: bytes) -> list[int]:
-    """Return the starts of groups, and the end of the last one; no zeros are laid out behind it."""
-    borders, at = [], content.find(MAGIC)
-    while at >= 0:
-        borders.append(at)
-        at = content.find(MAGIC, at + 1)
-    return [*borders, len(content)]
 
 
 @final
@@ -183,13 +108,10 @@ class SqliteMedium:
         self._opened = SqliteStore(self._directory / "store")
         return self._opened
 
-    def bytes_discarded(self, store: Store) -> int:
-        """Return 0: SQLite does not report discarded data."""
-        return 0
-
     def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
         """See `Medium.damages`."""
-        yield from _damaged_logs(self.logs(files), files, foreign, chance, flips=self.flips_max)
+        for log in self.logs(files):
+            yield from damages(files, log, foreign.get(log.name, b""), chance, flips=self.flips_max)
 
     def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
         """Return the units of each file."""

@@ -65,10 +65,6 @@ class RecordMedium:
         """See `Medium.reopen`."""
         return MemoryStore(self._disk)
 
-    def bytes_discarded(self, store: Store) -> int:
-        """See `Medium.bytes_discarded`: a store in memory discards nothing."""
-        return 0
-
     def damages(self, files: Mapping[str, bytes], foreign: Mapping[str, bytes], chance: Random) -> Iterator[Damage]:
         """See `Medium.damages`."""
         decoded = decode_record(files[_RECORD])

@@ -15,6 +15,7 @@ from ackstate.analysis.crash.shim import Action, CallFault, FaultShim, SystemCal
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
+from ackstate.stores.sqlite import SqliteStore
 from crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
 from crash.system_calls.program import FaultedProgram
 from crash.system_calls.program_log import ProgramLog
@@ -72,13 +73,11 @@ class Stage:
     Attributes:
         shim: The shim of this process.
         directory: Does not exist between two attempts.
-        open_store: Opens or creates a store in a directory.
         fault: The fault of one call.
     """
 
     shim: FaultShim
     directory: Path
-    open_store: Callable[[Path], Store]
     fault: SyscallFault
 
 
@@ -112,7 +111,7 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     shim, directory, log = stage.shim, stage.directory, ProgramLog(played.cursor_count)
 
     def play(say: Callable[[bytes], None]) -> None:
-        FaultedProgram(played, directory / "store", stage.open_store, say).run()
+        FaultedProgram(played, directory / "store", SqliteStore, say).run()
 
     perform = _forked if stage.fault.kills else _in_place
     said, status = perform(play, stage, stage.fault.of(at))
@@ -184,13 +183,13 @@ def _open_cursors(store: Store, cursor_count: int) -> list[ManagedCursor]:
 
 def _recover(stage: Stage, cursor_count: int) -> list[State]:
     """Open the store and the cursors, and return their states."""
-    with closing(stage.open_store(stage.directory / "store")) as store:
+    with closing(SqliteStore(stage.directory / "store")) as store:
         return [state_of(cursor) for cursor in _open_cursors(store, cursor_count)]
 
 
 def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
     """Ack everything, close, and return the states before, and the number of ledgers after."""
-    with closing(stage.open_store(stage.directory / "store")) as store:
+    with closing(SqliteStore(stage.directory / "store")) as store:
         cursors = _open_cursors(store, cursor_count)
         before = [state_of(cursor) for cursor in cursors]
         for cursor in cursors:

@@ -1,6 +1,6 @@
 """L2: the n-th system call fails, stores half, or kills, for n = 1, 2, 3, ... until a run completes without meeting it.
 
-A seed decides the program, its store and its fault; the program then runs for each n, in a forked child if the fault
+A seed decides the program and its fault; the program then runs for each n, in a forked child if the fault
 kills it. It uses a cursor as a real program would, continues after an error, and reports the promises that it received.
 The store is recovered without faults, several times, and compared with them. A power cut follows most faults: it loses
 data without a successful sync, including data of a failed sync that a later sync seemed to cover, and every name whose
@@ -33,33 +33,19 @@ from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
 from ackstate.analysis.crash.shim import NEVER, Action, compiled, environment, loaded
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.analysis.workloads.cursor_steps import LEDGERS
-from ackstate.stores.file import FileStore
-from ackstate.stores.sqlite import SqliteStore
 from crash import PATHS
 from crash.system_calls.attempt import Stage, SyscallFault, attempt
 from crash.system_calls.script import script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Generator, Iterator, Sequence
 
     from ackstate.analysis.crash.shim import FaultShim
     from ackstate.analysis.workloads.step import Step
-    from ackstate.cursor.store import Store
     from crash.system_calls.attempt import Attempt
     from crash.system_calls.script import Script
 
-    OpenStore = Callable[[Path], Store]
 
-
-def small_file_store(directory: Path) -> FileStore:
-    """Open a `FileStore` that compacts its log every few writes."""
-    return FileStore(directory, compaction_size_min=_COMPACTION_SIZE_MIN)
-
-
-_COMPACTION_SIZE_MIN = 700
-STORES: tuple[OpenStore, ...] = (small_file_store, SqliteStore)
-"""The stores of programs, in turn."""
 SYSCALL_FAULTS = (
     SyscallFault("fails with EIO", Action.FAIL, errno.EIO),
     SyscallFault("fails to read with EIO", Action.FAIL_READ, errno.EIO),
@@ -78,7 +64,7 @@ SYSCALL_FAULTS = (
     SyscallFault("fails with EIO twice, loses power 10 calls later", Action.FAIL, errno.EIO, lasts=2, dies_later=10),
     SyscallFault("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
 )
-"""The faults of programs, in turn: with 2 stores, 32 seeds cover all combinations."""
+"""The faults of programs, in turn."""
 _CYCLES_AT_ONCE = 12
 _PATIENCE_S = 10.0
 _PURPOSE = "calls"
@@ -117,7 +103,6 @@ def faulted_runs(
     first_seed: int,
     shim: FaultShim,
     *,
-    stores: Sequence[OpenStore] = STORES,
     faults: Sequence[SyscallFault] = SYSCALL_FAULTS,
 ) -> Generator[RunOutcome]:
     """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills.
@@ -127,16 +112,14 @@ def faulted_runs(
     Args:
         first_seed: 0 or more.
         shim: The shim of this process.
-        stores: Each opens or creates a store in a directory; they alternate, faster than the faults.
         faults: The faults of the programs.
     """
     # Garbage collection in a child would copy every shared page.
     gc.freeze()
     with scratch_directory(_PURPOSE) as directory, quiet("ackstate.cursor"):
         for seed in count(first_seed):
-            open_store = stores[seed % len(stores)]
-            fault = faults[seed // len(stores) % len(faults)]
-            yield from _Run(seed, Stage(shim, directory / "run", open_store, fault)).outcomes()
+            fault = faults[seed % len(faults)]
+            yield from _Run(seed, Stage(shim, directory / "run", fault)).outcomes()
 
 
 @final
@@ -193,10 +176,7 @@ class _Run:
         return with_story(found.evidence.log.broken, story)
 
     def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
-        store = getattr(self._stage.open_store, "__name__", str(self._stage.open_store))
-        begun = (
-            f"{store}; {self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"
-        )
+        begun = f"{self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"
         if tried.met is None:
             return (begun, *tried.log.history)
         faulted = f"{self._stage.fault.name}: call {at}, {tried.met.name} of {tried.met.path}"

@@ -15,7 +15,7 @@ from museum.exhibits import EXHIBITS
 from museum.matrix import PAGE, TOTALS, read_cells
 from museum.page import LAYERS, PRODUCT, is_good, render
 
-MISSING_SYNC = next(exhibit for exhibit in EXHIBITS if exhibit.name == "M1")
+STAGED_ACKS = next(exhibit for exhibit in EXHIBITS if exhibit.name == "M6")
 
 
 def test_the_page_has_a_row_for_each_bug_and_each_is_killed_and_the_product_by_none():
@@ -35,7 +35,7 @@ def test_the_page_is_made_from_what_was_measured():
 
 @pytest.mark.slow
 def test_a_layer_kills_a_bug_and_not_the_product():
-    killed = run_cell(crash_states, MISSING_SYNC, CellBudget(seconds=20))
+    killed = run_cell(crash_states, STAGED_ACKS, CellBudget(seconds=20))
     assert (killed.fate, killed.runs) == (CellFate.KILLED, 1)
     assert killed.promise
     assert killed.story

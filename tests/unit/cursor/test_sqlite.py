@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import stat
 import sys
 import threading
 from contextlib import closing
@@ -215,13 +216,58 @@ def test_a_foreign_schema_is_not_trusted(tmp_path):
         assert connection.execute("PRAGMA cell_size_check").fetchall() == [(1,)]
 
 
-@pytest.mark.parametrize("target", ["gone", DATABASE])
-def test_a_link_that_leads_nowhere_is_not_a_new_store(tmp_path, target):
-    (tmp_path / DATABASE).symlink_to(tmp_path / target)
-    for another in (SqliteStore, SqliteStore.open_copy):
-        with pytest.raises(StoreError, match=f"{DATABASE} must be a plain file, got a symbolic link"):
-            another(tmp_path)
-    assert names_in(tmp_path) == [DATABASE]
+@pytest.mark.parametrize("name", ["LOCK", "MADE", *(f"{DATABASE}{end}" for end in ("", "-wal", "-shm", "-journal"))])
+def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(tmp_path, name):
+    directory, victim = tmp_path / "store", tmp_path / "victim"
+    assert_works(directory)
+    victim.write_bytes(b"keep me")
+    for target in (victim, tmp_path / "gone", directory / name):
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).symlink_to(target)
+        for another in (SqliteStore, SqliteStore.open_copy):
+            with pytest.raises(StoreError, match=f"{directory / name} must be a plain file, got a symbolic link"):
+                another(directory)
+    assert victim.read_bytes() == b"keep me"
+
+
+@pytest.mark.parametrize("name", ["MADE.new", *(f"{UNFINISHED}{end}" for end in ("", "-journal", "-wal", "-shm"))])
+def test_an_unfinished_file_is_replaced_and_what_it_links_to_is_left_alone(tmp_path, name):
+    directory, victim = tmp_path / "store", tmp_path / "victim"
+    victim.write_bytes(b"keep me")
+    SqliteStore(directory).close()
+    (directory / "MADE").unlink()
+    if name != "MADE.new":
+        (directory / DATABASE).unlink()
+    (directory / name).symlink_to(victim)
+    SqliteStore(directory).close()
+    assert names_in(directory) == ["LOCK", "MADE", DATABASE]
+    assert victim.read_bytes() == b"keep me"
+    assert_works(directory)
+
+
+def test_only_the_owner_may_read_what_a_store_creates(tmp_path):
+    before = os.umask(0)
+    try:
+        with closing(SqliteStore(tmp_path / "store")) as store:
+            store.metadata.put("/one", bytes(2_000_000), expected_version=ABSENT)
+            assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+            modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "store").iterdir()}
+            assert modes == dict.fromkeys(["LOCK", "MADE", DATABASE, f"{DATABASE}-wal"], "0o600")
+        with closing(SqliteStore.open_copy(tmp_path / "store")) as copy:
+            assert stat.S_IMODE(copy._copy.path.stat().st_mode) == 0o700
+            assert {stat.S_IMODE(path.stat().st_mode) for path in copy._copy.path.iterdir()} == {0o600}
+    finally:
+        os.umask(before)
+
+
+def test_the_modes_of_what_is_there_are_left_alone(tmp_path):
+    SqliteStore(tmp_path / "store").close()
+    (tmp_path / "store").chmod(0o750)
+    for path in (tmp_path / "store").iterdir():
+        path.chmod(0o640)
+    assert_works(tmp_path / "store")
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o750
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "store").iterdir()} == {0o640}
 
 
 def test_a_lost_database_is_told_beside_a_foreign_file_too(tmp_path):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.process_runs import Crash
     from ackstate.analysis.crash.subject_launch import Launch
 
-OURS = ("ours", "ours-sqlite", "ours-limited")
+OURS = ("ours", "ours-limited")
 """The subjects, crashed in turn by seed."""
 SIZE = RunSize(lives=10, operations=120)
 """The size of a run."""

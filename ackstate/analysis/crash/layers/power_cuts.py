@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.subject_launch import Launch
     from ackstate.analysis.crash.subject_process import SubjectProcess
 
-OURS = ("ours", "ours-sqlite")
-"""The subjects, crashed in turn by seed."""
 MOUNT_OPTIONS = (
     "",
     # Replacing a file by a rename does not write the new bytes, and bytes are not written before the name that refers
@@ -62,7 +60,7 @@ class PowerCuts:
     """The layer.
 
     Args:
-        launch: Starts the subject; None for ours, on files and on SQLite in turn.
+        launch: Starts the subject; None for ours.
         mount_options: Options of ext4; one of them by seed.
         size: The size of a run.
         patience_s: Time limit for an answer of a subject.
@@ -76,7 +74,7 @@ class PowerCuts:
         size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
+        self._launch = subject_launch("ours") if launch is None else launch
         self._mount_options = mount_options
         self.size = size
         self._settings = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
@@ -104,26 +102,24 @@ class PowerCuts:
         with LoopDisk() as disk:
             disk.cut_power()
             disk.power_on()
-            for number, launch in enumerate(self._launches):
-                directory = disk.directory / str(number)
-                directory.mkdir()
-                check_beginning(launch, directory, patience_s=self._settings.patience_s)
+            directory = disk.directory / "subject"
+            directory.mkdir()
+            check_beginning(self._launch, directory, patience_s=self._settings.patience_s)
 
     def lived(self, seed: int, size: RunSize) -> ProcessRuns:
         """See `ProcessLayer`."""
         chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
-        launch = self._launches[seed % len(self._launches)]
         with LoopDisk(chance.choice(self._mount_options)) as disk:
             directory = disk.directory / "subject"
             directory.mkdir()
             # The existence of its directory is not the responsibility of the subject.
             sync_path(disk.directory)
-            lives = ProcessRuns(launch, directory, seed, PowerCut(disk, chance), self._settings)
+            lives = ProcessRuns(self._launch, directory, seed, PowerCut(disk, chance), self._settings)
             return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
 
 
 def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcome]:
-    """Run the layer on a subject by its name; see `subject_launch`. ``ours`` is both of ours in turn.
+    """Run the layer on a subject by its name; see `subject_launch`.
 
     For a subject in Python, a worker started with the fault shim runs the layer, if the shim compiles.
 
@@ -135,7 +131,7 @@ def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcom
         ValueError: The subject is unknown.
         LayerSkippedError, SubjectError, OSError: See `PowerCuts`.
     """
-    launch = None if subject == OURS[0] else subject_launch(subject)
+    launch = subject_launch(subject)
     has_worker = loaded() is None and is_class_name(subject)
     if has_worker:
         try:

@@ -1,4 +1,4 @@
-"""The cursor of this package as a subject, in the native format, on either of the embedded stores.
+"""The cursor of this package as a subject, in the native format, on `SqliteStore`.
 
 Its journal is compacted often and its ledgers are short, so that crashes happen during each of these steps.
 """
@@ -9,7 +9,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
@@ -18,7 +17,6 @@ from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.store import StoreError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from ackstate.stores.file import FileStore
 from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -112,11 +110,11 @@ class ManagedCursorSubject:
 
 
 @final
-class OursOnFiles(ManagedCursorSubject):
-    """The cursor on `FileStore`, whose log is also compacted often."""
+class Ours(ManagedCursorSubject):
+    """The cursor on `SqliteStore`."""
 
     def __init__(self) -> None:
-        super().__init__(partial(FileStore, compaction_size_min=4096))
+        super().__init__(SqliteStore)
 
 
 @final
@@ -124,18 +122,7 @@ class OursLimited(ManagedCursorSubject):
     """The same under a rate limit, which refuses most of the requested persists."""
 
     def __init__(self) -> None:
-        super().__init__(
-            partial(FileStore, compaction_size_min=4096),
-            config=replace(CONFIG, mark_delete_rate_limit=_PERSISTS_A_SECOND),
-        )
-
-
-@final
-class OursOnSqlite(ManagedCursorSubject):
-    """The cursor on `SqliteStore`."""
-
-    def __init__(self) -> None:
-        super().__init__(SqliteStore)
+        super().__init__(SqliteStore, config=replace(CONFIG, mark_delete_rate_limit=_PERSISTS_A_SECOND))
 
 
 def _now_ms() -> int:

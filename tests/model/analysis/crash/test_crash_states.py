@@ -1,4 +1,4 @@
-"""L1: clean on our stores, and each bug that a power cut shows is found and told as a story."""
+"""L1: clean on our store, and each bug that a power cut shows is found and told as a story."""
 
 from __future__ import annotations
 
@@ -12,102 +12,99 @@ from random import Random
 import pytest
 
 from ackstate import Position
-from ackstate.analysis.crash import simulated_disk
 from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.oracle import Oracle, State
+from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
 from ackstate.cursor.persist.planner import RecordPlanner
 from ackstate.errors import CorruptStateError
-from ackstate.stores import file_commit, file_generation, sqlite_database
-from ackstate.stores.file import FileStore
+from ackstate.stores import sqlite_database
 from ackstate.stores.memory import MemoryStore
 from ackstate.topic import message_log
 from ackstate.topic.log_ownership import LogOwnership
 from ackstate.topic.message_log import MessageLog
 from crash.crash_states import examination, processes, sqlite
-from crash.crash_states.examination import CrashStates, examine, open_file_store
+from crash.crash_states.examination import examine, run
 from crash.crash_states.execution import Execution
 from crash.crash_states.log_trims import LogStep, LogStepKind, LogWorkload, examine_log
 from crash.crash_states.moments import Moment, judge
 from crash.crash_states.processes import runs_side_by_side
-from crash.crash_states.sqlite import Copy, examine_sqlite, states_between
+from crash.crash_states.sqlite import Copy, RecordedStorage, Recoveries, states_between, temporary_place
 from crash.crash_states.workload import Workload, draw_workload
 from crash.observed_cursor import NUMBERING
 
 SEEDS = (35, 7, 28)
-HAPPENED = (
-    "batches", "deltas", "fallbacks", "group_persists", "journal_compactions", "kills", "kills_in_the_middle",
-    "metadata_states", "native_workloads", "properties", "pulsar_workloads", "recoveries", "resets", "snapshots",
-    "states_of_recoveries", "store_compactions", "whole_states",
-)  # fmt: skip
-SIZE = 600  # A log is compacted early.
-
-
-class Passing:
-    """Hands every call on, but those that a test forgets."""
-
-    def __init__(self, inner, **forgotten):
-        self._inner = inner
-        self._forgotten = forgotten
-
-    def __getattr__(self, name):
-        return self._forgotten.get(name) or getattr(self._inner, name)
+HAPPENED = ("acks", "deltas", "kills", "native_workloads", "pulsar_workloads", "snapshots", "states_of_recoveries")
 
 
 def nothing(*_):
     """Stand in for a call that is forgotten."""
 
 
-def let_sync_no_file(monkeypatch, owner, name):
-    """Forget every sync of a file while a function is carried out."""
-    function = getattr(owner, name)
-
-    def call(*args):
-        with monkeypatch.context() as forgetting:
-            forgetting.setattr(simulated_disk._SimulatedFile, "sync", nothing)
-            return function(*args)
-
-    monkeypatch.setattr(owner, name, call)
-
-
-def found_by(open_store, *, first=0, runs=6, sqlite_one_in=0):
-    """The first promise that is seen broken, and in how many runs."""
-    layer = CrashStates(open_store, sqlite_one_in=sqlite_one_in)
-    for seed in range(first, first + runs):
-        outcome = layer.run(seed)
+def found_by(*seeds):
+    """The outcome of the first of some runs that sees a promise broken."""
+    for seed in seeds:
+        outcome = run(seed)
         if outcome.broken:
             return outcome
     pytest.fail("the planted bug was not found")
 
 
-def store_without(**forgotten):
-    """Open a `FileStore` whose directory or files forget a call."""
-
-    def open_store(directory):
-        of_files = {name.removeprefix("file_"): call for name, call in forgotten.items() if name.startswith("file_")}
-        made = {name: call for name, call in forgotten.items() if not name.startswith("file_")}
-        if of_files:
-            made["create"] = lambda name: Passing(directory.create(name), **of_files)
-            made["open"] = lambda name: Passing(directory.open(name), **of_files)
-        return FileStore.over(Passing(directory, **made), compaction_size_min=SIZE)
-
-    return open_store
-
-
 @pytest.mark.slow
-def test_our_stores_survive_every_crash_state():
-    layer = CrashStates(sqlite_one_in=4)
-    outcomes = [layer.run(seed) for seed in SEEDS]
+def test_our_store_survives_every_crash_state(monkeypatch):
+    monkeypatch.setattr(sqlite, "_CRASHED_ONE_IN", 60)
+    outcomes = [run(seed) for seed in SEEDS]
     assert [outcome.broken for outcome in outcomes] == [()] * len(SEEDS)
     totals = sum((Counter(outcome.counts) for outcome in outcomes), Counter())
     assert [name for name in HAPPENED if not totals[name]] == []
-    assert sum(outcome.cycles for outcome in outcomes) > 4_000
-    assert totals["distinct_states"] > 4_000
-    assert totals["recoveries"] > 100
-    assert outcomes[0].counts["sqlite_states"] > 150
+    assert totals["crash_states"] > 500
+    assert totals["recoveries"] > 400
+
+
+def test_a_kill_between_two_calls_leaves_what_was_written_and_a_recovery(monkeypatch):
+    """Of the first calls of a kill, which persists, closes and opens again, each is the last one once."""
+    monkeypatch.setattr(sqlite, "states_between", lambda *_: ())
+    counts = Counter()
+    for amount in range(8):
+        ack = Step(StepKind.ACK, 0, Position(1, 3), 2)
+        examined = examine(Workload(("a", "b"), CursorConfig(), (ack, Step(StepKind.KILL, 0, amount=amount))))
+        assert examined.failure is None
+        counts.update(examined.counts)
+    assert counts["kills"] == 8
+    assert counts["kills_in_the_middle"] > 4
+
+
+def moved(store):
+    """A recovery that moves a value, and loses it if it crashes in between."""
+    for number, path in enumerate(("/a", "/b")):
+        value = store.metadata.get(path)
+        if value is not None:
+            if number == 0:
+                store.metadata.delete(path, expected_version=value.version)
+                store.metadata.put("/b", value.data, expected_version=-1)
+            return value.data
+    return None
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+def test_a_recovery_that_does_not_survive_a_crash_of_its_own_is_found(monkeypatch, crashes):
+    monkeypatch.setattr(sqlite, "_CRASHED_ONE_IN", 1 if crashes else 2)
+    with temporary_place() as place:
+        storage = RecordedStorage(place / "store")
+        with storage.stores:
+            storage.open().metadata.put("/a", b"value", expected_version=-1)
+        found = Recoveries(place / "recoveries", moved, lambda one, other: Broken(Promise.I5, f"{one}, {other}"))
+        same = Recoveries(
+            place / "same", moved, lambda one, other: None if one == other else Broken(Promise.I5, "lost")
+        )
+        assert isinstance(found.open(storage.copies[-1]), Broken) == crashes
+        broken = same.open(storage.copies[-1])
+        if crashes:
+            assert broken.found.startswith("lost, after a crash of the recovery that left: ")
+        else:
+            assert broken == b"value"
 
 
 def test_runs_come_in_order_from_two_processes_that_end_when_closed():
@@ -134,91 +131,18 @@ def test_a_run_is_decided_by_its_seed():
     assert draw_workload(Random(5), step_count=9) != draw_workload(Random(6), step_count=9)
 
 
-def test_a_missing_sync_of_the_file_is_found():
-    outcome = found_by(store_without(file_sync=nothing))
-    assert outcome.broken[0].promise in {Promise.I2, Promise.I10}
-    assert any("lost: write" in line or "CorruptStateError" in line for line in outcome.broken[0].story)
-
-
-def test_a_missing_sync_of_the_directory_is_found():
-    outcome = found_by(store_without(sync=nothing))
-    assert outcome.broken[0].promise is Promise.I10
-    assert any("directory: lost: rename" in line for line in outcome.broken[0].story)
-
-
-def test_a_missing_sync_after_an_append_is_found_and_told_in_few_steps(monkeypatch):
-    let_sync_no_file(monkeypatch, file_commit.FileLog, "_append")
-    outcome = found_by(store_without())
-    (broken,) = outcome.broken
-    assert broken.promise in {Promise.I2, Promise.I3, Promise.I10}
-    assert any("lost: write" in line for line in broken.story)
-    assert len([line for line in broken.story if line[0].isdigit()]) <= 3
-
-
-def test_a_rename_before_the_sync_of_the_file_is_found(monkeypatch):
-    for module, name in ((file_generation, "write_generation"), (file_commit, "write_generation")):
-        let_sync_no_file(monkeypatch, module, name)
-    outcome = found_by(store_without())
-    assert outcome.broken[0].promise is Promise.I10
-
-
 @pytest.mark.slow
-def test_an_old_log_deleted_before_the_new_one_is_durable_is_found(monkeypatch):
-    write_generation = file_generation.write_generation
-
-    def deletes_first(directory, number, source):
-        if isinstance(source, file_generation.Generation):
-            directory.remove(file_generation.log_name(source.number))
-            monkeypatch.setattr(directory, "remove", nothing, raising=False)
-        return write_generation(directory, number, source)
-
-    monkeypatch.setattr(file_commit, "write_generation", deletes_first)
-    outcome = found_by(store_without())
-    assert outcome.broken[0].promise is Promise.I10
-    assert "expected the log of a store that was made here" in outcome.broken[0].found
-
-
-@pytest.mark.slow
-def test_a_store_that_trusts_what_a_killed_process_did_not_sync_is_found():
-    def open_store(directory):
-        def opened(name):
-            return Passing(directory.open(name), settle=nothing)
-
-        return FileStore.over(Passing(directory, open=opened), compaction_size_min=SIZE)
-
-    ack, persist = Step(StepKind.ACK, 0, Position(1, 3), 2), Step(StepKind.PERSIST, 0)
-    steps = (ack, persist, ack._replace(position=Position(1, 10)), Step(StepKind.KILL, 0, amount=1))
-    workload = Workload(("a",), CursorConfig(), steps)
-    failure = examine(workload, open_store).failure
-    assert failure.broken.promise is Promise.I10
-    assert failure.step == 4
-    assert any("lost: write" in line for line in failure.disk)
-    assert examine(workload, open_file_store).failure is None
-
-
-def test_a_torn_tail_that_counts_is_found(monkeypatch):
-    def counts_anything(tail, place, *, offset):
-        return ""
-
-    monkeypatch.setattr("ackstate.stores.file_log.torn_reason", counts_anything)
-    outcome = found_by(store_without())
-    assert "are there" in outcome.broken[0].found + " ".join(outcome.broken[0].story)
-
-
-@pytest.mark.slow
-def test_a_receipt_before_the_write_is_found_on_both_stores(monkeypatch):
+def test_a_receipt_before_the_write_is_found(monkeypatch):
     monkeypatch.setattr(ManagedCursor, "durable", lambda self, receipt: True)
-    on_files = found_by(store_without())
-    on_sqlite = found_by(store_without(), first=1, runs=1, sqlite_one_in=1)
-    for outcome in (on_files, on_sqlite):
-        assert outcome.broken[0].promise is Promise.I2
-        assert outcome.lost_durable > 0
+    outcome = found_by(0, 1, 3)
+    assert outcome.broken[0].promise is Promise.I2
+    assert outcome.lost_durable > 0
 
 
 def test_a_gauge_that_is_off_by_one_is_found(monkeypatch):
     gauge = ManagedCursor.redelivery_if_crashed.fget
     monkeypatch.setattr(ManagedCursor, "redelivery_if_crashed", property(lambda cursor: gauge(cursor) + 1))
-    outcome = found_by(store_without())
+    outcome = found_by(0, 1, 3)
     assert outcome.broken[0].promise is Promise.I3
     assert outcome.gauge_mismatch == 1
 
@@ -233,18 +157,8 @@ def test_a_recovery_that_acks_something_is_found(monkeypatch):
         return cursor
 
     monkeypatch.setattr(ManagedCursor, "open", acks_one_more)
-    outcome = found_by(store_without())
+    outcome = found_by(0, 1, 3)
     assert outcome.broken[0].promise is Promise.I5
-
-
-@pytest.mark.slow
-def test_a_store_that_is_never_compacted_is_found(monkeypatch):
-    steps = [Step(StepKind.ACK, 0, Position(4, 0), 9, 3), Step(StepKind.PERSIST, 0)]
-    steps += [step for entry in range(1, 20) for step in (steps[0]._replace(position=Position(4, entry)), steps[1])]
-    workload = Workload(("a",), CursorConfig(compaction_bytes_min=40, ledger_entry_count_max=3), tuple(steps))
-    monkeypatch.setattr(file_commit.FileLog, "_compact_if_due", nothing)
-    failure = examine(workload, open_file_store).failure
-    assert failure.broken.promise is Promise.I11
 
 
 STEPS = (
@@ -271,9 +185,9 @@ def counts_of(workload):
 
 def test_ledgers_that_are_left_over_are_found(monkeypatch):
     workload = Workload(("a",), CursorConfig(), STEPS)
-    assert examine(workload, open_file_store).failure is None
+    assert examine(workload).failure is None
     monkeypatch.setattr(Journal, "_delete", lambda *_: iter(()))
-    failure = examine(workload, open_file_store).failure
+    failure = examine(workload).failure
     assert failure.broken.promise is Promise.I11
     assert "but the record names" in failure.broken.found
 
@@ -361,7 +275,7 @@ def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
     monkeypatch.setattr(sqlite, "states_between", remembered)
     reopened = Step(StepKind.REOPEN_STORE, 0)
     killed = Step(StepKind.KILL, 0, amount=3)
-    examined = examine_sqlite(Workload(("a",), CursorConfig(), (*STEPS[:4], reopened, *STEPS[5:], killed)))
+    examined = examine(Workload(("a",), CursorConfig(), (*STEPS[:4], reopened, *STEPS[5:], killed)))
     assert examined.failure is None
     changed = [(before, after) for before, after in steps if before != after]
     appended = [(before.log, after.log) for before, after in changed if before.database == after.database and after.log]
@@ -380,14 +294,14 @@ def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
 @pytest.mark.slow
 def test_every_commit_of_sqlite_is_cut_at_every_border_and_judged(monkeypatch):
     asked = []
-    judge_copy = sqlite._SqliteJudge._open
+    judge_copy = Recoveries.open
 
     def noted(judging, copy):
         asked.append(copy)
         return judge_copy(judging, copy)
 
-    monkeypatch.setattr(sqlite._SqliteJudge, "_open", noted)
-    examined = examine_sqlite(Workload(("a",), CursorConfig(), STEPS[:2]))
+    monkeypatch.setattr(Recoveries, "open", noted)
+    examined = examine(Workload(("a",), CursorConfig(), STEPS[:2]))
     assert examined.failure is None
     assert examined.cycles == len(asked)
     log = max((copy.log for copy in reversed(asked)), key=len)  # the last of them is whole
@@ -405,7 +319,7 @@ def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
 
     monkeypatch.setattr(sqlite_database, "check_log", refuses_half_a_frame)
     workload = Workload(("a",), CursorConfig(), (Step(StepKind.ACK, 0, Position(1, 3), 2), Step(StepKind.PERSIST, 0)))
-    failure = examine_sqlite(workload).failure
+    failure = examine(workload).failure
     assert failure.broken.promise is Promise.I10
     assert "the log ends at" in failure.disk[0]
 
@@ -423,15 +337,19 @@ TRIMS = LogWorkload(
 
 
 def broken_by_trims():
-    failure = examine_log(TRIMS, open_file_store).failure
+    failure = examine_log(TRIMS).failure
     return failure and failure.broken.promise
 
 
+@pytest.mark.slow
 def test_a_log_that_is_trimmed_survives_every_crash_state(monkeypatch):
     monkeypatch.setattr(examination, "draw_log_workload", lambda _: TRIMS)
-    examined = CrashStates().run(10)
+    monkeypatch.setattr(sqlite, "_CRASHED_ONE_IN", 40)
+    examined = run(10)
     assert not examined.broken
     assert examined.counts["trimmed_ledgers"] == 1
+    assert examined.counts["log_states"] > 100
+    assert examined.counts["states_of_log_recoveries"] > 50
 
 
 def test_a_trim_that_trusts_acks_in_memory_is_found(monkeypatch):

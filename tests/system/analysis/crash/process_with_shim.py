@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from contextlib import closing, suppress
@@ -22,15 +23,13 @@ from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor.persist import persist_all
 from ackstate.cursor.store import StoreError
 from ackstate.position import Position
-from ackstate.stores import kernel_directory, sqlite_database
-from ackstate.stores.kernel_directory import KernelDirectory, KernelFile
-from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores import sqlite_database, sqlite_mark
+from ackstate.stores.sqlite_connection import SqliteConnection
 from crash.system_calls import layer as system_calls
 from crash.system_calls.layer import (
     SYSCALL_FAULTS,
     SyscallFault,
     faulted_runs,
-    small_file_store,
 )
 from crash.system_calls.script import Script
 
@@ -197,65 +196,36 @@ def calls():
 
 
 def swallow_failed_sync():
-    """Plant: a sync of a file that fails is taken for one that succeeded."""
-    sync = KernelFile.sync
-    KernelFile.sync = lambda file: said_error(sync, file)
+    """Plant: a commit whose sync fails is taken for one that succeeded; SQLite has undone it."""
+    undo = SqliteConnection._undo
 
+    def undo_or_trust(connection, calls, error, *, is_committing):
+        if not is_committing or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_IOERR:
+            return undo(connection, calls, error, is_committing=is_committing)
+        for call in calls:
+            call.is_withdrawn = True
+        return True
 
-def sync_again():
-    """Plant: a sync of a file that fails is tried again, and believed."""
-    sync = KernelFile.sync
-
-    def sync_until_well(file):
-        if said_error(sync, file) is not None:
-            sync(file)
-
-    KernelFile.sync = sync_until_well
-
-
-def trust_the_cache():
-    """Plant: opening syncs the log and takes the bytes it reads for those on the disk."""
-    KernelFile.settle = KernelFile.sync
-
-
-def never_sync():
-    """Plant: nothing is synced."""
-    KernelFile.sync = lambda _file: None
+    SqliteConnection._undo = undo_or_trust
 
 
 def never_sync_directory():
-    """Plant: the names in a file store's directory are never synced."""
-    KernelDirectory.sync = lambda _directory: None
+    """Plant: the names in a store's directory are never synced; SQLite syncs some of them itself."""
+    sync = sqlite_database.sync_path
+    sqlite_database.sync_path = sqlite_mark.sync_path = lambda path: None if path.is_dir() else sync(path)
 
 
 def never_sync_above():
-    """Plant: the name of a new directory is not synced; SQLite syncs the names in it itself."""
-    kernel_directory.sync_names_above = sqlite_database.sync_names_above = lambda _directory: None
-
-
-def ignore_short_write():
-    """Plant: whatever a write says it stored, all is taken for stored."""
-
-    def write(file, offset, data):
-        os.pwrite(file._descriptor, data, offset)
-
-    KernelFile.write = write
+    """Plant: the name of a new directory is not synced."""
+    sqlite_database.sync_names_above = lambda _directory: None
 
 
 def raise_what_comes():
     """Plant: a full disk is told in words that are not ours."""
-    write = KernelFile.write
-
-    def write_or_panic(file, offset, data):
-        try:
-            write(file, offset, data)
-        except OSError as error:
-            raise RuntimeError("panic") from error
-
-    KernelFile.write = write_or_panic
+    SqliteConnection._in_our_words = lambda _connection, error: RuntimeError(f"panic: {error}")
 
 
-def no_sqlite_sync():
+def never_sync():
     """Plant: SQLite is told not to sync."""
     off = tuple(
         "synchronous = OFF" if pragma == "synchronous = FULL" else pragma for pragma in sqlite_database._PRAGMAS
@@ -283,10 +253,7 @@ def pass_a_group_by():
 
 
 GATE = SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)
-SHORT = SyscallFault("stores half, then EIO", Action.SHORT, errno.EIO)
 ENOSPC = SyscallFault("fails with ENOSPC", Action.FAIL, errno.ENOSPC)
-GATE_LATER = SyscallFault("fails with EIO, and loses power 2 calls later", Action.FAIL, errno.EIO, dies_later=2)
-GATE_MUCH_LATER = SyscallFault("fails with EIO, and loses power 12 calls later", Action.FAIL, errno.EIO, dies_later=12)
 POWER = SyscallFault("loses power before the call", Action.KILL_BEFORE)
 # Two cursors whose acks are written with one sync, where each has a ledger already.
 GROUP = Script(
@@ -301,17 +268,11 @@ GROUP = Script(
 ALONE = Script((Step(StepKind.ACK, 0, Position(1, 5)),))
 REOPENED = Script((Step(StepKind.ACK, 0, Position(1, 5)), Step(StepKind.REOPEN), Step(StepKind.PERSIST)))
 PLANTED = {
-    "swallow_failed_sync": (swallow_failed_sync, GATE, small_file_store),
-    "sync_again": (sync_again, GATE_LATER, small_file_store),
-    "trust_the_cache": (trust_the_cache, GATE_MUCH_LATER, small_file_store),
-    "never_sync": (never_sync, POWER, small_file_store),
-    "never_sync_directory": (never_sync_directory, POWER, small_file_store),
-    "never_sync_above": (never_sync_above, POWER, small_file_store),
-    "never_sync_above_sqlite": (never_sync_above, POWER, SqliteStore),
-    "ignore_short_write": (ignore_short_write, SHORT, small_file_store),
-    "raise_what_comes": (raise_what_comes, ENOSPC, small_file_store),
-    "no_sqlite_sync": (no_sqlite_sync, POWER, SqliteStore),
-    "pass_a_group_by": (pass_a_group_by, GATE, small_file_store, GROUP),
+    "swallow_failed_sync": (swallow_failed_sync, GATE),
+    "never_sync": (never_sync, POWER),
+    "never_sync_above": (never_sync_above, POWER),
+    "raise_what_comes": (raise_what_comes, ENOSPC),
+    "pass_a_group_by": (pass_a_group_by, GATE, GROUP),
 }
 
 
@@ -320,12 +281,12 @@ def planted():
     return {name: in_child(lambda case=case: run_planted(*case)) for name, case in PLANTED.items()}
 
 
-def run_planted(plant, fault, open_store, played=None):
+def run_planted(plant, fault, played=None):
     """Plant a bug and return the first outcome that caught it, or the last of two runs."""
     plant()
     if played is not None:
         system_calls.script = lambda _seed: played
-    with closing(faulted_runs(0, SHIM, stores=[open_store], faults=[fault])) as outcomes:
+    with closing(faulted_runs(0, SHIM, faults=[fault])) as outcomes:
         for outcome in takewhile(lambda outcome: outcome.seed < 2, outcomes):
             if outcome.broken:
                 break
@@ -353,7 +314,7 @@ def cuts():
 
 
 def run_cuts(plant):
-    """Plant a bug in our cursor on a `FileStore`, and return the first outcome that caught it, or the last."""
+    """Plant a bug in our cursor, and return the first outcome that caught it, or the last."""
     plant()
     run_count = 20 if plant in {never_sync_directory, never_sync_above} else 3
     with closing(PowerCuts(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
@@ -364,21 +325,20 @@ def run_cuts(plant):
 
 
 def clean():
-    """Return the outcomes of a fault of each action on a `FileStore`, and of one on SQLite; short programs."""
+    """Return the outcomes of a fault of each action; short programs."""
     one_of_each = {fault.action: fault for fault in SYSCALL_FAULTS}
     reading = one_of_each.pop(Action.FAIL_READ)
     return [
-        *outcomes_of(ALONE, small_file_store, [*one_of_each.values()]),
+        *outcomes_of(ALONE, [*one_of_each.values()]),
         # Opened a second time, or nothing would be read.
-        *outcomes_of(REOPENED, small_file_store, [reading]),
-        *outcomes_of(ALONE, SqliteStore, SYSCALL_FAULTS[:1]),
+        *outcomes_of(REOPENED, [reading]),
     ]
 
 
-def outcomes_of(played, open_store, faults):
+def outcomes_of(played, faults):
     """Run one program once with each fault."""
     system_calls.script = lambda _seed: played
-    with closing(faulted_runs(0, SHIM, stores=[open_store], faults=faults)) as outcomes:
+    with closing(faulted_runs(0, SHIM, faults=faults)) as outcomes:
         return [asdict(outcome) for outcome in takewhile(lambda found: found.seed < len(faults), outcomes)]
 
 

@@ -221,7 +221,7 @@ def test_a_subject_that_keeps_its_promises_survives_a_kill_at_every_call(tracer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ours", "ours-sqlite", pytest.param("ours-limited", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["ours", pytest.param("ours-limited", marks=pytest.mark.soak)])
 def test_ours_survives_a_kill_at_every_call(tracer, name):
     outcomes = outcomes_of(lambda tracer: subject_launch(name, tracer=tracer), 2)
     assert [outcome.broken for outcome in outcomes] == [()] * 2

@@ -22,13 +22,8 @@ from ackstate.analysis.crash import loop_disk
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import SIZE_BYTES, LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
-from ackstate.cursor.store import StoreError
-from ackstate.stores.file import FileStore
-from ackstate.stores.kernel_directory import KernelFile
-from fake_directory import end_of
 
 BLOCK = 4096
-LOST = b"lost" * BLOCK
 # linux/fs.h, linux/mount.h
 FITRIM = 0xC0185879
 MNT_DETACH = 2
@@ -70,9 +65,6 @@ class ThinDisk:
             while os.write(self._filler, bytes(BLOCK)):
                 pass
 
-    def give_room(self):
-        os.ftruncate(self._filler, 0)
-
     def close(self):
         self.disk.close()
         os.close(self._image)
@@ -98,14 +90,6 @@ def failed(call, *args):
     return False
 
 
-def refused(call, *args):
-    try:
-        call(*args)
-    except StoreError as error:
-        return "a write failed" in str(error)
-    return False
-
-
 def syncing_again():
     with thin_disk() as disk:
         path = disk.directory / "file"
@@ -125,50 +109,3 @@ def syncing_again():
 
 def test_a_failed_sync_that_is_repeated_succeeds_and_proves_nothing():
     assert apart(syncing_again) == [(True, False), (False, True), True]
-
-
-def end_at_a_block(store, log):
-    """Append such that nothing is laid out behind the log, and it ends where a block does."""
-    store.ledgers.append(1, bytes(BLOCK))
-    begin = end_of(log.read_bytes())
-    store.ledgers.append(1, b"")
-    end = end_of(log.read_bytes())
-    store.ledgers.append(1, bytes(log.stat().st_size - end - (end - begin)))
-    assert end_of(log.read_bytes()) == log.stat().st_size
-    assert log.stat().st_size % BLOCK == 0
-
-
-def entries(store):
-    """The entries behind those which only make the log as long as it has to be."""
-    return store.ledgers.read(1, 3, store.ledgers.last(1) + 1)
-
-
-def reopening_a_file_store(plant):
-    if plant:
-        KernelFile.settle = KernelFile.sync
-    with thin_disk() as disk:
-        place = disk.directory / "store"
-        with closing(FileStore(place)) as store:
-            store.ledgers.create("orders")
-            end_at_a_block(store, place / "log-0000000000000001")
-        disk.disk.power_on()
-        with closing(FileStore(place)) as store:
-            # Now, because opening frees the block of the lock, which has its memory.
-            disk.use_up()
-            yield refused(store.ledgers.append, 1, LOST)
-        with closing(FileStore(place)) as store:
-            yield entries(store) == []
-            disk.give_room()
-            store.ledgers.append(1, b"later")
-        disk.disk.cut_power()
-        disk.disk.power_on()
-        with closing(FileStore(place)) as store:
-            yield entries(store)
-
-
-def test_a_file_store_that_is_opened_after_a_failed_sync_invents_nothing_and_loses_nothing():
-    assert apart(reopening_a_file_store, False) == [True, True, [b"later"]]
-
-
-def test_a_file_store_that_trusts_the_cache_shows_what_is_lost_and_loses_what_it_syncs_after_that():
-    assert apart(reopening_a_file_store, True) == [True, False, []]

@@ -19,7 +19,7 @@ from ackstate.analysis.crash.subject import OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
-from ackstate.analysis.crash.subjects.ours import OursLimited, OursOnFiles, OursOnSqlite
+from ackstate.analysis.crash.subjects.ours import Ours, OursLimited
 
 SMALL = RunSize(4, 60)
 
@@ -193,7 +193,7 @@ def test_receipts_are_counted_as_a_share_of_the_acks_that_a_persist_was_to_save(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_subject", [OursOnFiles, OursOnSqlite, OursLimited])
+@pytest.mark.parametrize("make_subject", [Ours, OursLimited])
 def test_ours_survives_every_kill(make_subject):
     outcomes = outcomes_of(make_subject, size=RunSize(6, 100))
     assert [outcome.broken for outcome in outcomes] == [()] * 3
@@ -276,5 +276,5 @@ def test_the_layer_by_the_name_of_its_subject():
 
 
 def test_subjects_are_found_by_name():
-    for name in ("ours", "ours-sqlite", "ours-limited", "naive", "ackstate.analysis.crash.subjects.naive:NaiveSubject"):
+    for name in ("ours", "ours-limited", "naive", "ackstate.analysis.crash.subjects.naive:NaiveSubject"):
         assert callable(subject_launch(name))

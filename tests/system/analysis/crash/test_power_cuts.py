@@ -25,6 +25,7 @@ from ackstate.analysis.crash.shim import compiled, environment
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.analysis.crash.subject_launch import subject_launch
 from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.stores import sqlite_database
 from crash import PATHS
 
 SMALL = RunSize(lives=3, operations=40)
@@ -92,8 +93,8 @@ def test_a_story_says_what_was_promised_and_where_the_power_went():
 @pytest.mark.slow
 def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
     """Patched in this process: it must be so in those that are crashed, too."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    pragmas = [each for each in sqlite_database._PRAGMAS if "synchronous" not in each]
+    monkeypatch.setattr(sqlite_database, "_PRAGMAS", [*pragmas, "synchronous = OFF"])
     with closing(PowerCuts(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes:
         assert any(outcome.broken for outcome in islice(outcomes, 3))
 

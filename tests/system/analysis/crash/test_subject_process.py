@@ -274,7 +274,7 @@ def test_an_error_of_the_subject_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "neither one of ours, ours-sqlite, ours-limited, naive, nor module:Class, nor the command of a program"),
+        ("", "neither one of ours, ours-limited, naive, nor module:Class, nor the command of a program"),
         ("no-such-program --fast", "subject 'no-such-program --fast': neither"),
         ("no_such_module:Subject", "No module named 'no_such_module'"),
         ("json:Subject", "module json has no Subject"),
