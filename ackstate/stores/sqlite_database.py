@@ -33,7 +33,6 @@ from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.directory_lock import LOCK, DirectoryClaim, sync_names_above, sync_path
 from ackstate.stores.sqlite_log import check_log
 from ackstate.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark
-from ackstate.stores.sqlite_schema import NEW_IDENTITY, SCHEMA, check_schema
 from ackstate.stores.system_errors import system_errors_in_our_words
 
 if TYPE_CHECKING:
@@ -76,6 +75,22 @@ _PRAGMAS = (
     f"journal_size_limit = {8 << 20}",
     "wal_checkpoint(TRUNCATE)",
 )
+
+# SQLite stores these texts unchanged.
+_SCHEMA = (
+    # AUTOINCREMENT: the id of a deleted ledger is never used again.
+    "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
+    " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
+    "CREATE INDEX ledgers_by_owner ON ledgers (owner)",
+    "CREATE TABLE entries (ledger_id INTEGER NOT NULL, entry_id INTEGER NOT NULL, data BLOB NOT NULL,"
+    " PRIMARY KEY (ledger_id, entry_id))",
+    "CREATE TABLE metadata (path TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)",
+    # One row, above every version of every deleted value: a value that is created again never matches an old version.
+    "CREATE TABLE first_version (version INTEGER NOT NULL)",
+    # One row.
+    "CREATE TABLE identity (salt BLOB NOT NULL)",
+)
+_ALL_OBJECTS = "SELECT type, name, tbl_name, sql FROM main.sqlite_master"
 
 # The finding of the check for a page that cannot be read, which is no damage.
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
@@ -236,9 +251,9 @@ def _create(directory: Path) -> None:
             "BEGIN",
             f"PRAGMA application_id = {_APPLICATION_ID}",
             f"PRAGMA user_version = {FORMAT_VERSION}",
-            *SCHEMA,
+            *_SCHEMA,
             "INSERT INTO first_version VALUES (0)",
-            NEW_IDENTITY,
+            "INSERT INTO identity VALUES (randomblob(8))",
             "COMMIT",
             "PRAGMA journal_mode = WAL",
         ):
@@ -275,7 +290,16 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
     expected, found = page_count * page_size, database.stat().st_size
     if found < expected:
         raise CorruptStateError(str(database), offset=found, expected=f"{expected} bytes", found=f"{found} bytes")
-    check_schema(database, connection, SCHEMA)
+    # A flipped bit in the name of a column would make cursors unreadable in a way that no repair mends.
+    with closing(sqlite3.connect(":memory:")) as pattern:
+        for statement in _SCHEMA:
+            pattern.execute(statement)
+        is_ours = sorted(connection.execute(_ALL_OBJECTS), key=repr) == sorted(pattern.execute(_ALL_OBJECTS), key=repr)
+    roots = [root for (root,) in connection.execute("SELECT rootpage FROM main.sqlite_master")]
+    if not is_ours or len(set(roots)) < len(roots):
+        raise CorruptStateError(
+            str(database), offset=0, expected="our tables, each with pages of its own", found="others"
+        )
 
 
 def _read_through(database: Path) -> None:
