@@ -9,13 +9,13 @@ import pytest
 
 from ackstate.analysis.crash.campaign import read_totals
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from crash.crash_states import crash_states
+from crash.schedules import schedules
 from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
 from museum.matrix import PAGE, TOTALS, read_cells
 from museum.page import LAYERS, PRODUCT, is_good, render
 
-STAGED_ACKS = next(exhibit for exhibit in EXHIBITS if exhibit.name == "M6")
+LOST_ACK = next(exhibit for exhibit in EXHIBITS if exhibit.name == "M5")
 
 
 def test_the_page_has_a_row_for_each_bug_and_each_is_killed_and_the_product_by_none():
@@ -35,11 +35,11 @@ def test_the_page_is_made_from_what_was_measured():
 
 @pytest.mark.slow
 def test_a_layer_kills_a_bug_and_not_the_product():
-    killed = run_cell(crash_states, STAGED_ACKS, CellBudget(seconds=20))
+    killed = run_cell(schedules, LOST_ACK, CellBudget(seconds=20))
     assert (killed.fate, killed.runs) == (CellFate.KILLED, 1)
     assert killed.promise
     assert killed.story
-    survived = run_cell(crash_states, None, CellBudget(seconds=20, cycles_max=1))
+    survived = run_cell(schedules, None, CellBudget(seconds=20, cycles_max=1))
     assert (survived.fate, survived.runs) == (CellFate.SURVIVED, 1)
     assert survived.cycles > killed.cycles
 

@@ -61,7 +61,7 @@ class Kills:
     """The layer.
 
     Args:
-        launch: Starts the subject; None for ours, in turn on files, on SQLite and under a rate limit.
+        launch: Starts the subject; None for ours, in turn without and under a rate limit.
         directory: Where subjects work; None for memory if there is such a file system: SIGKILL needs no disk.
         size: The size of a run.
         patience_s: Time limit for an answer of a subject.
