@@ -47,9 +47,9 @@ def calibrate(
 ) -> None:
     """Kill real cursors under many policies, and compare the redelivered messages with the estimate.
 
-    Each process plays some seconds of traffic on SQLite and is killed with SIGKILL; as root, the power of its disk is
-    cut, too. A second process recovers and counts. A kill must redeliver exactly the number predicted from the trace alone, a power cut at
-    most that.
+    Each process plays some seconds of traffic on SQLite and is killed with SIGKILL; as root, the power of its disk
+    is cut, too. A second process recovers and counts. A kill must redeliver exactly the number predicted from the
+    trace alone, a power cut at most that.
 
     Exit status: 0 it holds; 1 it does not; 2 it could not be done.
     """
