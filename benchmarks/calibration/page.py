@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from benchmarks.calibration.results import Death, PointResult
 
-_HEADS = ("traffic", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
+_HEADS = ("traffic", "store", "policy", "kills", "equal", "observed", "expected", "mean observed", "cuts", "slack")
 _WORDS = 3
 
 
@@ -103,6 +103,7 @@ def _cells(point: PointResult, code: str = "") -> list[str]:
     observed = [death.observed for death in point.kills]
     return [
         point.shape,
+        point.store,
         f"{code}{policy}{code}",
         str(len(point.kills)),
         str(equal) if equal == len(point.kills) else f"{equal} (!)",

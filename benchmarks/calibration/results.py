@@ -93,6 +93,7 @@ class PointResult:
 
     Attributes:
         shape: The shape of its traffic.
+        store: Where the cursor was kept.
         policy: Its settings, as `Policy.from_mapping` takes them.
         kills: Processes that were killed.
         power_cuts: Processes under which the power was cut.
@@ -101,6 +102,7 @@ class PointResult:
     """
 
     shape: str
+    store: str
     policy: Mapping[str, str]
     kills: tuple[Death, ...]
     power_cuts: tuple[Death, ...]
@@ -133,7 +135,7 @@ class PointResult:
     def label(self) -> str:
         """The key of the point."""
         policy = " ".join(f"{key}={value}" for key, value in self.policy.items()) or "default"
-        return f"{self.shape}: {policy}"
+        return f"{self.shape} on {self.store}: {policy}"
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return the means of the predictions and observations for each kind of death that occurred."""

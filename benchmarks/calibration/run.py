@@ -125,7 +125,7 @@ def kill_point(point: Point, plan: CalibrationPlan, directory: Path) -> PointRes
     moments = _moments(point, chance, (plan.kills, others, others))
     prediction = _prediction(point, plan, moments)
     deaths = [_die(point, each, prediction, chance, directory, WorkerProcess.kill) for each in moments]
-    return PointResult(point.shape, point.policy.to_mapping(), tuple(deaths), (), prediction.expected)
+    return PointResult(point.shape, "sqlite", point.policy.to_mapping(), tuple(deaths), (), prediction.expected)
 
 
 def cut_points(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> list[tuple[Death, ...]]:
@@ -269,4 +269,4 @@ def calibrate(plan: CalibrationPlan, progress: Callable[[str, float], None]) -> 
 
 
 def _with_cuts(point: PointResult, cuts: tuple[Death, ...]) -> PointResult:
-    return PointResult(point.shape, point.policy, point.kills, cuts, point.expected)
+    return PointResult(point.shape, point.store, point.policy, point.kills, cuts, point.expected)

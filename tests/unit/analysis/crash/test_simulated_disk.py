@@ -339,7 +339,7 @@ class SmallStore:
             self.total += int.from_bytes(data[:4], "little")
 
     def replace_log(self, number):
-        if self.removes_first:
+        if self.removes_first and "log" in self.directory.names():
             self.directory.remove("log")
             self.sync(self.directory, "names")
         file = self.directory.create("log.new")

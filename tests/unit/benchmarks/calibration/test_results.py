@@ -32,7 +32,7 @@ KILLS = (
     Death(EVENT, 40, (0,), 0, 0), Death(PERSIST, 50, (9, 2), 2, 0),
 )  # fmt: skip
 CUTS = (Death(EVENT, 15, (7,), 7, 0), Death(PERSIST, 50, (9, 2), 3, 0))
-POINT = PointResult("key_shared", {"flush_interval_ms": "100"}, KILLS, CUTS, 5.5, 5.5)
+POINT = PointResult("key_shared", "sqlite", {"flush_interval_ms": "100"}, KILLS, CUTS, 5.5, 5.5)
 GOOD = Calibration(1, {}, (POINT,), mistakes=(Mistake("tick_ms=250", 3, 1, 2.5),))
 
 
