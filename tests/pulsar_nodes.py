@@ -15,9 +15,9 @@ OWNED = b'{"nativeUrl":"pulsar://127.0.0.1:6650","disabled":false}'
 
 
 class Nodes:
-    """Pulsar's metadata in memory: a `PulsarNodes` on the metadata of a `MemoryStore`."""
+    """Pulsar's metadata in memory: the methods of `PulsarZooKeeper`, on the metadata of a `MemoryStore`."""
 
-    name, is_shared = "nodes in memory", True
+    name = "nodes in memory"
 
     def __init__(self):
         self.store = MemoryStore()

@@ -1,9 +1,10 @@
-"""Finds the message log of a topic, in a store of ours or in a cluster that has its own kind of message log."""
+"""Finds the message log of a topic, in a store of ours or in a Pulsar cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
+from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:
@@ -37,21 +38,6 @@ class ReadableLog(Protocol):
         ...
 
 
-@runtime_checkable
-class MessageLogFinder(Protocol):
-    """A store whose message logs are not those of this library.
-
-    Attributes:
-        journal_records_max: How many of a journal's last records an inspection reads, as each may be large.
-    """
-
-    journal_records_max: int
-
-    def find_message_log(self, topic: str) -> ReadableLog | None:
-        """Return the message log of a topic; None if there is none."""
-        ...
-
-
 def find_message_log(store: Store, topic: str) -> ReadableLog | None:
     """Return the message log of a topic as it is now, None if the store has none; nothing is written.
 
@@ -60,6 +46,6 @@ def find_message_log(store: Store, topic: str) -> ReadableLog | None:
         CorruptStateError: The sizes of its ledgers cannot be read.
         StoreError: The storage failed.
     """
-    if isinstance(store, MessageLogFinder):
+    if isinstance(store, PulsarLayout):
         return store.find_message_log(topic)
     return MessageLog.find(store, topic=topic)

@@ -28,8 +28,9 @@ from ackstate.inspect.findings import (
     RepairOutcome,
     StoredRecord,
 )
-from ackstate.inspect.message_logs import MessageLogFinder, find_message_log
+from ackstate.inspect.message_logs import find_message_log
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.topic.log_ownership import check_log_record, log_path
 from ackstate.wire import native, native_pointer
 from ackstate.wire.pulsar import decode_position_info
@@ -222,7 +223,7 @@ class _CursorReader:
         try:
             count = 0 if ledger_id is None else self._ledgers.last(ledger_id) + 1
             store = self._store
-            begin = max(0, count - store.journal_records_max) if isinstance(store, MessageLogFinder) else 0
+            begin = max(0, count - store.journal_records_max) if isinstance(store, PulsarLayout) else 0
             for first in range(begin, count, _ENTRIES_AT_ONCE):
                 assert ledger_id is not None
                 yield from enumerate(self._ledgers.read(ledger_id, first, min(first + _ENTRIES_AT_ONCE, count)), first)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -24,7 +25,6 @@ from ackstate.stores.bookkeeper_class_path import find_jars
 from ackstate.stores.bookkeeper_errors import BookKeeperError, error_of
 from ackstate.stores.bookkeeper_frames import Failure, FrameReader, frame
 from ackstate.stores.bookkeeper_ledger import LedgerMetadata, OpenLedger
-from ackstate.stores.java_child import start_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -274,7 +274,16 @@ class BookKeeperClient:
         # A client that hangs must not block its callers.
         self._requests.settimeout(self.call_timeout_s)
         with requests, replies:
-            self._child = start_child(_WORKER, requests, replies)
+            numbers = [each.fileno() for each in (requests, replies)]
+            self._child = subprocess.Popen(  # noqa: S603 - a module of ours
+                # In a process group of its own it does not receive Ctrl-C.
+                [sys.executable, "-P", "-m", _WORKER, *map(str, numbers)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=numbers,
+                process_group=0,
+            )
         self._receiver = threading.Thread(target=self._receive, name="bookkeeper-replies", daemon=True)
         self._receiver.start()
 

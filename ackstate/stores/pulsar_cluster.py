@@ -11,15 +11,14 @@ from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.stores.pulsar_ledgers import PulsarLedgers
-from ackstate.stores.pulsar_nodes import parse_pulsar_url
-from ackstate.stores.pulsar_rocksdb import PulsarRocksDb, SealedLedgers
+from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ackstate.stores.pulsar_nodes import PulsarUrl
+    from ackstate.stores.pulsar_url import PulsarUrl
 
 
 def open_cluster(  # noqa: PLR0913 - settings are named, not packed
@@ -32,7 +31,7 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
     client_options: Mapping[str, Any] | None = None,
     client: BookKeeperClient | None = None,
 ) -> PulsarLayout:
-    """Open the cluster of a URL; see `ackstate.stores.pulsar_nodes.parse_pulsar_url`.
+    """Open the cluster of a URL; see `ackstate.stores.pulsar_url.parse_pulsar_url`.
 
     Args:
         url: Where the metadata is, such as ``pulsar+zk://127.0.0.1:2181``.
@@ -45,20 +44,15 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         client: A client of the cluster's BookKeeper to share, which stays open; None starts one for this store.
 
     Raises:
-        ValueError: The URL is malformed, or names a metadata store that is not supported.
+        ValueError: The URL is malformed, or names a metadata store other than ZooKeeper.
         StoreError: A server does not answer, or a package, Java or its classes are missing.
         OSError: The file with the password cannot be read.
     """
     parts = parse_pulsar_url(url)
-    if parts.scheme == "rocksdb:":
-        database = PulsarRocksDb(
-            Path(parts.place), class_path=class_path, call_timeout_s=call_timeout_s, only_reads=only_reads
-        )
-        return PulsarLayout(database, SealedLedgers(database))
     chosen = _with_secrets(replication or Replication(), parts)
     with ExitStack() as opened:
         nodes = PulsarZooKeeper(
-            parts.place,
+            parts.hosts,
             chroot=parts.chroot,
             call_timeout_s=call_timeout_s,
             client_options=client_options,
@@ -67,7 +61,7 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         opened.callback(nodes.close)
         on_close = None
         if client is None:
-            uri = f"zk+null://{parts.place.replace(',', ';')}{parts.chroot}{parts.ledgers}"
+            uri = f"zk+null://{parts.hosts.replace(',', ';')}{parts.chroot}{parts.ledgers}"
             client = BookKeeperClient(uri, class_path=class_path, call_timeout_s=call_timeout_s)
             on_close = client.close
         opened.pop_all()

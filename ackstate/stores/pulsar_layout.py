@@ -5,7 +5,7 @@ Open a cursor with ``CursorConfig(format=Format.PULSAR)``, and only while no bro
 broker also compares, and a cursor ledger is taken over by BookKeeper's recovery, as brokers do. So a former owner can
 write no longer once the new one has opened the cursor ledger, or has written the record.
 
-The metadata is in ZooKeeper, or in the RocksDB of a standalone broker that is down. The ledgers are in BookKeeper.
+The metadata is in ZooKeeper, the ledgers are in BookKeeper.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, final
 from ackstate.cursor.journal.journal import ROOT
 from ackstate.cursor.store import Store, StoreError, check_path
 from ackstate.errors import CorruptStateError
-from ackstate.stores.pulsar_message_log import PulsarMessageLog, UnknownSizeError, read_message_log
+from ackstate.stores.pulsar_message_log import PulsarMessageLog, read_message_log
 from ackstate.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ackstate.cursor.store import LedgerStore, Versioned
-    from ackstate.stores.pulsar_nodes import PulsarNodes
+    from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 
 _OF_PULSAR_1 = "a namespace of Pulsar 1, with a cluster in its name, is not read"
 
@@ -40,7 +40,7 @@ class PulsarMetadata:
         unread: Why nodes are left out of what `children` and `topics` have listed so far, by path.
     """
 
-    def __init__(self, nodes: PulsarNodes, within: str = "") -> None:
+    def __init__(self, nodes: PulsarZooKeeper, within: str = "") -> None:
         self.unread: dict[str, str] = {}
         self._nodes = nodes
         self._within = within.split("/", 2) if within else []
@@ -116,7 +116,7 @@ class PulsarLayout:
 
     def __init__(
         self,
-        nodes: PulsarNodes,
+        nodes: PulsarZooKeeper,
         ledgers: LedgerStore,
         *,
         within: str = "",
@@ -141,7 +141,7 @@ class PulsarLayout:
         return self._metadata
 
     def find_message_log(self, topic: str) -> PulsarMessageLog | None:
-        """Return the message log of a topic as it is now; None if there is no such topic, or its size is not known.
+        """Return the message log of a topic as it is now; None if there is no such topic.
 
         Raises:
             ValueError: The topic is not ``persistent://TENANT/NAMESPACE/TOPIC``.
@@ -149,12 +149,7 @@ class PulsarLayout:
             StoreError: The storage failed.
         """
         found = self.nodes.get(f"{ROOT}/{managed_ledger_name(topic)}")
-        if found is None:
-            return None
-        try:
-            return read_message_log(found.data, self._ledgers, topic=topic)
-        except UnknownSizeError:
-            return None
+        return None if found is None else read_message_log(found.data, self._ledgers, topic=topic)
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ackstate.stores.bookkeeper_client import BookKeeperClient
     from ackstate.stores.bookkeeper_ledger import Replication
-    from ackstate.stores.pulsar_nodes import PulsarNodes
+    from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 
 _OWNER_PREFIX = "cursor "
 _OPEN_TO_READ_MAX = 16
@@ -45,7 +45,7 @@ class PulsarLedgers:
     """
 
     def __init__(
-        self, client: BookKeeperClient, nodes: PulsarNodes, replication: Replication, *, only_reads: bool
+        self, client: BookKeeperClient, nodes: PulsarZooKeeper, replication: Replication, *, only_reads: bool
     ) -> None:
         self._client, self._nodes, self._replication, self._only_reads = client, nodes, replication, only_reads
         self._reading = threading.Lock()  # Held while a handle of `_readers` is used: another read may close it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import LedgerNotFoundError, StoreError
+from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.topic.message import Message
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from ackstate.wire.pulsar.ledger_info import MessageLedger
 
 
-class UnknownSizeError(StoreError):
-    """The size of a ledger is not known without the servers that store it."""
-
-
 @final
 class PulsarMessageLog:
     """The message log of one topic, as it was when it was found.
@@ -31,14 +27,14 @@ class PulsarMessageLog:
         ledgers: How many entries each ledger holds.
     """
 
-    def __init__(self, ledgers: LedgerMap, store: LedgerStore | None, offloaded: frozenset[int]) -> None:
+    def __init__(self, ledgers: LedgerMap, store: LedgerStore, offloaded: frozenset[int]) -> None:
         self.ledgers = ledgers
         self._store = store
         self._offloaded = offloaded
 
     def can_read(self, ledger_id: int) -> bool:
         """Return whether the messages of a ledger are in BookKeeper, so that one that cannot be read is lost."""
-        return self._store is not None and ledger_id not in self._offloaded
+        return ledger_id not in self._offloaded
 
     def read(self, positions: Iterable[Position]) -> Iterator[Message]:
         """Yield messages, without their payloads.
@@ -49,8 +45,6 @@ class PulsarMessageLog:
             StoreError: The storage failed.
         """
         for ledger_id, entry_id in positions:
-            if self._store is None:
-                raise LedgerNotFoundError("there is no BookKeeper to read messages from")
             times = decode_message_times(self._store.read(ledger_id, entry_id, entry_id + 1)[0])
             yield Message(
                 b"",
@@ -60,7 +54,7 @@ class PulsarMessageLog:
             )
 
 
-def read_message_log(data: bytes, store: LedgerStore | None, *, topic: str) -> PulsarMessageLog:
+def read_message_log(data: bytes, store: LedgerStore, *, topic: str) -> PulsarMessageLog:
     """Return the message log of a topic.
 
     The record does not have the size of the ledger that is written to, nor that of one whose broker died: the last
@@ -68,12 +62,11 @@ def read_message_log(data: bytes, store: LedgerStore | None, *, topic: str) -> P
 
     Args:
         data: The topic's record in the metadata store.
-        store: The cluster's ledgers; None counts the entries of an open ledger as none.
+        store: The cluster's ledgers.
         topic: Its name, for errors.
 
     Raises:
         CorruptStateError: The record cannot be decoded, or names no ledger.
-        UnknownSizeError: The last ledger is open, and its servers are down.
         StoreError: The storage failed.
     """
     found = decode_ledger_info(data)
@@ -84,8 +77,8 @@ def read_message_log(data: bytes, store: LedgerStore | None, *, topic: str) -> P
     return PulsarMessageLog(LedgerMap.from_counts(counts), store, offloaded)
 
 
-def _entry_count(ledger: MessageLedger, store: LedgerStore | None, *, is_last: bool) -> int:
-    if ledger.entry_count or not is_last or store is None:
+def _entry_count(ledger: MessageLedger, store: LedgerStore, *, is_last: bool) -> int:
+    if ledger.entry_count or not is_last:
         return ledger.entry_count
     try:
         return store.last(ledger.ledger_id) + 1

@@ -22,7 +22,7 @@ from ackstate.errors import CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ackstate.stores.pulsar_nodes import PulsarNodes
+    from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 
 _BROKERS = "/loadbalance/brokers"
 _EXTENSIBLE = "Extensible"
@@ -39,7 +39,7 @@ class TopicOwnedError(StoreError):
     """A broker owns the topic; nothing was changed."""
 
 
-def find_owner(nodes: PulsarNodes, topic: str) -> str | None:
+def find_owner(nodes: PulsarZooKeeper, topic: str) -> str | None:
     """Return the broker that owns a topic, None if no broker does.
 
     Raises:
@@ -58,19 +58,14 @@ def find_owner(nodes: PulsarNodes, topic: str) -> str | None:
 
 
 @contextmanager
-def hold_topic(nodes: PulsarNodes, topic: str) -> Iterator[None]:
+def hold_topic(nodes: PulsarZooKeeper, topic: str) -> Iterator[None]:
     """Keep every broker from loading a topic, and the other topics of its bundle.
-
-    No-op for a metadata store that brokers cannot use at the same time.
 
     Raises:
         TopicOwnedError: A broker owns it.
         StoreError: The storage failed, or the brokers keep their ownership outside the metadata store.
         CorruptStateError: A node cannot be decoded.
     """
-    if not nodes.is_shared:
-        yield
-        return
     owner = find_owner(nodes, topic)
     namespace = _namespace(topic)
     path = f"/namespace/{namespace}/{_bundle(nodes, namespace, topic)}"
@@ -99,7 +94,7 @@ def _namespace(topic: str) -> str:
     return parts.namespace
 
 
-def _bundle(nodes: PulsarNodes, namespace: str, topic: str) -> str:
+def _bundle(nodes: PulsarZooKeeper, namespace: str, topic: str) -> str:
     """Return the name of the bundle of a topic, by the namespace's policies."""
     for path in (f"/admin/local-policies/{namespace}", f"/admin/policies/{namespace}"):
         found = nodes.get(path)
@@ -126,7 +121,7 @@ def _bounds(bundle: str, namespace: str) -> tuple[int, int]:
     return first, _HASH_END if end == _HASH_END - 1 else end
 
 
-def _check_load_manager(nodes: PulsarNodes) -> None:
+def _check_load_manager(nodes: PulsarZooKeeper) -> None:
     """Refuse brokers whose load manager keeps the ownership of bundles in a topic."""
     for broker in nodes.children(_BROKERS):
         path = f"{_BROKERS}/{broker}"

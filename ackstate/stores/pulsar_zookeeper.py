@@ -20,7 +20,9 @@ REQUEST_BYTES_MAX = 1_000_000
 
 @final
 class PulsarZooKeeper:
-    """The metadata of a Pulsar cluster in ZooKeeper, as `PulsarNodes`; thread-safe.
+    """The metadata of a Pulsar cluster in ZooKeeper, at Pulsar's paths; thread-safe.
+
+    Errors are those of `MetadataStore`.
 
     Args:
         hosts: ``HOST:PORT`` pairs separated by commas.
@@ -32,8 +34,6 @@ class PulsarZooKeeper:
     Raises:
         StoreError: No server answered in time.
     """
-
-    is_shared = True
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class PulsarZooKeeper:
             self.session.refuse_changes()
 
     def get(self, path: str) -> Versioned | None:
-        """See `PulsarNodes.get`."""
+        """Return the value of a path and its version; None if the path does not exist."""
         (found,) = self.session.read(path)
         return None if found is None else Versioned(found.data, found.changed_zxid)
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        """See `PulsarNodes.put`."""
+        """Replace or create a value by compare-and-set, and return its new version."""
         self.session.check_writable()
         if expected_version == ABSENT:
             # Created empty and then set, because only setting returns the number of the transaction.
@@ -78,7 +78,7 @@ class PulsarZooKeeper:
         return version
 
     def delete(self, path: str, *, expected_version: int) -> None:
-        """See `PulsarNodes.delete`."""
+        """Delete a value by compare-and-set."""
         self.session.check_writable()
         try:
             self.session.commit([delete(path, self._node_version(path, expected_version))])
@@ -86,19 +86,19 @@ class PulsarZooKeeper:
             raise VersionMismatchError(f"{path} was changed by another") from error
 
     def children(self, path: str) -> list[str]:
-        """See `PulsarNodes.children`."""
+        """Return the names one level below a path, sorted."""
         return sorted(self.session.children(path) or [])
 
     def create_ephemeral(self, path: str, data: bytes) -> bool:
-        """See `PulsarNodes.create_ephemeral`."""
+        """Create a value that lasts as long as this session; return False if there is one already."""
         return self.session.create_ephemeral(path, data)
 
     def delete_ephemeral(self, path: str) -> None:
-        """See `PulsarNodes.delete_ephemeral`."""
+        """Delete a value of `create_ephemeral`; no-op if it is gone."""
         self.session.delete_ephemeral(path)
 
     def close(self) -> None:
-        """See `PulsarNodes.close`."""
+        """End the session; no-op if closed."""
         self.session.close()
 
     def _node_version(self, path: str, expected_version: int) -> int:

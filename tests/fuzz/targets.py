@@ -28,8 +28,8 @@ from ackstate.analysis.trace.manifest import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.pulsar_conf import cursor_settings
 from ackstate.properties import decode_properties
-from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, pulsar_rocksdb, zookeeper_nodes
-from ackstate.stores.pulsar_nodes import parse_pulsar_url
+from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper_nodes
+from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
 from ackstate.topic.message import Message, decode_messages, encode_message
@@ -206,14 +206,6 @@ def _sqlite_store(directory: Path) -> None:
     SqliteStore.open_copy(directory, copy_bytes_max=1 << 24).close()
 
 
-def _values(data: bytes) -> None:
-    pulsar_rocksdb.decode_value(data, what="value")
-
-
-def _value_seeds() -> Sequence[bytes]:
-    return [pulsar_rocksdb.encode_value(pulsar_rocksdb.RocksDbValue(b"value", 1, 2, 3, 4, is_ephemeral=False))]
-
-
 JSON_LINES = [
     b'{"topic": "t", "ts_ms": 1700000000000, "kind": "publish", "ledger_id": 3, "first_entry": 0, "last_entry": 99}\n'
     b'{"topic": "t", "subscription": "s", "ts_ms": 1700000000005, "kind": "ack", "ledger_id": 3, "first_entry": 1}\n',
@@ -223,7 +215,7 @@ CONVERSATION = [
     b'{"op": "recover", "directory": "/d", "ledgers": {"3": 9}}\n', b'{"ready": true}\n',
     b'{"accepted": 1, "redelivery_if_crashed": 3}\n', b'{"durable": [1, 2]}\n', b'{"acked": [[3, 0, 7]]}\n',
 ]  # fmt: skip
-TEXTS = [b"5s", b"1.5h", b"90ms", b"pulsar+zk://h:2181,i:2181/tenant/ns/topic", b"pulsar+rocksdb:/data", b"10%"]
+TEXTS = [b"5s", b"1.5h", b"90ms", b"pulsar+zk://h:2181,i:2181/tenant/ns/topic", b"10%"]
 BROKER_CONF = [
     b"managedLedgerMaxUnackedRangesToPersist=10000\nmanagedLedgerDefaultMarkDeleteRateLimit=1.0\n"
     b"# comment\nmanagedCursorInfoCompressionType=LZ4\nacknowledgmentAtBatchIndexLevelEnabled = \\u0074rue\n"
@@ -256,11 +248,6 @@ TARGETS = {
     "delay-segment": FuzzTarget(_segment, golden("delay-snapshot-segment-*.bin")),
     "ledger-info": FuzzTarget(decode_ledger_info, lambda: [bytes.fromhex("0a0808031064180020000a0408051000")]),
     "pulsar-entry": FuzzTarget(decode_message_times, lambda: [_pulsar_entry()]),
-    "pulsar-rocksdb": FuzzTarget(_values, _value_seeds),
-    "bookkeeper-metadata": FuzzTarget(
-        lambda data: pulsar_rocksdb.closed_ledger_last(data, what="ledger"),
-        lambda: [b"BookieMetadataFormatVersion\t3\n" + bytes.fromhex("0e0803100318022005280330073802")],
-    ),
     "zookeeper-node": FuzzTarget(_node, _node_seeds, sealed_node),
     "bookkeeper-entry": FuzzTarget(
         lambda data: bookkeeper_entries.decode_entry(data, "entry"), lambda: [b"\1\2\0\0\0\0abc", b"\1\3" + bytes(40)]

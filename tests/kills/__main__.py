@@ -35,7 +35,6 @@ SECONDS_MAX = 8.0
 GOES = (
     "ackstate/stores/zookeeper_ledgers",
     "ackstate/stores/zookeeper_group",
-    "ackstate/stores/pulsar_rocksdb",
     "ackstate/cursor/steps",
     "ackstate/cursor/writes",
     "ackstate/cursor/former_names",

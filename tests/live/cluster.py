@@ -1,7 +1,4 @@
-"""A real Pulsar cluster on the loopback address: a ZooKeeper server, bookies and a broker, each a process of its own.
-
-And a standalone broker, which keeps its metadata in RocksDB.
-"""
+"""A real Pulsar cluster on the loopback address: ZooKeeper, bookies and a broker, each a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ _ZOOKEEPER = "org.apache.zookeeper.server.ZooKeeperServerMain"
 _BOOKIE = "org.apache.bookkeeper.server.Main"
 _SET_UP = "org.apache.pulsar.PulsarClusterMetadataSetup"
 _BROKER = "org.apache.pulsar.PulsarBrokerStarter"
-_STANDALONE = "org.apache.pulsar.PulsarStandaloneStarter"
 _BOOKIE_SETTINGS = {
     "allowLoopback": "true", "listeningInterface": "lo", "advertisedAddress": "127.0.0.1",
     "allowEphemeralPorts": "true",
@@ -38,21 +34,64 @@ _BROKER_SETTINGS = {
 }  # fmt: skip
 
 
-class ClusterBroker:
-    """A broker with its admin interface, of either kind of cluster.
+class Cluster:
+    """The cluster, with the admin interface of its broker.
+
+    Args:
+        directory: For everything that it writes.
+        bookie_count: How many bookies it has; each entry is written to at most 2 of them.
+        is_compiled: See `JavaProcess`; of the broker.
 
     Attributes:
         service_url: For clients.
         web_url: For admin requests.
     """
 
-    def __init__(self, directory, *, is_compiled=False):
+    def __init__(self, directory, *, bookie_count=1, is_compiled=False):
         self.directory, self._is_compiled = directory, is_compiled
         directory.mkdir(parents=True, exist_ok=True)
-        self.service_port, self.web_port = free_port(), free_port()
+        self.service_port, self.web_port, self._zookeeper_port = free_port(), free_port(), free_port()
         self.service_url = f"pulsar://127.0.0.1:{self.service_port}"
         self.web_url = f"http://127.0.0.1:{self.web_port}"
+        self.hosts = f"127.0.0.1:{self._zookeeper_port}"
         self.broker = None
+        self._quorum = min(2, bookie_count)
+        self._zookeeper = self._make_zookeeper()
+        self.bookies = [self._make_bookie(number) for number in range(bookie_count)]
+
+    def start(self, **broker_settings):
+        """Start everything."""
+        self._zookeeper.start(lambda: listens(self._zookeeper_port))
+        store = f"zk:{self.hosts}"
+        JavaProcess(
+            self.directory, "set-up", _SET_UP, "--cluster", NAME, "--metadata-store", store,
+            "--configuration-metadata-store", store, "--web-service-url", self.web_url,
+            "--broker-service-url", self.service_url,
+        ).run()  # fmt: skip
+        for bookie, port in self.bookies:
+            bookie.start(lambda port=port: listens(port))
+        self.start_broker(**broker_settings)
+        return self
+
+    def start_broker(self, **settings):
+        """Start the broker, with other settings than the default ones."""
+        quorum = {f"managedLedgerDefault{name}": self._quorum for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
+        store = dict.fromkeys(("metadataStoreUrl", "configurationMetadataStoreUrl"), f"zk:{self.hosts}")
+        ports = {"brokerServicePort": self.service_port, "webServicePort": self.web_port}
+        assert self.broker is None
+        path = self.directory / "broker.conf"
+        write_settings(path, _BROKER_SETTINGS | quorum | store | ports | settings)
+        self.broker = JavaProcess(
+            self.directory, "broker", _BROKER, "-c", path, heap_mib=768, is_compiled=self._is_compiled
+        )
+        self.broker.start(self._answers)
+
+    def stop(self):
+        """End everything."""
+        self.kill_broker()
+        for bookie, _ in self.bookies:
+            bookie.end(signal.SIGKILL)
+        self._zookeeper.end(signal.SIGKILL)
 
     def kill_broker(self):
         """End the broker with SIGKILL."""
@@ -66,13 +105,6 @@ class ClusterBroker:
         if self.broker is not None:
             self.broker.end(how)
             self.broker = None
-
-    def _start_broker(self, main, words, settings):
-        assert self.broker is None
-        path = self.directory / "broker.conf"
-        write_settings(path, settings)
-        self.broker = JavaProcess(self.directory, "broker", main, *words, heap_mib=768, is_compiled=self._is_compiled)
-        self.broker.start(self._answers)
 
     def _answers(self):
         try:
@@ -111,53 +143,6 @@ class ClusterBroker:
         """Make the broker close all topics and give up their bundles, which nothing then owns."""
         self.admin("namespaces/public/default/unload", method="PUT")
 
-
-class Cluster(ClusterBroker):
-    """A cluster whose metadata is in ZooKeeper.
-
-    Args:
-        directory: For everything that it writes.
-        bookie_count: How many bookies it has; each entry is written to at most 2 of them.
-        is_compiled: See `JavaProcess`; of the broker.
-    """
-
-    def __init__(self, directory, *, bookie_count=1, is_compiled=False):
-        super().__init__(directory, is_compiled=is_compiled)
-        self._zookeeper_port = free_port()
-        self.hosts = f"127.0.0.1:{self._zookeeper_port}"
-        self._quorum = min(2, bookie_count)
-        self._zookeeper = self._make_zookeeper()
-        self.bookies = [self._make_bookie(number) for number in range(bookie_count)]
-
-    def start(self, **broker_settings):
-        """Start everything."""
-        self._zookeeper.start(lambda: listens(self._zookeeper_port))
-        store = f"zk:{self.hosts}"
-        JavaProcess(
-            self.directory, "set-up", _SET_UP, "--cluster", NAME, "--metadata-store", store,
-            "--configuration-metadata-store", store, "--web-service-url", self.web_url,
-            "--broker-service-url", self.service_url,
-        ).run()  # fmt: skip
-        for bookie, port in self.bookies:
-            bookie.start(lambda port=port: listens(port))
-        self.start_broker(**broker_settings)
-        return self
-
-    def start_broker(self, **settings):
-        """Start the broker, with other settings than the default ones."""
-        quorum = {f"managedLedgerDefault{name}": self._quorum for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
-        store = dict.fromkeys(("metadataStoreUrl", "configurationMetadataStoreUrl"), f"zk:{self.hosts}")
-        ports = {"brokerServicePort": self.service_port, "webServicePort": self.web_port}
-        words = ["-c", self.directory / "broker.conf"]
-        self._start_broker(_BROKER, words, _BROKER_SETTINGS | quorum | store | ports | settings)
-
-    def stop(self):
-        """End everything."""
-        self.kill_broker()
-        for bookie, _ in self.bookies:
-            bookie.end(signal.SIGKILL)
-        self._zookeeper.end(signal.SIGKILL)
-
     def _make_zookeeper(self):
         settings = {
             "tickTime": 1000, "dataDir": self.directory / "zookeeper", "clientPort": self._zookeeper_port,
@@ -177,35 +162,6 @@ class Cluster(ClusterBroker):
         path = self.directory / f"bookie-{number}.conf"
         write_settings(path, settings)
         return JavaProcess(self.directory, f"bookie-{number}", _BOOKIE, "--conf", path), port
-
-
-class Standalone(ClusterBroker):
-    """A standalone broker: its bookie runs in the same process, its metadata is in RocksDB.
-
-    Attributes:
-        metadata_directory: That of RocksDB; a running broker has it locked.
-    """
-
-    def __init__(self, directory):
-        super().__init__(directory)
-        self.metadata_directory = directory / "metadata"
-        self._bookie_port = free_port()
-
-    def start(self, **settings):
-        """Start it."""
-        own = {
-            "brokerServicePort": self.service_port,
-            "webServicePort": self.web_port,
-            "useHostNameAsBookieID": "false",
-        }
-        quorum = {f"managedLedgerDefault{name}": 1 for name in ("EnsembleSize", "WriteQuorum", "AckQuorum")}
-        words = [
-            "-c", self.directory / "broker.conf", "-nfw", "-nss", "-a", "127.0.0.1",
-            "--metadata-dir", self.metadata_directory, "--bookkeeper-dir", self.directory / "bookkeeper",
-            "--bookkeeper-port", self._bookie_port,
-        ]  # fmt: skip
-        self._start_broker(_STANDALONE, words, _BOOKIE_SETTINGS | _BROKER_SETTINGS | quorum | own | settings)
-        return self
 
 
 def _path(topic):

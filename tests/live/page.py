@@ -23,9 +23,8 @@ _KILLS = "kills"
 _HEAD = """# A real Pulsar broker and ackstate
 
 `make live` starts a real Apache Pulsar {release} cluster from the jars of Maven Central: a ZooKeeper server, three
-bookies and a broker, each in a process of its own on the loopback address, and a standalone broker. It compares the
-broker with this library, and writes this page. It needs Maven, Java 17, and some minutes. It ends every process that
-it starts.
+bookies and a broker, each in a process of its own on the loopback address. It compares the broker with this library,
+and writes this page. It needs Maven, Java 17, and some minutes. It ends every process that it starts.
 
 {compared:,} comparisons, {agreed:,} of which agree.
 
@@ -54,8 +53,6 @@ _DIFFERENCES = """
 - **`topics unload` does not give a topic up**: its bundle stays the broker's. `namespaces unload` does.
 - **A stopped broker** gives its bundles up at once, a killed one when its session ends
   (`metadataStoreSessionTimeoutMillis`).
-- **A standalone broker** that is stopped does not always close its last ledger, because its bookie stops first. Unload
-  the namespace before.
 """
 
 

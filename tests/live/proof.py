@@ -23,7 +23,6 @@ from live.inspection import Inspection
 from live.java_process import JARS
 from live.kills import BrokerKills
 from live.opening import JARS_VARIABLE, OpensOurs
-from live.standalone import StandaloneMetadata
 from live.transfer import Transfer
 
 PARTS = {
@@ -31,7 +30,6 @@ PARTS = {
     "transfer": Transfer,
     "opening": OpensOurs,
     "handovers": Handovers,
-    "standalone": StandaloneMetadata,
     "kills": BrokerKills,
 }
 

@@ -189,7 +189,7 @@ def _in_place(
 
 
 def _topic(topic: str) -> str:
-    from ackstate.stores.pulsar_nodes import check_topic
+    from ackstate.stores.pulsar_url import check_topic
 
     try:
         return check_topic(topic)

@@ -69,7 +69,7 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
 
 def _opened(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.stores.pulsar_nodes import is_pulsar_url
+    from ackstate.stores.pulsar_url import is_pulsar_url
 
     if store.startswith((_ZOOKEEPER, _BOOKKEEPER)):
         return _in_cluster(store)

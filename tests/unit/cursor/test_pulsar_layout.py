@@ -13,15 +13,8 @@ from ackstate.cursor.store import StoreError, VersionMismatchError
 from ackstate.inspect.store import find_cursors, inspect_cursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.pulsar_names import decoded, managed_ledger_name, pulsar_path
-from ackstate.stores.pulsar_nodes import check_topic, is_pulsar_url, parse_pulsar_url
 from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
-from ackstate.stores.pulsar_rocksdb import (
-    RocksDbValue,
-    closed_ledger_last,
-    decode_value,
-    encode_value,
-    ledger_path,
-)
+from ackstate.stores.pulsar_url import check_topic, is_pulsar_url, parse_pulsar_url
 from ackstate.wire.pulsar import Compression, decode_cursor_info
 from ackstate.wire.pulsar.compression import compress
 from ackstate.wire.pulsar.ledger_info import MessageLedger, decode_ledger_info
@@ -53,18 +46,16 @@ def test_names_are_those_of_a_broker():
 
 
 def test_urls_name_the_metadata_store():
-    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d")[:4] == ("zk:", "h:1,i:2", "a/b/c/d", "")
+    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d")[:3] == ("h:1,i:2", "a/b/c/d", "")
     assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d").topic == "persistent://a/b/c/d"
-    assert parse_pulsar_url("zk:h:1")[:4] == ("zk:", "h:1", "", "")
+    assert parse_pulsar_url("zk:h:1")[:3] == ("h:1", "", "")
     # As in a broker's metadataStoreUrl.
-    assert parse_pulsar_url("zk:h:1,i:2/p/q/r")[:4] == ("zk:", "h:1,i:2", "", "/p/q/r")
+    assert parse_pulsar_url("zk:h:1,i:2/p/q/r")[:3] == ("h:1,i:2", "", "/p/q/r")
     assert parse_pulsar_url("pulsar+zk://h:1/a/b/c?d?chroot=/p&ledgers=/l&digest=MAC&password_file=f") == (
-        "zk:", "h:1", "a/b/c?d", "/p", "/l", "MAC", "f",
+        "h:1", "a/b/c?d", "/p", "/l", "MAC", "f",
     )  # fmt: skip
     assert parse_pulsar_url("pulsar+zk://h:1/a/b/c?d").within == "a/b/c?d"
     assert parse_pulsar_url("zk:h:1").topic is None
-    assert parse_pulsar_url("pulsar+rocksdb:/var/m")[:3] == ("rocksdb:", "/var/m", "")
-    assert parse_pulsar_url("rocksdb:data")[:3] == ("rocksdb:", "data", "")
     for url, words in {
         "etcd:h:1": "metadata in etcd is not supported",
         "pulsar+oxia://h:1": "metadata in Oxia is not supported",
@@ -74,7 +65,7 @@ def test_urls_name_the_metadata_store():
         "pulsar+zk://h:1//b": "expected pulsar\\+zk://HOST:PORT",
         "pulsar+zk://h:1?chrot=/p": "unknown option 'chrot' of the URL; there are chroot, ",
         "pulsar+zk://h:1?chroot=p": "path must be a metadata path such as /a/b, got 'p'",
-        "pulsar+rocksdb:": "names no directory",
+        "pulsar+rocksdb:/var/m": "metadata in RocksDB is not supported",
         "pulsar+http://h": "expected pulsar\\+zk://HOST:PORT",
     }.items():
         assert is_pulsar_url(url)
@@ -217,14 +208,7 @@ def test_the_record_of_a_topic_names_its_ledgers():
 
 def test_every_truncation_and_bit_flip_is_a_typed_error():
     entry = _entry(publish_time_ms=1_795_523_497_557, deliver_at_ms=9)
-    value = encode_value(RocksDbValue(b"data", 3))
-    ledger = b"BookieMetadataFormatVersion\t3\n" + b"\x0a\x08\x01\x10\x01\x18\x00\x20\x31\x28\x03"
-    for data, decode in (
-        (TOPIC_RECORD, decode_ledger_info),
-        (entry, decode_message_times),
-        (value, lambda found: decode_value(found, what="v")),
-        (ledger, lambda found: closed_ledger_last(found, what="l")),
-    ):
+    for data, decode in ((TOPIC_RECORD, decode_ledger_info), (entry, decode_message_times)):
         decode(data)
         flips = (
             bytes([*data[:at], data[at] ^ 1 << bit, *data[at + 1 :]]) for at in range(len(data)) for bit in range(8)
@@ -244,34 +228,6 @@ def test_the_times_of_a_message_are_in_its_entry():
     assert decode_message_times(_entry(publish_time_ms=5)) == (5, 0, 1)
     with pytest.raises(CorruptStateError, match="checksum"):
         decode_message_times(entry + b"!")
-
-
-def test_a_value_of_rocksdb_is_that_of_a_broker():
-    # Written by a standalone 4.2.4 broker.
-    found = (
-        bytes.fromhex("000000290000000100000000000000010000000000000000000001a20d7ea41d000001a20d7ea46d00")
-        + TOPIC_RECORD
-    )
-    value = decode_value(found, what="v")
-    assert (value.data, value.version, value.owner, value.is_ephemeral) == (TOPIC_RECORD, 1, 0, False)
-    assert value.changed_ms - value.created_ms == 80
-    assert encode_value(value) == found
-    with pytest.raises(UnsupportedVersionError):
-        decode_value(found[:7] + b"\x02" + found[8:], what="v")
-
-
-def test_the_size_of_a_closed_ledger_is_in_its_metadata():
-    mark = b"BookieMetadataFormatVersion\t3\n"
-    # Of an open ledger, as a 4.2.4 broker creates it.
-    opened = mark + b"\x0f\x08\x01\x10\x01\x18\x00\x20" + b"\xff" * 9 + b"\x01\x28\x01"
-    opened = opened[: len(mark)] + bytes([len(opened) - len(mark) - 1]) + opened[len(mark) + 1 :]
-    assert closed_ledger_last(opened, what="l") is None
-    assert closed_ledger_last(opened[:-1] + b"\x03", what="l") == -1
-    assert closed_ledger_last(mark + b"\x0a\x08\x01\x10\x01\x18\x00\x20\x31\x28\x03", what="l") == 49
-    with pytest.raises(UnsupportedVersionError):
-        closed_ledger_last(mark.replace(b"3", b"4"), what="l")
-    assert ledger_path(0) == "/ledgers/00/0000/L0000"
-    assert ledger_path(12_345_678_901) == "/ledgers/000/0000/0123/4567/L8901"
 
 
 def _entry(*, publish_time_ms, deliver_at_ms=0, message_count=1):

@@ -319,7 +319,7 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
         ("import", golden, "pulsar+zk://h:1", "--token-file", golden): "--token-file is for pulsar:// alone",
         ("import", golden, "pulsar+zk://h:1", "--check", "http://h"): "--check is for pulsar:// alone",
         ("import", str(second), "pulsar://127.0.0.1:1", "--as", "x"): "--as needs one subscription",
-        ("export", f"pulsar+rocksdb:{tmp_path}", "t", str(missing)): "is not the metadata directory of a standalone",
+        ("export", f"pulsar+rocksdb:{tmp_path}", "t", str(missing)): "metadata in RocksDB is not supported",
     }.items():
         outcome = run(capsys, "pulsar", *words)
         assert outcome.status == 2, (words, outcome)
