@@ -43,13 +43,13 @@ _DIFFERENCES = """
 
 - **Partly acked batches.** A cursor that is closed writes them to its record in the metadata store, and the next broker
   does not read them from there: a batch of which one message is unacked is redelivered whole. From a cursor ledger it
-  reads them. So `pulsar import` writes a cursor ledger for a state of any size, and leaves the cursor open.
+  reads them.
 - **A lone ack of a part of a batch** is written by the broker only when it closes the cursor, or with another ack.
 - **The end of a ledger.** If the mark-delete position is the last entry of a ledger, the broker moves it to the
   position before the first entry of the next one when it opens the topic. `ManagedCursor` does so, too.
 - **Loading a topic does not change a cursor's record.** The broker takes a cursor ledger over by recovery, so a former
   owner cannot append to it. A former owner whose state is in the record is kept out by the topic's ownership alone,
-  until the broker writes the record. Write only while you hold the topic (`hold_topic`), as `pulsar import` does.
+  until the broker writes the record. Write only while you hold the topic (`hold_topic`).
 - **`topics unload` does not give a topic up**: its bundle stays the broker's. `namespaces unload` does.
 - **A stopped broker** gives its bundles up at once, a killed one when its session ends
   (`metadataStoreSessionTimeoutMillis`).

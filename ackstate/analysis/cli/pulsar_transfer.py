@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
-    from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
+    from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor
 
-_SERVICES = ("pulsar://", "pulsar+ssl://")
 _TIMEOUT_S = 60.0
 
 
@@ -51,7 +50,7 @@ def export(
     from ackstate.analysis.pulsar.transfer.export import exported_cursors
 
     name = _topic(topic)
-    with closing(opened_cluster(url, only_reads=True)) as cluster:
+    with closing(opened_cluster(url)) as cluster:
         cursors = exported_cursors(cluster, name, subscriptions=subscription or [])
     size_bytes = write_ack_states(file, AckStateFile(url, time.time_ns() // 1_000_000, tuple(cursors)))
     if json:
@@ -67,11 +66,7 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", parser=path_argument, help="A file of pulsar export.")],
     url: Annotated[
         str,
-        typer.Argument(
-            metavar="URL",
-            help="pulsar[+ssl]://HOST:PORT, a live broker; or pulsar+zk://HOST:PORT[,HOST:PORT], a cluster in which no"
-            " broker owns the topic.",
-        ),
+        typer.Argument(metavar="URL", help="pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, a live broker."),
     ],
     topic: Annotated[str | None, typer.Option(metavar="T", help="Only this topic of the file.")] = None,
     subscription: Annotated[
@@ -80,24 +75,19 @@ def import_(
     as_subscription: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Import the one subscription under this name: a clone.")
     ] = None,
-    bookies: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With pulsar+zk://: bookies of a new ledger; 2 by default.")
-    ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With pulsar://: a file that holds the broker's token.")
+        Path | None, typer.Option(metavar="FILE", help="A file that holds the broker's token.")
     ] = None,
     check: Annotated[
-        str | None, typer.Option(metavar="URL", help="With pulsar://: the broker's admin URL, to check its cursors.")
+        str | None, typer.Option(metavar="URL", help="The broker's admin URL, to check its cursors.")
     ] = None,
     tls_trust_cert_path: TrustOption = "",
     json: JsonOption = False,
 ) -> None:
     """Apply the acks of a file of pulsar export. Acks that a subscription already has are kept.
 
-    Through a live broker the acks are sent by an ordinary client. The
-    subscription must have no consumers meanwhile, and properties are not
-    imported. In a cluster the cursors are written in place: refused while a
-    broker owns the topic, and brokers cannot load it meanwhile.
+    The acks are sent by an ordinary client. The subscription must have no
+    consumers meanwhile, and properties are not imported.
 
     A topic that is not the exported one is refused, by its messages. A missing
     subscription is created. An interrupted import may be repeated.
@@ -118,17 +108,9 @@ def import_(
         raise typer.BadParameter("--as must not be empty")
     if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
         raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
-    if url.lower().startswith(_SERVICES):
-        if bookies is not None:
-            raise typer.BadParameter("--bookies is for pulsar+zk:// alone: a broker has its own setting")
-        imported = _through_broker(
-            url, chosen, as_subscription, token=read_token(token_file), trust_cert_path=tls_trust_cert_path, check=check
-        )
-    else:
-        given = {"--token-file": token_file, "--check": check, "--tls-trust-cert-path": tls_trust_cert_path or None}
-        for option in (name for name, value in given.items() if value is not None):
-            raise typer.BadParameter(f"{option} is for pulsar:// alone")
-        imported = _in_place(url, chosen, as_subscription, bookies=bookies)
+    imported = _through_broker(
+        url, chosen, as_subscription, token=read_token(token_file), trust_cert_path=tls_trust_cert_path, check=check
+    )
     if json:
         console.write_json({"cursors": [_imported_json(each) for each in imported]})
     else:
@@ -168,24 +150,6 @@ def _checked(
 
     with PulsarAdmin(server) as admin:
         return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
-
-
-def _in_place(
-    url: str, cursors: Sequence[ExportedCursor], name: str | None, *, bookies: int | None
-) -> list[ImportedCursor]:
-    from ackstate.analysis.pulsar.transfer.in_place import import_in_place
-
-    with closing(opened_cluster(url, only_reads=False, bookies=bookies)) as cluster:
-        return [
-            import_in_place(
-                cluster,
-                each,
-                topic=each.topic,
-                subscription=name or each.subscription,
-                now_ms=time.time_ns() // 1_000_000,
-            )
-            for each in cursors
-        ]
 
 
 def _topic(topic: str) -> str:
@@ -237,8 +201,6 @@ def _imported_json(cursor: ImportedCursor) -> dict[str, Any]:
     return {
         "topic": cursor.topic,
         "subscription": cursor.subscription,
-        "is_new": cursor.is_new,
-        "newly_acked": cursor.newly_acked,
         "mark_delete": None if cursor.mark_delete is None else str(cursor.mark_delete),
         "range_count": cursor.range_count,
         "batch_count": cursor.batch_count,
@@ -248,14 +210,12 @@ def _imported_json(cursor: ImportedCursor) -> dict[str, Any]:
 
 
 def _imported_table(cursors: Sequence[ImportedCursor]) -> Table:
-    table = new_table("topic", "subscription", "new", "newly acked", "mark-delete", "ranges", "batches")
+    table = new_table("topic", "subscription", "mark-delete", "ranges", "batches")
     for each in cursors:
         found = _imported_json(each)
         table.add_row(
             each.topic,
             each.subscription,
-            {None: "-", True: "yes", False: "no"}[each.is_new],
-            *("-" if found[name] is None else f"{found[name]:,}" for name in ("newly_acked",)),
             found["mark_delete"] or "-",
             *("-" if found[name] is None else f"{found[name]:,}" for name in ("range_count", "batch_count")),
         )

@@ -73,28 +73,24 @@ def _opened(store: str, copy_bytes_max: int | None) -> Store:
 
     if store.startswith((_ZOOKEEPER, _BOOKKEEPER)):
         return _in_cluster(store)
-    return opened_cluster(store, only_reads=True) if is_pulsar_url(store) else _copied(store, copy_bytes_max)
+    return opened_cluster(store) if is_pulsar_url(store) else _copied(store, copy_bytes_max)
 
 
-def opened_cluster(url: str, *, only_reads: bool, bookies: int | None = None) -> PulsarLayout:
-    """Open the cursors of a Pulsar cluster.
+def opened_cluster(url: str) -> PulsarLayout:
+    """Open the cursors of a Pulsar cluster to read.
 
     Args:
         url: As on the command line.
-        only_reads: Refuse every change.
-        bookies: On how many bookies new cursor ledgers are stored; None for Pulsar's default.
 
     Raises:
         AckStateError: The cluster cannot be reached, or a package is missing.
     """
     try:
-        from ackstate.stores.bookkeeper_ledger import Replication
         from ackstate.stores.pulsar_cluster import open_cluster
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
     try:
-        replication = None if bookies is None else Replication(bookies, bookies, bookies)
-        return open_cluster(url, only_reads=only_reads, replication=replication)
+        return open_cluster(url, only_reads=True)
     except ValueError as error:
         raise typer.BadParameter(f"{url}: {error}") from error
 

@@ -8,7 +8,6 @@ from kazoo.client import KazooClient
 
 from ackstate import CursorFencedError, Position
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
-from ackstate.analysis.pulsar.transfer.in_place import import_in_place
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.store import (
     ABSENT,
@@ -253,13 +252,13 @@ def test_a_cursor_is_read_while_a_bookie_is_dead(store, connect, cluster):
             cluster.revive()
 
 
-def test_a_clone_has_the_acks_of_its_original(store, connect):
-    acked(opened(store), 0, 1, 3, 39)
+def test_an_export_beside_the_owner_has_its_acks(store, connect):
+    owner = opened(store)
+    acked(owner, 0, 1, 3, 39)
     (cursor,) = exported_cursors(connect(only_reads=True), TOPIC)
-    done = import_in_place(connect(), cursor, topic=TOPIC, subscription="clone", now_ms=3)
-    assert (done.newly_acked, str(done.mark_delete), done.range_count) == (4, f"{cursor.content.mark_delete}", 2)
-    clone = opened(connect(), "clone")
-    assert str(clone.deleted) == str(cursor.content.deleted)
+    assert (cursor.content.mark_delete, str(cursor.content.deleted)) == (owner.mark_delete_position, str(owner.deleted))
+    assert len(cursor.fingerprints) == 3
+    assert acked(owner, 5).messages_covered == 1
 
 
 def test_ledgers_that_are_missing_or_anothers_are_named(store, connect):

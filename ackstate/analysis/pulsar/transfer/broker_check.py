@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
     from ackstate.analysis.pulsar.snapshot.internal_stats import Acked
     from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
-    from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
+    from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor
 
 _LOOKS = 4
 

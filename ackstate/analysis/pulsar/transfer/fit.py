@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.format import CursorState
-from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
-    from ackstate.cursor.store import LedgerStore
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
 
@@ -60,31 +56,6 @@ def fitted(cursor: ExportedCursor, log: LedgerMap) -> CursorState:
     if mark_delete.ledger_id in known:
         _check_end(cursor, known, mark_delete.ledger_id, mark_delete.entry_id + 1)
     return CursorState(_within(mark_delete, log), kept, kept_batch, properties)
-
-
-def check_fingerprints(cursor: ExportedCursor, log: LedgerMap, ledgers: LedgerStore) -> int:
-    """Compare messages of the topic with those that were exported, and return how many were compared.
-
-    Raises:
-        OtherTopicError: A message is another one.
-        StoreError: The storage failed.
-    """
-    compared = 0
-    for fingerprint in cursor.fingerprints:
-        ledger_id, entry_id = fingerprint.position
-        if not log.has_ledger(ledger_id):
-            continue
-        try:
-            (entry,) = ledgers.read(ledger_id, entry_id, entry_id + 1)
-        except LedgerNotFoundError:
-            continue
-        if google_crc32c.value(entry) != fingerprint.checksum:
-            raise OtherTopicError(
-                f"{cursor.topic}: the message at {fingerprint.position} is not the one that was exported: it is"
-                " another topic; nothing was changed"
-            )
-        compared += 1
-    return compared
 
 
 def _check_end(cursor: ExportedCursor, known: dict[int, int], ledger_id: int, end: int) -> None:

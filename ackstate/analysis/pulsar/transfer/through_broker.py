@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.admin_client import trusted_certificates
 from ackstate.analysis.pulsar.transfer.fit import OtherTopicError
-from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -33,6 +33,29 @@ _FINGERPRINTS_MAX = 10
 _QUEUED_MESSAGES_MAX = 1_000
 # The client sends acks in groups, the last one after this time at most.
 _ACKS_SENT_WITHIN_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCursor:
+    """The outcome of an import for one cursor.
+
+    Attributes:
+        topic: Its topic.
+        subscription: Its subscription, under the name that it now has.
+        batch_count: How many partly acked batches of the file it now has.
+        remarks: Parts of the file that were not imported.
+        mark_delete: Its mark-delete position; None if that was not checked, like the next two.
+        range_count: Its individually deleted ranges.
+        missing_acks: How many acks of the file it does not have.
+    """
+
+    topic: str
+    subscription: str
+    batch_count: int
+    remarks: tuple[str, ...] = ()
+    mark_delete: Position | None = None
+    range_count: int | None = None
+    missing_acks: int | None = None
 
 
 @contextmanager
@@ -95,16 +118,7 @@ def import_through_broker(client: Any, cursor: ExportedCursor, *, topic: str, su
         remarks.append(f"{len(unreached)} partly acked batches were not received, so they stay unacked: {names}")
     if cursor.cursor_properties or cursor.content.properties:
         remarks.append("a client cannot set the cursor's properties: they were not imported")
-    return ImportedCursor(
-        topic,
-        subscription,
-        None,
-        None,
-        None,
-        None,
-        len(cursor.content.batch) - len(unreached),
-        tuple(remarks),
-    )
+    return ImportedCursor(topic, subscription, len(cursor.content.batch) - len(unreached), tuple(remarks))
 
 
 def _check_topic(client: Any, cursor: ExportedCursor, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Export and import of ack states without a broker: the file, the refusals, and the import in place."""
+"""Export and import of ack states without a broker: the file and the refusals."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from ackstate.analysis.pulsar.transfer.ack_state_file import (
 )
 from ackstate.analysis.pulsar.transfer.broker_check import checked
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
-from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, check_fingerprints, fitted
-from ackstate.analysis.pulsar.transfer.in_place import ImportedCursor, import_in_place
+from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, fitted
+from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor, import_through_broker
 from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.journal.format import CursorState
 from ackstate.ledger_map import LedgerMap
-from ackstate.stores.pulsar_ownership import TopicOwnedError
 from command_line import assert_one_line, run
-from pulsar_nodes import NODE, OWNED, TOPIC, layout_of, new_nodes
+from pulsar_nodes import NODE, TOPIC, layout_of, new_nodes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "ack-states-v1.ack"
 SEALED = b'%s{"crc32c":"%08x"}\n'
@@ -191,50 +190,63 @@ def exported(nodes):
     return exported_cursors(layout_of(nodes), TOPIC)
 
 
-def test_a_clone_in_place_has_the_same_state(nodes):
+def test_fingerprints_are_of_the_first_unacked_and_the_last_acked_messages(nodes):
     (cursor,) = exported(nodes)
     first, last = nodes.ids
     assert [each.position for each in cursor.fingerprints] == [
         Position(first, 1), Position(first, 2), Position(first, 3), Position(last, 2)
     ]  # fmt: skip
-    store = layout_of(nodes)
-    done = import_in_place(store, cursor, topic=TOPIC, subscription="clone", now_ms=5)
-    assert (done.is_new, done.newly_acked, done.range_count, done.batch_count) == (True, 5, 3, 1)
-    (clone,) = exported_cursors(store, TOPIC, subscriptions=["clone"])
-    assert replace(clone, subscription="s") == cursor
-    again = import_in_place(store, cursor, topic=TOPIC, subscription="clone", now_ms=6)
-    assert (again.is_new, again.newly_acked) == (False, 0)
+    found = {each.position: each.publish_time_ms for each in cursor.fingerprints}
+    assert found[Position(first, 3)] == (first * 100 + 3) % 128
 
 
-def test_an_import_keeps_acks_that_are_there(nodes):
-    (cursor,) = exported(nodes)
-    first, last = nodes.ids
-    there = opened(nodes, "t")
-    there.mark_delete(Position(first, 4), now_ms=1)
-    there.ack(Position(last, 1), now_ms=1)
-    there.persist(now_ms=1)
-    done = import_in_place(layout_of(nodes), cursor, topic=TOPIC, subscription="t", now_ms=5)
-    assert (done.newly_acked, done.mark_delete) == (2, Position(first, 4))
-    (found,) = exported_cursors(layout_of(nodes), TOPIC, subscriptions=["t"])
-    assert str(found.content.deleted) == f"[({last}:-1..{last}:2]]"
+class Client:
+    """A client of Pulsar that has messages to read, by when they were published; it refuses to subscribe.
+
+    It is its own reader and message.
+    """
+
+    def __init__(self, published_ms):
+        self.published_ms = published_ms
+
+    def create_reader(self, topic, start, **_):
+        assert topic == TOPIC
+        self.start = start
+        return self
+
+    def has_message_available(self):
+        return (self.start.ledger_id(), self.start.entry_id()) in self.published_ms
+
+    def read_next(self, _timeout_ms):
+        return self
+
+    def message_id(self):
+        return self.start
+
+    def publish_timestamp(self):
+        return self.published_ms[self.start.ledger_id(), self.start.entry_id()]
+
+    def close(self):
+        pass
+
+    def subscribe(self, *_, **__):
+        raise SubscribedError
 
 
-def test_an_import_into_an_owned_or_another_topic_changes_nothing(nodes):
-    (cursor,) = exported(nodes)
-    owned = "/namespace/public/default/0x80000000_0xffffffff"
-    nodes.set(owned, OWNED)
-    before = {name: nodes.get(f"{NODE}/{name}") for name in nodes.children(NODE)}
-    with pytest.raises(TopicOwnedError):
-        import_in_place(layout_of(nodes), cursor, topic=TOPIC, subscription="s", now_ms=5)
-    nodes.delete(owned, expected_version=nodes.get(owned).version)
-    (fingerprint, *_) = cursor.fingerprints
-    other = replace(cursor, fingerprints=(replace(fingerprint, checksum=1),))
-    with pytest.raises(OtherTopicError, match=f"the message at {fingerprint.position}"):
-        import_in_place(layout_of(nodes), other, topic=TOPIC, subscription="s", now_ms=5)
-    with pytest.raises(AckStateError, match="has no topic"):
-        import_in_place(layout_of(nodes), cursor, topic="persistent://public/default/t2", subscription="s", now_ms=5)
-    assert {name: nodes.get(f"{NODE}/{name}") for name in nodes.children(NODE)} == before
-    assert check_fingerprints(cursor, LedgerMap.from_counts({99: 1}), nodes.store.ledgers) == 0
+class SubscribedError(Exception):
+    """The topic was taken for the one that was exported."""
+
+
+def test_an_import_into_another_topic_sends_no_ack():
+    same = {(3, 22): GOLDEN_CURSOR.fingerprints[0].publish_time_ms}
+    for published_ms, words in {
+        (): "has none of the 1 messages by which the file recognises its topic",
+        (((3, 22), 1),): "the message at 3:22 is not the one that was exported",
+    }.items():
+        with pytest.raises(OtherTopicError, match=words):
+            import_through_broker(Client(dict(published_ms)), GOLDEN_CURSOR, topic=TOPIC, subscription="s")
+    with pytest.raises(SubscribedError):
+        import_through_broker(Client(same), GOLDEN_CURSOR, topic=TOPIC, subscription="s")
 
 
 class Admin:
@@ -255,7 +267,7 @@ def internals(mark_delete, ranges):
 
 
 def test_acks_that_did_not_reach_the_broker_are_counted():
-    outcome = ImportedCursor(TOPIC, "a/b", None, None, None, None, 0)
+    outcome = ImportedCursor(TOPIC, "a/b", 0)
     for mark_delete, ranges, missing in (
         ("3:7", "[(3:8..3:19],(3:21..3:22],(5:-1..5:3]]", 0),
         ("5:3", "[]", 0),
@@ -306,7 +318,7 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
         ("export", "pulsar+zk://", "t", str(missing)): "expected pulsar+zk://HOST:PORT",
         ("export", "pulsar+zk://h:1", "non-persistent://a/b/c", str(missing)): "topic must be persistent://",
         ("import", str(missing), "pulsar://127.0.0.1:1"): "No such file",
-        ("import", golden, "pulsar+oxia://h:1"): "metadata in Oxia is not supported",
+        ("import", golden, "pulsar+zk://h:1"): "not a URL of the form pulsar://HOST:PORT",
         (
             "import",
             golden,
@@ -314,10 +326,7 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
             "--subscription",
             "x",
         ): "has no such cursor; its",
-        ("import", golden, "pulsar://127.0.0.1:1", "--bookies", "2"): "--bookies is for pulsar+zk:// alone",
         ("import", golden, "pulsar://127.0.0.1:1", "--as", ""): "--as must not be empty",
-        ("import", golden, "pulsar+zk://h:1", "--token-file", golden): "--token-file is for pulsar:// alone",
-        ("import", golden, "pulsar+zk://h:1", "--check", "http://h"): "--check is for pulsar:// alone",
         ("import", str(second), "pulsar://127.0.0.1:1", "--as", "x"): "--as needs one subscription",
         ("export", f"pulsar+rocksdb:{tmp_path}", "t", str(missing)): "metadata in RocksDB is not supported",
     }.items():
