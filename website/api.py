@@ -107,7 +107,7 @@ PAGES = (
         {
             "Stores": [
                 *_of("ackstate.cursor", "SqliteStore MemoryStore"),
-                "ackstate.stores.zookeeper.ZooKeeperStore",
+                "ackstate.stores.bookkeeper.BookKeeperStore",
             ],
             "The contract of a store": _of("ackstate.cursor", "Store LedgerStore MetadataStore"),
             "The conformance suite": _of("ackstate.testing", "check_store"),

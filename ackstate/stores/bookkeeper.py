@@ -8,9 +8,13 @@ BookKeeper then refuses the former owner's appends, however late they arrive.
 
 Durability. An append has happened when as many bookies as `ack_quorum` have synced it (``journalSyncData``, on by
 default). It needs one round trip to the bookies and none to ZooKeeper. An append to several ledgers needs one to each;
-it is all or nothing. Any change of the metadata is as durable as in a `ZooKeeperStore`. A call that raises `StoreError`
-may have happened; the next call about the same ledger finds out first. If the child ends, or a call gets no answer,
-every call is refused until the store is opened again.
+it is all or nothing. A call about a ledger that raises `StoreError` may have happened; the next one about the same
+ledger finds out first. A change of the metadata has happened when a majority of the ZooKeeper servers have synced it
+(``forceSync``, on by default). One that loses its connection may have happened; once a later call of the same store has
+returned, it will not happen any more.
+
+ZooKeeper's client reconnects automatically; calls wait for the connection, up to a limit. After its session is lost,
+the Java child ends, or a call gets no answer, every call is refused until the store is opened again.
 
 Reading. A ledger that another process is appending to has at least the entries that were confirmed to that process,
 and perhaps its last append, which a crash may still undo. All other entries stay.
@@ -30,11 +34,9 @@ from ackstate.cursor.store import StoreError, check_path
 from ackstate.stores.bookkeeper_client import JVM_OPTIONS, BookKeeperClient
 from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
-from ackstate.stores.bookkeeper_nodes import WRITERS
 from ackstate.stores.bookkeeper_segments import Segments
 from ackstate.stores.zookeeper_group import write_concurrently
 from ackstate.stores.zookeeper_metadata import ZooKeeperMetadata
-from ackstate.stores.zookeeper_nodes import NodeKind
 from ackstate.stores.zookeeper_root import check_store, closed_on_error, connect, prepare
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class BookKeeperStore:
 
     Raises:
         StoreError: JPype, Java or BookKeeper's client is missing, no server answered in time, or the node is not a
-            store of this kind; nothing in it was changed.
+            store; nothing in it was changed.
         CorruptStateError: The store holds damaged bytes.
         UnsupportedVersionError: A newer release wrote the store; nothing was changed.
         ValueError: An argument is invalid.
@@ -131,7 +133,7 @@ class BookKeeperStore:
             client_options=client_options,
         )
         with closed_on_error(session):
-            prepare(session, root, NodeKind.BOOKKEEPER_STORE, directories=(WRITERS,))
+            prepare(session, root)
             self._use(session, hosts, root, bookkeeper or BookKeeperOptions(), call_timeout_s)
         with closed_on_error(self):
             self._ledgers.finish_deletions()
@@ -164,7 +166,7 @@ class BookKeeperStore:
 
         Raises:
             StoreError: JPype, Java or BookKeeper's client is missing, no server answered in time, or there is no store
-                of this kind at the root.
+                at the root.
             CorruptStateError: The root's node holds damaged bytes.
             UnsupportedVersionError: A newer release wrote the store.
             ValueError: An argument is invalid.
@@ -180,7 +182,7 @@ class BookKeeperStore:
         session.refuse_changes()
         store = cls.__new__(cls)
         with closed_on_error(session):
-            check_store(session, f"{hosts}{root}", NodeKind.BOOKKEEPER_STORE)
+            check_store(session, f"{hosts}{root}")
             store._use(session, hosts, root, bookkeeper or BookKeeperOptions(), call_timeout_s)
         return store
 

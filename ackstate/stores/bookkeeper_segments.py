@@ -169,16 +169,12 @@ class Segments:
             LostRaceError: Another process has changed one of the ledgers.
             StoreError: It is unknown whether they were replaced.
         """
-        operations = [
+        operations = (
             set_data(zookeeper_nodes.ledger_path(ledger_id), encode_ledger(ledger_id, state), versions[ledger_id])
             for ledger_id, state in states.items()
-        ]
+        )
         self._session.check_writable()
-        changed = [
-            result
-            for pack in self._session.packs([operation] for operation in operations)
-            for result in self._session.commit(pack)
-        ]
+        changed = [result for pack in self._session.packs(operations) for result in self._session.commit(pack)]
         return {
             ledger_id: Head(state, result.version)
             for (ledger_id, state), result in zip(states.items(), changed, strict=True)

@@ -1,4 +1,4 @@
-"""The names of the nodes of a ZooKeeper store, and their bytes: a frame whose checksum covers the node's path.
+"""The names of the nodes of a store in ZooKeeper, and their bytes: a frame whose checksum covers the node's path.
 
 So a node that was damaged, cut, or written for another place is recognised when it is read. `docs/wire-format.md`
 draws the tree and the frame. All paths here are below the store's root.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import google_crc32c
@@ -31,19 +30,14 @@ _CHECKSUM = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 """The size of a frame without its body."""
 
-_LEDGER = struct.Struct("<QB")  # entry count, status; then the owner in UTF-8
-_CHUNK = struct.Struct("<I")  # chunk count; then the data
 _COUNTER = struct.Struct("<Q")
 
 
 class NodeKind(IntEnum):
     """The kind of a node's contents."""
 
-    STORE = 1
     DIRECTORY = 2
     COUNTER = 3
-    LEDGER = 4
-    CHUNK = 5
     VALUE = 6
     BOOKKEEPER_STORE = 7
     BOOKKEEPER_LEDGER = 8
@@ -51,48 +45,16 @@ class NodeKind(IntEnum):
 
 
 class LedgerStatus(IntEnum):
-    """The status of a ledger. A deleted one is invisible to every caller; its chunks are still being removed."""
+    """The status of a ledger. A deleted one is invisible to every caller; its entries are still being removed."""
 
     OPEN = 0
     FENCED = 1
     DELETED = 2
 
 
-class LedgerState(NamedTuple):
-    """The contents of a ledger's node."""
-
-    entry_count: int
-    status: LedgerStatus
-    owner: str
-
-
-class Chunk(NamedTuple):
-    """One part of an entry, and the number of parts of the entry."""
-
-    chunk_count: int
-    data: bytes
-
-
 def ledger_path(ledger_id: int) -> str:
-    """Return the path of a ledger's state; its chunks are below."""
+    """Return the path of a ledger's state."""
     return f"{LEDGERS}/{ledger_id:d}"
-
-
-def chunk_path(ledger_id: int, entry_id: int, chunk: int) -> str:
-    """Return the path of a part of an entry; parts count from 0."""
-    return f"{ledger_path(ledger_id)}/{entry_id:010d}.{chunk:04d}"
-
-
-def entry_id_of(path: str) -> int:
-    """Return the entry id in a chunk's path.
-
-    Raises:
-        CorruptStateError: The path is not that of a chunk.
-    """
-    entry_id, dot, chunk = path.rpartition("/")[2].partition(".")
-    if not (dot and entry_id.isdecimal() and chunk.isdecimal()):
-        raise CorruptStateError(path, offset=0, expected="the name of a chunk", found=path)
-    return int(entry_id)
 
 
 def owner_path(owner: str) -> str:
@@ -169,37 +131,6 @@ def decode(kind: NodeKind, path: str, data: bytes) -> bytes:
     if found is not kind:
         raise _damage(path, 5, f"kind {kind.name}", found.name)
     return body
-
-
-def encode_ledger(ledger_id: int, state: LedgerState) -> bytes:
-    """Return the bytes of a ledger's node."""
-    body = _LEDGER.pack(state.entry_count, state.status) + state.owner.encode()
-    return encode(NodeKind.LEDGER, ledger_path(ledger_id), body)
-
-
-def decode_ledger(ledger_id: int, data: bytes) -> LedgerState:
-    """Return the state in a ledger's node; errors as `decode`."""
-    path = ledger_path(ledger_id)
-    body = decode(NodeKind.LEDGER, path, data)
-    try:
-        entry_count, status = _LEDGER.unpack_from(body)
-        return LedgerState(entry_count, LedgerStatus(status), body[_LEDGER.size :].decode())
-    except (struct.error, ValueError) as error:
-        raise _damage(path, FRAME_BYTES, "the state of a ledger", error) from error
-
-
-def encode_chunk(path: str, chunk: Chunk) -> bytes:
-    """Return the bytes of a chunk's node."""
-    return encode(NodeKind.CHUNK, path, _CHUNK.pack(chunk.chunk_count) + chunk.data)
-
-
-def decode_chunk(path: str, data: bytes) -> Chunk:
-    """Return the chunk in a node; errors as `decode`."""
-    body = decode(NodeKind.CHUNK, path, data)
-    count = _CHUNK.unpack_from(body)[0] if len(body) >= _CHUNK.size else 0
-    if not count:
-        raise _damage(path, FRAME_BYTES, "a chunk count", body[: _CHUNK.size])
-    return Chunk(count, body[_CHUNK.size :])
 
 
 def encode_counter(path: str, number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The root node of a store in ZooKeeper: opens a session below it, checks its kind, creates it."""
+"""The root node of a store in ZooKeeper: opens a session below it, checks it, creates it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ackstate.cursor.store import StoreError, check_path
 from ackstate.stores import zookeeper_nodes as nodes
-from ackstate.stores.zookeeper_ledgers import CHUNK_ROOM_BYTES
+from ackstate.stores.bookkeeper_nodes import WRITERS
 from ackstate.stores.zookeeper_nodes import NodeKind
 from ackstate.stores.zookeeper_session import ZooKeeperSession, create, create_directory, existing, set_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 
 class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-_OPENED_WITH = {NodeKind.STORE: "ZooKeeperStore", NodeKind.BOOKKEEPER_STORE: "BookKeeperStore"}
+_REQUEST_BYTES_MIN = 32 * 1024
 
 
 def connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
@@ -31,7 +31,7 @@ def connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
     request_bytes_max: int,
     client_options: Mapping[str, Any] | None,
 ) -> ZooKeeperSession:
-    """Begin a session if the arguments, which are those of the stores, are valid.
+    """Begin a session if the arguments, which are those of the store, are valid.
 
     Raises:
         StoreError: No server answered in time.
@@ -42,8 +42,8 @@ def connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
         raise ValueError(f"hosts must be host:port pairs without a path, got {hosts!r}; the path goes into root")
     if not (session_timeout_s > 0 and call_timeout_s > 0):
         raise ValueError(f"timeouts must be positive, got {session_timeout_s} s and {call_timeout_s} s")
-    if request_bytes_max < 2 * CHUNK_ROOM_BYTES:
-        raise ValueError(f"request_bytes_max must be at least {2 * CHUNK_ROOM_BYTES}, got {request_bytes_max}")
+    if request_bytes_max < _REQUEST_BYTES_MIN:
+        raise ValueError(f"request_bytes_max must be at least {_REQUEST_BYTES_MIN}, got {request_bytes_max}")
     return ZooKeeperSession(
         hosts,
         root=root,
@@ -64,11 +64,11 @@ def closed_on_error(opened: _Closable) -> Iterator[None]:
         raise
 
 
-def check_store(session: ZooKeeperSession, name: str, kind: NodeKind) -> None:
-    """Refuse a root that is not a store of this kind.
+def check_store(session: ZooKeeperSession, name: str) -> None:
+    """Refuse a root that is not a store.
 
     Raises:
-        StoreError: It is missing, empty, or a store of another kind.
+        StoreError: It is missing or empty.
         CorruptStateError: Its bytes are damaged.
         UnsupportedVersionError: A newer release wrote it.
     """
@@ -76,47 +76,37 @@ def check_store(session: ZooKeeperSession, name: str, kind: NodeKind) -> None:
     if found is None or not found.data:
         state = "missing" if found is None else "empty"
         raise StoreError(f"{name} is not an ackstate store: its node is {state}")
-    _check_kind(name, kind, found.data)
+    nodes.decode(NodeKind.BOOKKEEPER_STORE, nodes.STORE, found.data)
 
 
-def _check_kind(name: str, kind: NodeKind, data: bytes) -> None:
-    found = nodes.kind_of(nodes.STORE, data)
-    other = _OPENED_WITH.get(found)
-    if found is not kind and other is not None:
-        raise StoreError(f"{name} is another kind of store: open it with {other}")
-    nodes.decode(kind, nodes.STORE, data)
-
-
-def prepare(session: ZooKeeperSession, root: str, kind: NodeKind, *, directories: Sequence[str] = ()) -> None:
+def prepare(session: ZooKeeperSession, root: str) -> None:
     """Create the nodes of a store at an empty root, and refuse a root with foreign nodes.
 
     Args:
         session: The session.
         root: The name of the root in errors.
-        kind: The kind of store.
-        directories: Directories that only this kind of store has.
 
     Raises:
-        StoreError: The root has children and no data, or is a store of another kind.
+        StoreError: The root has children and no data.
         CorruptStateError: The root's bytes are damaged.
         UnsupportedVersionError: A newer release wrote it.
     """
     (found,) = session.read(nodes.STORE)
     if found is None:
         session.make_root()
-    session.settle(lambda: _make_if_empty(session, root, kind, directories))
+    session.settle(lambda: _make_if_empty(session, root))
 
 
-def _make_if_empty(session: ZooKeeperSession, root: str, kind: NodeKind, directories: Sequence[str]) -> None:
+def _make_if_empty(session: ZooKeeperSession, root: str) -> None:
     found = existing(session.read(nodes.STORE)[0], nodes.STORE)
     if found.data:
-        _check_kind(root, kind, found.data)
+        nodes.decode(NodeKind.BOOKKEEPER_STORE, nodes.STORE, found.data)
         return
     if found.child_count:
         raise StoreError(f"{root} is not an ackstate store: it has children and no data")
-    all_directories = (nodes.DELETIONS, nodes.METADATA, nodes.LEDGERS, nodes.OWNERS, nodes.GARBAGE, *directories)
+    directories = (nodes.DELETIONS, nodes.METADATA, nodes.LEDGERS, nodes.OWNERS, nodes.GARBAGE, WRITERS)
     session.commit([
-        set_data(nodes.STORE, nodes.encode(kind, nodes.STORE), found.version),
+        set_data(nodes.STORE, nodes.encode(NodeKind.BOOKKEEPER_STORE, nodes.STORE), found.version),
         create(nodes.LEDGER_COUNTER, nodes.encode_counter(nodes.LEDGER_COUNTER, 0)),
-        *(create_directory(path) for path in all_directories),
+        *(create_directory(path) for path in directories),
     ])  # fmt: skip

@@ -173,7 +173,7 @@ class ZooKeeperSession:
         self._root = root
         self._root_bytes = len(root.encode())
         self._call_timeout_s = call_timeout_s
-        self.request_bytes_max = request_bytes_max
+        self._request_bytes_max = request_bytes_max
         self._refusal = ""  # Why every call is refused; empty while the session is usable.
         self._only_reads = False
         self._usable = threading.Event()  # Set while there is a connection, and permanently after a refusal.
@@ -224,7 +224,12 @@ class ZooKeeperSession:
             LostRaceError: A node was not in the state that an operation expects.
             StoreError: There is no connection, or it was lost and it is unknown whether the operations were executed.
         """
-        self.check_size(operations)
+        size_bytes = _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
+        if size_bytes > self._request_bytes_max:
+            raise PayloadTooLargeError(
+                f"{self._name}: a request must have at most {self._request_bytes_max} bytes, got {size_bytes};"
+                " nothing was sent"
+            )
         transaction = self._client.transaction()
         for operation in operations:
             path = self._root + operation.path
@@ -255,31 +260,18 @@ class ZooKeeperSession:
         with suppress(StoreError):
             self._exchange([partial(self._client.delete_async, self._root + path)])
 
-    def check_size(self, operations: Sequence[SessionOperation]) -> None:
-        """Raise `PayloadTooLargeError` if operations do not fit into one request."""
-        size_bytes = self.request_bytes(operations)
-        if size_bytes > self.request_bytes_max:
-            raise PayloadTooLargeError(
-                f"{self._name}: a request must have at most {self.request_bytes_max} bytes, got {size_bytes};"
-                " nothing was sent"
-            )
-
-    def request_bytes(self, operations: Sequence[SessionOperation]) -> int:
-        """Return the size of the request for some operations, at most a few bytes too high."""
-        return _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
-
-    def packs(self, groups: Iterable[Sequence[SessionOperation]]) -> Iterator[list[SessionOperation]]:
-        """Yield operations in order, as many in each list as fit into a request; groups are never split."""
+    def packs(self, operations: Iterable[SessionOperation]) -> Iterator[list[SessionOperation]]:
+        """Yield operations in order, as many in each list as fit into a request."""
         pack: list[SessionOperation] = []
-        size_bytes = 0
-        for group in groups:
-            group_bytes = self.request_bytes(group)
-            full = size_bytes + group_bytes > self.request_bytes_max or len(pack) + len(group) > _OPERATIONS_MAX
+        size_bytes = _REQUEST_BYTES
+        for operation in operations:
+            operation_bytes = self._operation_bytes(operation)
+            full = size_bytes + operation_bytes > self._request_bytes_max or len(pack) == _OPERATIONS_MAX
             if pack and full:
                 yield pack
-                pack, size_bytes = [], 0
-            pack += group
-            size_bytes += group_bytes
+                pack, size_bytes = [], _REQUEST_BYTES
+            pack.append(operation)
+            size_bytes += operation_bytes
         if pack:
             yield pack
 
@@ -382,6 +374,7 @@ class ZooKeeperSession:
             raise StoreError(f"{self._name}: {error!r}") from error
 
     def _operation_bytes(self, operation: SessionOperation) -> int:
+        """Return the size of an operation in a request, at most a few bytes too high."""
         acl_bytes = self._acl_bytes if operation.verb == "create" else 0
         # Paths below the root are percent-encoded, hence ASCII.
         return _OPERATION_BYTES + self._root_bytes + len(operation.path) + len(operation.data) + acl_bytes

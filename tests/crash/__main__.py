@@ -14,7 +14,6 @@ from crash.crash_states import crash_states
 from crash.damage import damage
 from crash.schedules import schedules
 from crash.system_calls import system_calls
-from crash.zookeeper import zookeeper
 
 
 def of_ours(layer):
@@ -37,7 +36,6 @@ if __name__ == "__main__":
         "L3": shared["L3"],
         "L4": shared["L4"],
         "L5": command.LayerEntry("damaged media", of_ours(damage)),
-        "ZK": command.LayerEntry("ZooKeeper killed, stopped, taken over", of_ours(zookeeper)),
         "BK": command.LayerEntry("bookies, ZooKeeper or Java killed, stopped, taken over", of_ours(bookkeeper)),
     }
     command.PROGRAM = "python -P -m crash"

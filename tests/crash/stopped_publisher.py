@@ -36,14 +36,13 @@ class StoppedPublisher:
     """The process, as seen from outside.
 
     Args:
-        kind: ``zookeeper`` or ``bookkeeper``.
         hosts: The ZooKeeper servers.
         root: The node above the store.
         topic: The topic of the log.
         entries_per_ledger_max: The maximum number of entries per ledger of the log.
     """
 
-    def __init__(self, kind: str, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
+    def __init__(self, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
         self.published: dict[Position, bytes] = {}
         """Every message that was reported as stored, by position."""
         self.is_fenced = False
@@ -53,7 +52,7 @@ class StoppedPublisher:
             dying.command_of(
                 [
                     *(sys.executable, "-P", "-m", "crash.stopped_publisher"),
-                    *(kind, hosts, root, topic, str(entries_per_ledger_max)),
+                    *(hosts, root, topic, str(entries_per_ledger_max)),
                 ]
             ),
             stdin=subprocess.DEVNULL,
@@ -139,23 +138,15 @@ def _report(line: str) -> None:
     sys.stdout.flush()
 
 
-def _opened(kind: str, hosts: str, root: str) -> Store:
-    if kind == "bookkeeper":
-        from ackstate.stores.bookkeeper import BookKeeperStore
-        from crash.bookkeeper_cluster import bookkeeper_options
-
-        return BookKeeperStore(
-            hosts, root=root, bookkeeper=bookkeeper_options(), session_timeout_s=2.0, call_timeout_s=20.0
-        )
-    from ackstate.stores.zookeeper import ZooKeeperStore
-
-    return ZooKeeperStore(hosts, root=root, session_timeout_s=2.0, call_timeout_s=5.0)
-
-
 def main() -> None:
     """Publish to the log given by the arguments."""
-    kind, hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
-    store = _opened(kind, hosts, root)
+    from ackstate.stores.bookkeeper import BookKeeperStore
+    from crash.bookkeeper_cluster import bookkeeper_options
+
+    hosts, root, topic, entries_per_ledger_max = sys.argv[1:]
+    store = BookKeeperStore(
+        hosts, root=root, bookkeeper=bookkeeper_options(), session_timeout_s=2.0, call_timeout_s=20.0
+    )
     publish_until_fenced(store, topic, entries_per_ledger_max=int(entries_per_ledger_max))
     store.close()
 

@@ -153,8 +153,6 @@ def _frame(data: bytes) -> Any:
 
 def _node(data: bytes) -> Any:
     for decode in (
-        lambda: zookeeper_nodes.decode_ledger(7, data),
-        lambda: zookeeper_nodes.decode_chunk(ZOOKEEPER_PATH, data),
         lambda: zookeeper_nodes.decode_counter(ZOOKEEPER_PATH, data),
         lambda: bookkeeper_nodes.decode_ledger(7, data),
     ):
@@ -166,10 +164,8 @@ def _node(data: bytes) -> Any:
 
 def _node_seeds() -> Sequence[bytes]:
     nodes, states = zookeeper_nodes, bookkeeper_nodes
-    ledger = nodes.LedgerState(9, nodes.LedgerStatus.OPEN, "owner")
     segments = tuple(states.Segment(number, 3, states.SegmentStatus.SEALED) for number in (4, 5))
     return [
-        nodes.encode_ledger(7, ledger), nodes.encode_chunk(ZOOKEEPER_PATH, nodes.Chunk(2, b"part")),
         nodes.encode_counter(ZOOKEEPER_PATH, 12),
         states.encode_ledger(7, states.SegmentedLedger(nodes.LedgerStatus.OPEN, "owner", segments)),
     ]  # fmt: skip

@@ -90,7 +90,7 @@ UNNOTICED = (
         "Z1", f"{_STORES}zookeeper_metadata.py",
         "    if found_version != version:\n", "    if found is None != version:\n",
         "Versions of values in ZooKeeper are not compared.",
-        ("tests/system/cursor/test_store_conformance.py::test_zookeeper_store_keeps_the_contract",),
+        ("tests/system/cursor/test_bookkeeper.py::test_it_keeps_the_contract",),
     ),
     Planted(
         "Z2", f"{_STORES}sqlite.py",

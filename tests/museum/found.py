@@ -9,7 +9,7 @@ class OwnBug(NamedTuple):
     """A bug of ours.
 
     Attributes:
-        layer: Which layer found it: ``L0`` to ``L5``, ``ZK``.
+        layer: Which layer found it: ``L0`` to ``L5``.
         what: The failure, in one sentence.
         mended: The correction.
         test: The test that tells the story.

@@ -22,7 +22,7 @@ LAYERS = {
     "L4": "the power of a real disk is cut",
     "L5": "damaged media",
 }
-WITHOUT_GAUGE = ("L5", "ZK", "BK")
+WITHOUT_GAUGE = ("L5", "BK")
 """Layers that judge no gauge: damage and takeovers may lose more acks than the gauge counts."""
 PRODUCT = "none"
 """The row of the product without a bug."""

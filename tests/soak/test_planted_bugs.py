@@ -15,10 +15,7 @@ from tests.model.ackstate import test_deleted_ranges_model as ranges
 from tests.model.analysis.replay import test_replay as replay
 from tests.model.cursor import test_retention_model as retention
 from tests.model.cursor import test_store_model as stores
-from tests.model.cursor.test_store_model import zookeeper_machine
 from tests.model.delay import test_calendar_model as calendars
-
-__all__ = ["zookeeper_machine"]
 
 YOUNG = st.just([Policy.from_mapping({"flush_interval_ms": 1, "become_old_ack_record_seconds": 1})])
 
@@ -35,12 +32,6 @@ def test_a_calendar_that_cuts_ties_in_order_of_pages(monkeypatch):
 
 def test_versions_that_come_back():
     assert_caught(stores.ForgetsVersionsMachine, by=AssertionError)
-
-
-@pytest.mark.parametrize("planted", [stores.compares_no_versions, stores.sets_no_fence])
-def test_a_zookeeper_store(zookeeper_machine, monkeypatch, planted):
-    planted(monkeypatch.setattr)
-    assert_caught(zookeeper_machine, by=AssertionError)
 
 
 @pytest.mark.parametrize("planted", replay.STORIES)

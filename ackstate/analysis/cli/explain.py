@@ -46,7 +46,7 @@ def explain(
         str,
         typer.Argument(
             metavar="STORE",
-            help="A store's directory, zookeeper://HOST:PORT[,HOST:PORT]/ROOT, the http:// URL of a live broker, or"
+            help="A store's directory, bookkeeper://HOST:PORT[,HOST:PORT]/ROOT, the http:// URL of a live broker, or"
             " pulsar+zk://HOST:PORT[/TENANT[/NAMESPACE[/TOPIC]]] for a live Pulsar cluster.",
         ),
     ],

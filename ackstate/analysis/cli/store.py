@@ -1,6 +1,6 @@
 """Opens stores for `fsck`, `inspect` and `explain`. None of them changes a byte of a store.
 
-A store on a disk is copied, and the copy is read. From a cluster of ZooKeeper, BookKeeper or Pulsar it only reads.
+A store on a disk is copied, and the copy is read. From a cluster of BookKeeper or Pulsar it only reads.
 Others may keep writing meanwhile. `docs/operations.md` describes the JSON.
 """
 
@@ -17,14 +17,13 @@ from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ackstate.cursor.store import Store
     from ackstate.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.position import Position
     from ackstate.stores.pulsar_layout import PulsarLayout
 
-_ZOOKEEPER = "zookeeper://"
 _BOOKKEEPER = "bookkeeper://"
 _DATABASE = "ackstate.sqlite3"
 
@@ -32,7 +31,7 @@ StoreArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="STORE",
-        help="A store's directory, zookeeper:// or bookkeeper://HOST:PORT[,HOST:PORT]/ROOT, or"
+        help="A store's directory, bookkeeper://HOST:PORT[,HOST:PORT]/ROOT, or"
         " pulsar+zk://HOST:PORT[/TENANT[/NAMESPACE[/TOPIC]]] for the cursors of a live Pulsar cluster.",
     ),
 ]
@@ -71,7 +70,7 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 def _opened(store: str, copy_bytes_max: int | None) -> Store:
     from ackstate.stores.pulsar_url import is_pulsar_url
 
-    if store.startswith((_ZOOKEEPER, _BOOKKEEPER)):
+    if store.startswith(_BOOKKEEPER):
         return _in_cluster(store)
     return opened_cluster(store) if is_pulsar_url(store) else _copied(store, copy_bytes_max)
 
@@ -104,26 +103,17 @@ def _copied(store: str, copy_bytes_max: int | None) -> Store:
 
 
 def _in_cluster(store: str) -> Store:
-    scheme = _BOOKKEEPER if store.startswith(_BOOKKEEPER) else _ZOOKEEPER
-    hosts, slash, root = store.removeprefix(scheme).partition("/")
+    hosts, slash, root = store.removeprefix(_BOOKKEEPER).partition("/")
     try:
         if not hosts.strip():
             raise ValueError("no host")
-        return _open_in_cluster(scheme)(hosts, root=slash + root, call_timeout_s=10)
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[{scheme.partition(':')[0]}]") from error
-    except ValueError as error:
-        raise typer.BadParameter(f"{store}: {error}; expected {scheme}HOST:PORT/ROOT") from error
-
-
-def _open_in_cluster(scheme: str) -> Callable[..., Store]:
-    if scheme == _BOOKKEEPER:
         from ackstate.stores.bookkeeper import BookKeeperStore
 
-        return BookKeeperStore.open_to_read
-    from ackstate.stores.zookeeper import ZooKeeperStore
-
-    return ZooKeeperStore.open_to_read
+        return BookKeeperStore.open_to_read(hosts, root=slash + root, call_timeout_s=10)
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{store}: {error}; expected {_BOOKKEEPER}HOST:PORT/ROOT") from error
 
 
 def chosen_cursors(

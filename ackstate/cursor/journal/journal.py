@@ -317,7 +317,7 @@ class Journal:
                 if not found.is_repaired:
                     return False
             except CorruptStateError:
-                # It was damaged before, and an embedded store refuses the appends of an earlier owner, too. ZooKeeper
+                # It was damaged before, and an embedded store refuses the appends of an earlier owner, too. BookKeeper
                 # takes those of one that lives and saw the ledger before the damage: a repair has given them up.
                 if not found.is_repaired:
                     raise

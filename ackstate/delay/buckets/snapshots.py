@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, SegmentMetadata
 
 ATTEMPT_COUNT = 4
-_BATCH_BYTES_MAX = 512 * 1024  # A request of a megabyte is more than ZooKeeper takes.
+_BATCH_BYTES_MAX = 512 * 1024  # of one append
 
 _Result = TypeVar("_Result")
 

@@ -1,5 +1,6 @@
 """A BookKeeper store gives the same answers as a memory store, also if its owners leave without closing it."""
 
+import itertools
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -8,25 +9,40 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from ackstate.cursor.store import StoreError
+from ackstate.stores import zookeeper_metadata
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_groups import GroupWriter
+from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
 from ackstate.stores.bookkeeper_segments import Segments
 from ackstate.stores.memory import MemoryStore
 from crash.bookkeeper_cluster import bookkeeper_options
 from planted import assert_caught
 from strategies import few
-from tests.model.cursor.test_store_model import BATCHES, RenumberedStore, ZooKeeperMachine
+from tests.model.cursor.test_store_model import (
+    BATCHES,
+    STORIES,
+    RenumberedStore,
+    StoresMachine,
+    story_of_a_wrong_version,
+    story_of_an_append_to_a_fenced_ledger,
+    tell,
+)
 
 pytestmark = pytest.mark.slow
 
 
-class BookKeeperMachine(ZooKeeperMachine):
-    """The same with a BookKeeper store, whose owners also vanish, or die in the middle of an append."""
+class BookKeeperMachine(StoresMachine):
+    """The same with a BookKeeper store, each time below another root.
 
-    client = None
+    Its owners also vanish, or die in the middle of an append.
+    """
+
+    hosts, client = "", None
+    numbers = itertools.count()
 
     def begin(self):
-        super().begin()
+        self.root = f"/model-{next(self.numbers)}"
+        self.versions = {}
         self.stack = ExitStack()
 
     def open(self):
@@ -81,14 +97,36 @@ def test_bookkeeper_gives_the_same_answers(machine):
     run_state_machine_as_test(machine, settings=fewer)
 
 
+@pytest.mark.parametrize("story", STORIES)
+def test_each_story_is_one_of_a_sound_store(machine, story):
+    tell(story, machine)
+
+
+PLANTED = {
+    "versions are not compared": (zookeeper_metadata, "_expect", lambda *_: None),
+    "a fence is not set": (BookKeeperLedgers, "fence", BookKeeperLedgers.last),
+}
+
+
+@pytest.mark.parametrize(
+    ("planted", "story"),
+    list(zip(PLANTED, [story_of_a_wrong_version, story_of_an_append_to_a_fenced_ledger], strict=True)),
+)
+def test_a_story_tells_of_a_bug(machine, monkeypatch, planted, story):
+    monkeypatch.setattr(*PLANTED[planted])
+    with pytest.raises(AssertionError):
+        tell(story, machine)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("where", "name", "planted"),
     [
+        *PLANTED.values(),
         (Segments, "_counting_end", lambda self, ledger_id, opened, end, head, committed: end),
         (GroupWriter, "begin", lambda self: None),
     ],
-    ids=["uncommitted groups count", "no group is named"],
+    ids=[*PLANTED, "uncommitted groups count", "no group is named"],
 )
 def test_a_planted_bug_is_caught(machine, monkeypatch, where, name, planted):
     monkeypatch.setattr(where, name, planted)

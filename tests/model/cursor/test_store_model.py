@@ -1,19 +1,14 @@
 """Whatever is called, in whatever order, with reopens in between: all backends give the same answers."""
 
-import itertools
 import tempfile
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ackstate.cursor.store import ABSENT, StoreError
-from ackstate.stores import zookeeper_ledgers, zookeeper_metadata
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.stores.zookeeper import ZooKeeperStore
-from crash.zookeeper_server import running_server
 from planted import assert_caught
 from strategies import few
 
@@ -226,60 +221,3 @@ class RenumberedStore:
         self.ledgers = store.ledgers
         self.metadata = SameVersions(store.metadata, disk, versions)
         self.close = store.close
-
-
-class ZooKeeperMachine(StoresMachine):
-    """The same with a ZooKeeper store, each time below another root."""
-
-    hosts = ""
-    numbers = itertools.count()
-
-    def begin(self):
-        self.root = f"/model-{next(self.numbers)}"
-        self.versions = {}
-
-    def open(self):
-        self.memory = MemoryStore(self.disk)
-        self.other = RenumberedStore(ZooKeeperStore(self.hosts, root=self.root), self.disk, self.versions)
-
-    def end(self):
-        pass
-
-
-@pytest.fixture(scope="module")
-def zookeeper_machine(tmp_path_factory):
-    with running_server(tmp_path_factory.mktemp("zookeeper")) as server:
-        ZooKeeperMachine.hosts = server.hosts
-        yield ZooKeeperMachine
-
-
-@pytest.mark.slow
-def test_zookeeper_gives_the_same_answers(zookeeper_machine):
-    # A round trip for each call: fewer examples than the others have.
-    fewer = settings(few, max_examples=few.max_examples // 8 + 20, stateful_step_count=30)
-    run_state_machine_as_test(zookeeper_machine, settings=fewer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("story", STORIES)
-def test_each_story_is_one_of_a_sound_zookeeper_store(zookeeper_machine, story):
-    tell(story, zookeeper_machine)
-
-
-def compares_no_versions(patch):
-    patch(zookeeper_metadata, "_expect", lambda *_: None)
-
-
-def sets_no_fence(patch):
-    patch(zookeeper_ledgers.ZooKeeperLedgers, "_try_fence", lambda self, ledger: self.last(ledger))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("planted", "story"),
-    [(compares_no_versions, story_of_a_wrong_version), (sets_no_fence, story_of_an_append_to_a_fenced_ledger)],
-)
-def test_a_story_tells_of_a_bug_of_a_zookeeper_store(zookeeper_machine, monkeypatch, planted, story):
-    planted(monkeypatch.setattr)
-    with pytest.raises(AssertionError):
-        tell(story, zookeeper_machine)

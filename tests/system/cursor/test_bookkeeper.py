@@ -16,15 +16,25 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from ackstate import LedgerMap
-from ackstate.cursor import ManagedCursor, Message, MessageLog, Retention, trim_log
+from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
+from ackstate.cursor import (
+    CursorConfig,
+    Format,
+    ManagedCursor,
+    Message,
+    MessageLog,
+    PersistTarget,
+    RecoverySource,
+    Retention,
+    trim_log,
+)
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.store import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
     PayloadTooLargeError,
     StoreError,
-    Versioned,
 )
 from ackstate.errors import CorruptStateError
 from ackstate.stores import bookkeeper_client
@@ -35,9 +45,10 @@ from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
 from ackstate.stores.bookkeeper_nodes import SegmentStatus
 from ackstate.stores.bookkeeper_segments import Segments
-from ackstate.stores.zookeeper import ZooKeeperStore
 from ackstate.testing import check_store
+from ackstate.wire.pulsar import Compression
 from command_line import assert_one_line, run
+from crash import PATHS
 from crash.bookkeeper_cluster import JARS, bookkeeper_options
 from waiting import wait_until
 
@@ -84,17 +95,6 @@ def segments(store, ledger_id):
 def test_it_keeps_the_contract(cluster, client, root):
     options = bookkeeper_options(client)
     check_store(lambda: BookKeeperStore(cluster.hosts, root=root, bookkeeper=options))
-
-
-def test_neither_kind_of_store_opens_the_other(cluster, open_store, root):
-    open_store()
-    for how in (ZooKeeperStore, ZooKeeperStore.open_to_read):
-        with pytest.raises(StoreError, match="open it with BookKeeperStore"):
-            how(cluster.hosts, root=root)
-    with closing(ZooKeeperStore(cluster.hosts, root=f"{root}-zookeeper")):
-        for how in (BookKeeperStore, BookKeeperStore.open_to_read):
-            with pytest.raises(StoreError, match="open it with ZooKeeperStore"):
-                how(cluster.hosts, root=f"{root}-zookeeper")
 
 
 # Takeovers
@@ -180,6 +180,60 @@ def test_threads_that_append_without_a_pause_do_not_keep_a_store_from_closing(op
     other = open_store()
     for ledger_id, count in counts.items():
         assert other.ledgers.last(ledger_id) + 1 - count in {0, 1}
+
+
+def test_what_a_fence_returns_is_the_end_while_its_owner_writes_on(open_store):
+    stale, owner = open_store(), open_store()
+    for _ in range(5):
+        ledger_id = stale.ledgers.create("race")
+        written = []
+
+        def write(ledger_id=ledger_id, written=written):
+            with suppress(LedgerFencedError):
+                while True:
+                    written.append(stale.ledgers.append(ledger_id, b"%d" % len(written)))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        wait_until(lambda written=written: len(written) >= 3)
+        last = owner.ledgers.fence(ledger_id)
+        writer.join(timeout=60)
+        assert written == list(range(last + 1))
+        assert entries(owner, ledger_id) == [b"%d" % number for number in written]
+
+
+def test_threads_that_append_to_one_ledger_share_it(open_store):
+    store = open_store()
+    ledger_id, ids = store.ledgers.create("threads"), []
+
+    def append(size):
+        ids.extend(store.ledgers.append(ledger_id, bytes(size)) for _ in range(10))
+
+    threads = [threading.Thread(target=append, args=(size,)) for size in (1, 100, 100_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids) == list(range(30))
+
+
+def test_an_append_to_more_ledgers_than_one_request_to_zookeeper_can_name(open_store):
+    store = open_store(request_bytes_max=32 * 1024)
+    ledger_ids = [store.ledgers.create("o" * 1_000) for _ in range(40)]
+    for number in range(2):
+        assert store.ledgers.append_all([(ledger_id, b"x") for ledger_id in ledger_ids]) == [number] * 40
+
+
+@pytest.mark.parametrize("not_bytes", ["text", 5, None])
+def test_what_is_no_buffer_is_refused_and_leaves_the_store_usable(open_store, not_bytes):
+    store = open_store()
+    ledger_id = store.ledgers.create("billing")
+    with pytest.raises(TypeError):
+        store.ledgers.append_all([(ledger_id, b"good"), (ledger_id, not_bytes)])
+    with pytest.raises(TypeError):
+        store.metadata.put("/a", not_bytes, expected_version=ABSENT)
+    assert store.ledgers.append(ledger_id, b"first") == 0
+    assert store.metadata.get("/a") is None
 
 
 def test_a_fenced_owner_appends_nothing_more(open_store):
@@ -367,7 +421,7 @@ def test_a_deleted_ledger_leaves_nothing_even_if_the_deletion_was_interrupted(cl
 
 @pytest.mark.soak
 def test_a_trimmed_log_leaves_no_ledger_behind_and_a_sound_store(cluster, open_store, root, capsys, monkeypatch):
-    """Thirty ledgers of messages come and go; as many stay in BookKeeper as after the first ten."""
+    """Thirty ledgers of messages come and go; as many ledgers and nodes stay as after the first ten."""
     monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
     before, counts = bookkeeper_ids(cluster), []
     store = open_store()
@@ -380,9 +434,10 @@ def test_a_trimmed_log_leaves_no_ledger_behind_and_a_sound_store(cluster, open_s
         cursor.persist(now_ms=0)
         assert trim_log(log, Retention(), {"s": cursor}, now_ms=0) in {9, 10}
         cursor.reset(positions[-1], now_ms=0)  # It writes a new journal, so that only the log can grow.
-        counts.append(len(bookkeeper_ids(cluster) - before))
+        nodes = len(znodes(store._session._client, root))
+        counts.append((len(bookkeeper_ids(cluster) - before), nodes))
     assert len(set(counts)) == 1
-    assert counts[0] < 6
+    assert counts[0][0] < 6
     store.close()
     outcome = run(capsys, "fsck", f"bookkeeper://{cluster.hosts}{root}", "--json")
     assert outcome.status == 0
@@ -549,8 +604,8 @@ def test_the_child_ends_with_its_parent(cluster, tmp_path):
         "print(client.process_id, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command, environment = [sys.executable, "-P", "-c", program], {**os.environ, **PATHS}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     child = Path(f"/proc/{int(done.stdout)}")
     wait_until(lambda: not child.exists() or "(python" not in _stat(child))
 
@@ -602,23 +657,146 @@ def test_a_missing_java_is_named_in_one_line():
     )
 
 
+# Cursors and logs on it
+
+
+def open_cursor(store, subscription="billing"):
+    log = LedgerMap.from_counts({3: 10, 6: 10})
+    return ManagedCursor.open(store, topic="orders", subscription=subscription, ledgers=log, now_ms=0)
+
+
+def test_a_cursor_is_there_again_after_a_reopen(open_store):
+    store = open_store()
+    cursor, other = open_cursor(store), open_cursor(store, "shipping")
+    cursor.ack(Position(3, 4), now_ms=1)
+    cursor.persist(now_ms=1)
+    other.mark_delete(Position(6, 2), now_ms=1)
+    other.persist(now_ms=1)
+    cursor.ack(Position(6, 1), now_ms=2)
+    cursor.close(now_ms=2)
+    other.close(now_ms=2)
+    store.close()
+    store = open_store()
+    cursor, other = open_cursor(store), open_cursor(store, "shipping")
+    assert cursor.recovery_report.source is RecoverySource.JOURNAL
+    assert [cursor.is_acked(Position(*place)) for place in ((3, 4), (6, 1), (3, 5))] == [True, True, False]
+    assert other.mark_delete_position == Position(6, 2)
+    assert cursor.mark_delete_position == Position(3, -1)
+
+
+def test_an_older_cursor_in_another_process_is_fenced(open_store):
+    older = open_cursor(open_store())
+    older.ack(Position(3, 4), now_ms=1)
+    older.persist(now_ms=1)
+    newer = open_cursor(open_store())
+    older.ack(Position(3, 5), now_ms=2)
+    with pytest.raises(CursorFencedError):
+        older.persist(now_ms=2)
+    newer.ack(Position(3, 6), now_ms=3)
+    newer.persist(now_ms=3)
+    found = open_cursor(open_store())
+    assert [found.is_acked(Position(3, entry)) for entry in (4, 5, 6)] == [True, False, True]
+
+
+@pytest.mark.parametrize("entries_per_ledger_max", [1, 2, 50])
+def test_an_older_owner_of_a_log_in_another_process_is_fenced(open_store, entries_per_ledger_max):
+    """It appends to the ledger that it has, or needs the next one."""
+
+    def opened():
+        return MessageLog.open(open_store(), topic="t", entries_per_ledger_max=entries_per_ledger_max)
+
+    def publish(log, number):
+        return log.publish([Message(b"", publish_time_ms=number)])
+
+    older = opened()
+    positions = publish(older, 1)
+    newer = opened()
+    for _ in range(2):
+        with pytest.raises(LogFencedError):
+            publish(older, 2)
+    positions += publish(newer, 3)
+    with pytest.raises(LogFencedError):
+        publish(older, 4)
+    found = opened()
+    assert sum(found.ledgers.counts().values()) == 2
+    assert [message.publish_time_ms for message in found.read(positions)] == [1, 3]
+
+
+def test_a_publish_on_its_way_is_refused_after_a_takeover(open_store, monkeypatch):
+    newer, first_error = [], BookKeeperLedgers._first_error
+    older = MessageLog.open(open_store(), topic="t")
+    positions = older.publish([Message(b"", publish_time_ms=1)])
+
+    def overtaken(self, entries):
+        monkeypatch.undo()
+        newer.append(MessageLog.open(open_store(), topic="t"))
+        return first_error(self, entries)
+
+    monkeypatch.setattr(BookKeeperLedgers, "_first_error", overtaken)
+    with pytest.raises(LogFencedError):
+        older.publish([Message(b"", publish_time_ms=2)])
+    positions += newer[0].publish([Message(b"", publish_time_ms=3)])
+    assert [message.publish_time_ms for message in newer[0].read(positions)] == [1, 3]
+    assert sum(newer[0].ledgers.counts().values()) == 2
+
+
+@pytest.mark.parametrize("codec", [each for each in Compression if each is not Compression.NONE])
+@pytest.mark.parametrize("reopened", [Compression.LZ4, Compression.NONE])
+def test_a_compressed_record_that_was_closed_opens_whatever_compression_is_configured(open_store, codec, reopened):
+    """Uncompressed it would take more than ZooKeeper accepts."""
+    log = LedgerMap.from_counts({10: 120_000})
+
+    def open_cursor(compression):
+        config = CursorConfig(
+            format=Format.PULSAR, range_count_max=200_000, metadata_range_count_max=200_000, compression=compression
+        )
+        return ManagedCursor.open(open_store(), topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+
+    cursor = open_cursor(codec)
+    cursor.ack_entries(10, range(1, 120_000, 2), now_ms=1)
+    assert cursor.close(now_ms=2).route is PersistTarget.METADATA
+    for _ in range(2):
+        again = open_cursor(reopened)
+        assert again.recovery_report.source is RecoverySource.METADATA
+        assert again.deleted.range_count == 60_000
+        assert again.deleted == cursor.deleted
+    again.set_cursor_properties({"owner": "billing"})  # Then it is not compressed, and so it moves to a ledger.
+    again = open_cursor(reopened)
+    assert again.recovery_report.source is RecoverySource.JOURNAL
+    assert again.cursor_properties == {"owner": "billing"}
+    assert again.deleted == cursor.deleted
+    again.ack(Position(10, 0), now_ms=3)
+    again.close(now_ms=4)
+    assert open_cursor(reopened).deleted == again.deleted
+
+
+# Commands
+
+
+def znodes(client, path):
+    """Every node from a path on: its bytes, its versions, the transactions that made and changed it."""
+    below = [znodes(client, f"{path}/{name}") for name in client.get_children(path)]
+    return {path: client.get(path)} | {each: found for nodes in below for each, found in nodes.items()}
+
+
 def test_commands_look_at_a_store_without_disturbing_its_owner(cluster, open_store, root, capsys, monkeypatch):
+    """Every node and every ledger stays as it was, those of an interrupted deletion too."""
     monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
     store = open_store()
-    log = LedgerMap.from_counts({3: 100})
-    cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=0)
+    cursor = open_cursor(store)
     cursor.ack_entries(3, [1, 2, 7], now_ms=0)
     cursor.persist(now_ms=0)
+    gone = store.ledgers.create(cursor_owner(cursor_path("orders", "billing")))
+    store.ledgers.append(gone, b"half deleted")
+    # The process dies when the ledger is gone for callers, and the rest of it is still there.
+    monkeypatch.setattr(store.ledgers, "_clear", lambda ledger_id: None)
+    store.ledgers.delete(gone)
+    before = znodes(store._session._client, root), bookkeeper_ids(cluster)
+    assert f"{root}/garbage/{gone}" in before[0]
     outcome = run(capsys, "fsck", f"bookkeeper://{cluster.hosts}{root}", "--json")
     (found,) = json.loads(outcome.out)["cursors"]
-    assert (outcome.status, found["status"], found["range_count"]) == (0, "ok", 2)
+    assert (outcome.status, found["status"], found["range_count"], found["leftovers"]) == (0, "ok", 2, [])
+    assert (znodes(store._session._client, root), bookkeeper_ids(cluster)) == before
     cursor.ack_entries(3, [9], now_ms=1)
     assert cursor.persist(now_ms=1).messages_covered == 1
     assert_one_line(run(capsys, "fsck", f"bookkeeper://{cluster.hosts}/nothing"), "not an ackstate store")
-
-
-def test_the_metadata_is_that_of_a_zookeeper_store(open_store):
-    version = open_store().metadata.put("/a/b", b"value", expected_version=ABSENT)
-    reader = open_store(BookKeeperStore.open_to_read)
-    assert reader.metadata.get("/a/b") == Versioned(b"value", version)
-    assert re.fullmatch(r"\d+", str(version))

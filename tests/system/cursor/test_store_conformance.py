@@ -12,20 +12,10 @@ from ackstate.cursor.store import (
     StoreError,
     check_path,
 )
-from ackstate.cursor.writes import AppendEntry, CreateLedger, FenceLedger, write_each
+from ackstate.cursor.writes import FenceLedger, write_each
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.stores.zookeeper import ZooKeeperStore
-from ackstate.stores.zookeeper_session import ZooKeeperSession
 from ackstate.testing import check_store
-from crash.zookeeper_server import running_server
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory):
-    with running_server(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
-
 
 LIMIT = 200_000
 
@@ -81,19 +71,10 @@ def test_sqlite_store_keeps_the_contract(tmp_path):
     check_store(lambda: SqliteStore(tmp_path, metadata_value_bytes_max=LIMIT), metadata_value_bytes_max=LIMIT)
 
 
-@pytest.mark.slow
-def test_zookeeper_store_keeps_the_contract(zookeeper):
-    check_store(lambda: ZooKeeperStore(zookeeper.hosts, root="/conformance"))
-
-
-@pytest.fixture(params=["memory", "sqlite", pytest.param("zookeeper", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", "sqlite"])
 def store(request, tmp_path):
-    if request.param == "zookeeper":
-        server = request.getfixturevalue("zookeeper")
-        store = ZooKeeperStore(server.hosts, root=f"/{tmp_path.name}")
-    else:
-        store = {"memory": MemoryStore, "sqlite": SqliteStore}[request.param]
-        store = store() if request.param == "memory" else store(tmp_path)
+    store = {"memory": MemoryStore, "sqlite": SqliteStore}[request.param]
+    store = store() if request.param == "memory" else store(tmp_path)
     yield store
     store.close()
 
@@ -115,7 +96,6 @@ def test_a_text_that_is_no_utf_8_is_refused_in_one_way_everywhere(store):
     assert store.ledgers.owners() == []
 
 
-@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
 def test_our_versions_begin_at_0_and_rise_by_1(store):
     assert store.metadata.put("/a", b"", expected_version=ABSENT) == 0
     assert store.metadata.put("/a", b"", expected_version=0) == 1
@@ -568,29 +548,6 @@ def test_a_broken_group_is_caught(broken, promise):
     disk = MemoryDisk()
     with pytest.raises(AssertionError, match=promise):
         check_store(lambda: broken(disk))
-
-
-@pytest.mark.slow
-def test_zookeeper_creates_the_ledgers_of_a_group_in_few_transactions(zookeeper, monkeypatch):
-    commit, sizes = ZooKeeperSession.commit, []
-
-    def counted(session, operations):
-        sizes.append(len(operations))
-        return commit(session, operations)
-
-    monkeypatch.setattr(ZooKeeperSession, "commit", counted)
-    with closing(ZooKeeperStore(zookeeper.hosts, root="/few")) as store:
-        sizes.clear()
-        created = store.write_all([CreateLedger(f"owner {number}") for number in range(250)])
-        assert len(sizes) == 3
-        assert [store.ledgers.owned_by(f"owner {number}") for number in (0, 99, 100, 249)] == [
-            [created[number]] for number in (0, 99, 100, 249)
-        ]
-        long = [CreateLedger(f"{number}" + "x" * 9_000) for number in range(120)]
-        assert len(set(store.write_all(long))) == 120  # Too large for one request of 100.
-        assert [type(each) for each in store.write_all([AppendEntry(created[0], b"x"), FenceLedger(10**6)])] == [
-            int, LedgerNotFoundError,
-        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

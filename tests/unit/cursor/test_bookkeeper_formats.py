@@ -60,7 +60,6 @@ def test_the_bytes_of_version_1_are_for_ever():
         "010100000000 61": encode_batch([b"a", b"b"], None)[0],
         "010201000000 62": encode_batch([b"a", b"b"], None)[1],
         "010300000000 0900000000000000 0500000000000000 61": encode_batch([b"a"], Group(9, 5))[0],
-        "41434b5a 0107 0000 00000000 97df3c1b": zookeeper_nodes.encode(NodeKind.BOOKKEEPER_STORE, ""),
         "41434b5a 0108 0000 21000000 00000000"
         "00 02000000 c3a4"
         "0700000000000000 03000000 02"

@@ -10,7 +10,7 @@ import pytest
 from website import api
 
 DOCUMENTED = Counter(name for page in api.PAGES for names in page.names.values() for name in names)
-NOT_IN_A_PACKAGE = {"ackstate.stores.zookeeper.ZooKeeperStore"}  # needs the extra `zookeeper`
+NOT_IN_A_PACKAGE = {"ackstate.stores.bookkeeper.BookKeeperStore"}  # needs the extra `bookkeeper`
 MODULES = (
     "ackstate",
     "ackstate.cursor",

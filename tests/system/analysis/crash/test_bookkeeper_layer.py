@@ -1,24 +1,27 @@
 """The BookKeeper layer finds nothing in our store, and finds each planted bug. One cluster for all of it."""
 
+import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import islice
 
 import pytest
 
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.promises import Promise
+from ackstate.cursor.store import ABSENT
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
+from ackstate.topic.log_ownership import LogOwnership, LogRecord
 from crash import bookkeeper as layer
-from crash import bookkeeper_cluster
-from crash.bookkeeper import SharedClient, bookkeeper, run
-from crash.takeovers import SIZE
+from crash import bookkeeper_cluster, zookeeper_server
+from crash.bookkeeper import SIZE, SharedClient, bookkeeper, run
 
 pytestmark = pytest.mark.slow
 EVENTS = (
-    "_stale", "_suspended", "_bookie_killed", "_quorum_lost", "_disk_lost", "_zookeeper_stopped", "_zookeeper_killed",
-    "_client_killed", "_client_stopped",
+    "_stale", "_suspended", "_bookie_killed", "_quorum_lost", "_disk_lost", "_session_expired",
+    "_zookeeper_stopped", "_zookeeper_killed", "_client_killed", "_client_stopped",
 )  # fmt: skip
 
 
@@ -39,7 +42,7 @@ def only(monkeypatch):
 
     def choose(name):
         for each in EVENTS:
-            monkeypatch.setattr(layer._BookKeeperStory, each, getattr(layer._BookKeeperStory, name))
+            monkeypatch.setattr(layer._Story, each, getattr(layer._Story, name))
 
     return choose
 
@@ -48,8 +51,23 @@ def broken_in(outcomes):
     return {broken.promise for outcome in outcomes for broken in outcome.broken}
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("name", "seed"), [("_quorum_lost", 100), ("_disk_lost", 101), ("_client_killed", 102)])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("_session_expired", 103),
+        ("_zookeeper_stopped", 104),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in (
+                ("_quorum_lost", 100),
+                ("_disk_lost", 101),
+                ("_client_killed", 102),
+                ("_zookeeper_killed", 105),
+                ("_suspended", 106),
+            )
+        ),
+    ],
+)
 def test_each_thing_that_may_happen_breaks_no_promise(cluster, client, only, name, seed):
     only(name)
     # Two events: a killed client is replaced by another Java, which takes seconds.
@@ -75,6 +93,44 @@ def test_a_recovery_that_does_not_fence_is_caught(cluster, client, only, monkeyp
     assert broken & {Promise.I14, Promise.I2, Promise.I12, Promise.ERRORS}
 
 
+@pytest.mark.parametrize("name", ["_stale", pytest.param("_suspended", marks=pytest.mark.soak)])
+def test_a_log_whose_earlier_owner_publishes_on_is_caught(cluster, client, only, monkeypatch, name):
+    """The opening of the log fences no one: a stale owner appends to the ledger that it has."""
+    only(name)
+
+    def taken_at_once(cls, store, topic):
+        yield from ()
+        return cls(store, topic, record=LogRecord(1, None), version=ABSENT)
+
+    monkeypatch.setattr(LogOwnership, "take_over", classmethod(taken_at_once))
+    monkeypatch.setattr(LogOwnership, "_put", lambda *_: (yield from ()) or ABSENT)
+    monkeypatch.setattr(LogOwnership, "check", lambda _: None)
+    broken = broken_in(run(seed, cluster, client, BookKeeperStore) for seed in range(211, 213))
+    assert broken & {Promise.I14, Promise.I12}
+
+
+def test_a_store_that_says_it_has_written_and_has_not_is_caught(cluster, client, only, monkeypatch):
+    only("_stale")
+    append_all = BookKeeperLedgers.append_all
+
+    def forgetful(self, entries):
+        ((ledger_id, _),) = entries
+        # The first entry of a ledger is the state that it begins with.
+        return append_all(self, entries) if self.last(ledger_id) < 0 else [self.last(ledger_id) + 1]
+
+    monkeypatch.setattr(BookKeeperLedgers, "append_all", forgetful)
+    outcomes = [run(seed, cluster, client, BookKeeperStore) for seed in range(301, 304)]
+    assert broken_in(outcomes) & {Promise.I14, Promise.I2}
+    # The story that is told has one event, and no ack that it can do without.
+    outcome = next(each for each in outcomes if each.broken)
+    shrunk = layer.shrunk(outcome, cluster, client, BookKeeperStore)
+    assert (shrunk.cycles, shrunk.seed, shrunk.counts) == (outcome.cycles, outcome.seed, outcome.counts)
+    _, acks, happened, *rest = shrunk.broken[0].story
+    assert acks == "1 acks, each with a persist"
+    assert happened.startswith("another owner opens the cursor")
+    assert rest in ([], ["recover"])
+
+
 @pytest.mark.soak
 def test_an_append_that_is_not_waited_for_is_caught(cluster, client, only, monkeypatch):
     """The store reports an append as durable that bookies without a quorum have refused."""
@@ -91,3 +147,23 @@ def test_what_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jpype", None)
     with pytest.raises(LayerSkippedError, match=r"pip install 'ackstate\[bookkeeper\]'"):
         next(bookkeeper(0))
+
+
+def test_what_a_server_lacks_is_named(monkeypatch, tmp_path):
+    server = zookeeper_server.ZooKeeperServer(tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(LayerSkippedError, match="Java"):
+        server.start()
+    monkeypatch.undo()
+    monkeypatch.setattr(zookeeper_server, "find_spec", lambda name: None if name == "pyspark" else find_spec(name))
+    with pytest.raises(LayerSkippedError, match="pyspark"):
+        server.start()
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    server = zookeeper_server.ZooKeeperServer(tmp_path)
+    (tmp_path / "zoo.cfg").write_text("nonsense")
+    with pytest.raises(RuntimeError, match="Invalid config"):
+        server.start()
+    server.stop()
+    assert isinstance(server.process, subprocess.Popen | None)

@@ -179,11 +179,11 @@ def test_what_is_no_store_is_one_line(tmp_path, capsys, command):
         assert_one_line(run(capsys, command, tmp_path / name), tmp_path / name)
     for name in (
         "",
-        "zookeeper://",
-        "zookeeper://localhost",
-        "zookeeper:///root",
-        "zookeeper://a:b/c",
-        "zookeeper://a/b/",
+        "bookkeeper://",
+        "bookkeeper://localhost",
+        "bookkeeper:///root",
+        "bookkeeper://a:b/c",
+        "bookkeeper://a/b/",
     ):
         assert_one_line(run(capsys, command, name), name)
     assert tree(tmp_path) == before
@@ -294,7 +294,7 @@ def test_a_batch_and_cursor_properties_are_shown(path, capsys):
     assert "owner = north" in out
 
 
-# --- help, and ZooKeeper
+# --- help
 
 
 @pytest.mark.parametrize("command", ["fsck", "inspect"])

@@ -1,4 +1,4 @@
-"""The oracle of L1 to L5 and ZK finds each broken promise, and excuses states that an alternative allows."""
+"""The oracle of L1 to L5 and BK finds each broken promise, and excuses states that an alternative allows."""
 
 from __future__ import annotations
 
