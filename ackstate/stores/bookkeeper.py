@@ -21,7 +21,7 @@ and perhaps its last append, which a crash may still undo. All other entries sta
 
 A crash leaves a node of some 60 bytes behind for each process that has appended to several ledgers at once. Everything
 else is found by the next process that uses the ledger. Names and bytes of the nodes and entries:
-`ackstate.stores.bookkeeper_nodes` and `ackstate.stores.bookkeeper_entries`.
+`ackstate.stores.zookeeper`, `ackstate.stores.bookkeeper_nodes` and `ackstate.stores.bookkeeper_entries`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from ackstate.stores.bookkeeper_client import JVM_OPTIONS, BookKeeperClient
 from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
 from ackstate.stores.bookkeeper_segments import Segments
+from ackstate.stores.zookeeper import ZooKeeperMetadata, check_store, closed_on_error, connect, prepare
 from ackstate.stores.zookeeper_group import write_concurrently
-from ackstate.stores.zookeeper_metadata import ZooKeeperMetadata
-from ackstate.stores.zookeeper_root import check_store, closed_on_error, connect, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,10 +131,10 @@ class BookKeeperStore:
             request_bytes_max=request_bytes_max,
             client_options=client_options,
         )
-        with closed_on_error(session):
+        with closed_on_error(session.close):
             prepare(session, root)
             self._use(session, hosts, root, bookkeeper or BookKeeperOptions(), call_timeout_s)
-        with closed_on_error(self):
+        with closed_on_error(self.close):
             self._ledgers.finish_deletions()
 
     @classmethod
@@ -181,7 +180,7 @@ class BookKeeperStore:
         )
         session.refuse_changes()
         store = cls.__new__(cls)
-        with closed_on_error(session):
+        with closed_on_error(session.close):
             check_store(session, f"{hosts}{root}")
             store._use(session, hosts, root, bookkeeper or BookKeeperOptions(), call_timeout_s)
         return store

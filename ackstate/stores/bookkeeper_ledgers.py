@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, check_owner
 from ackstate.errors import AckStateError
-from ackstate.stores import zookeeper_nodes
+from ackstate.stores import zookeeper
 from ackstate.stores.bookkeeper_appends import append_all
 from ackstate.stores.bookkeeper_entries import ENTRY_ROOM_BYTES, encode_batch
 from ackstate.stores.bookkeeper_groups import GroupWriter, decide
 from ackstate.stores.bookkeeper_nodes import SegmentedLedger, decode_ledger, encode_ledger
 from ackstate.stores.bookkeeper_segments import SegmentWriter
 from ackstate.stores.busy_ledgers import BusyLedgers
-from ackstate.stores.zookeeper_index import LedgerIndex, garbage_path
-from ackstate.stores.zookeeper_nodes import LedgerStatus
+from ackstate.stores.zookeeper import LedgerIndex, LedgerStatus, garbage_path
 from ackstate.stores.zookeeper_session import LostRaceError, ZooKeeperSession, create, delete, set_data
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ class BookKeeperLedgers:
         }
         self._session.commit([
             *operations,
-            *(create(zookeeper_nodes.ledger_path(each), encode_ledger(each, state)) for each, state in states.items()),
+            *(create(zookeeper.ledger_path(each), encode_ledger(each, state)) for each, state in states.items()),
         ])  # fmt: skip
         return ledger_ids
 
@@ -348,7 +347,7 @@ class BookKeeperLedgers:
         except LedgerNotFoundError:
             return None
         gone = encode_ledger(ledger_id, head.state._replace(status=LedgerStatus.DELETED))
-        node = set_data(zookeeper_nodes.ledger_path(ledger_id), gone, head.version)
+        node = set_data(zookeeper.ledger_path(ledger_id), gone, head.version)
         self._session.commit([node, *self._index.removal(ledger_id, head.state.owner)])
         return head.state
 
@@ -357,7 +356,7 @@ class BookKeeperLedgers:
         self._session.settle(lambda: self._try_clear(ledger_id))
 
     def _try_clear(self, ledger_id: int) -> None:
-        path = zookeeper_nodes.ledger_path(ledger_id)
+        path = zookeeper.ledger_path(ledger_id)
         (found,) = self._session.read(path)
         if found is not None:
             self._segments.delete(decode_ledger(ledger_id, found.data).segments)

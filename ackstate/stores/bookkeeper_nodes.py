@@ -1,4 +1,4 @@
-"""The nodes that a `BookKeeperStore` has in ZooKeeper besides those of `zookeeper_nodes`.
+"""The nodes that a `BookKeeperStore` has in ZooKeeper for its ledgers and its writers of groups.
 
 A ledger's node lists its segments: the ledgers of BookKeeper that contain its entries, in order. BookKeeper gives a
 ledger one writer for ever, so each opening of the store that appends to a ledger begins a new segment.
@@ -11,11 +11,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ackstate.errors import CorruptStateError
-from ackstate.stores import zookeeper_nodes as nodes
-from ackstate.stores.zookeeper_nodes import FRAME_BYTES, LedgerStatus, NodeKind
-
-WRITERS = "/writers"
-"""The directory of the writers of groups."""
+from ackstate.stores import zookeeper as nodes
+from ackstate.stores.zookeeper import FRAME_BYTES, WRITERS, LedgerStatus, NodeKind
 
 _LEDGER = struct.Struct("<BI")  # status, size of the owner in bytes; then the owner in UTF-8, then segments
 _SEGMENT = struct.Struct("<QIB")  # BookKeeper's ledger id, entry count, status

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.errors import CorruptStateError
-from ackstate.stores import zookeeper_nodes
+from ackstate.stores import zookeeper
 from ackstate.stores.bookkeeper_entries import EntryKind, decode_entry
 from ackstate.stores.bookkeeper_errors import LEDGER_EXISTS, BookKeeperError
 from ackstate.stores.bookkeeper_groups import WriterMissingError, decide, is_committed
@@ -22,7 +22,7 @@ from ackstate.stores.bookkeeper_nodes import (
     encode_ledger,
 )
 from ackstate.stores.bookkeeper_reads import last_readable, read_entries
-from ackstate.stores.zookeeper_nodes import LedgerStatus
+from ackstate.stores.zookeeper import LedgerStatus
 from ackstate.stores.zookeeper_session import LostRaceError, ZooKeeperSession, set_data
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Segments:
         Raises:
             LedgerNotFoundError: One of them does not exist.
         """
-        paths = [zookeeper_nodes.ledger_path(ledger_id) for ledger_id in ledger_ids]
+        paths = [zookeeper.ledger_path(ledger_id) for ledger_id in ledger_ids]
         heads = []
         for ledger_id, found in zip(ledger_ids, self._session.read(*paths), strict=True):
             state = found and decode_ledger(ledger_id, found.data)
@@ -170,7 +170,7 @@ class Segments:
             StoreError: It is unknown whether they were replaced.
         """
         operations = (
-            set_data(zookeeper_nodes.ledger_path(ledger_id), encode_ledger(ledger_id, state), versions[ledger_id])
+            set_data(zookeeper.ledger_path(ledger_id), encode_ledger(ledger_id, state), versions[ledger_id])
             for ledger_id, state in states.items()
         )
         self._session.check_writable()

@@ -36,8 +36,6 @@ from kazoo.protocol.states import KazooState
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
-from ackstate.errors import CorruptStateError
-from ackstate.stores.zookeeper_nodes import NodeKind, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,22 +118,6 @@ def set_data(path: str, data: bytes, version: int) -> SessionOperation:
 def delete(path: str, version: int = -1) -> SessionOperation:
     """Delete a node without children, at a version or at any."""
     return SessionOperation("delete", path, version=version)
-
-
-def create_directory(path: str) -> SessionOperation:
-    """Create a node that only holds other nodes."""
-    return create(path, encode(NodeKind.DIRECTORY, path))
-
-
-def existing(found: Node | None, path: str) -> Node:
-    """Return a node that must exist.
-
-    Raises:
-        CorruptStateError: It does not exist.
-    """
-    if found is None:
-        raise CorruptStateError(f"node {path or '/'}", offset=0, expected="a node", found="none")
-    return found
 
 
 def _repeated(hosts: str) -> str:

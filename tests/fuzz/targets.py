@@ -28,7 +28,7 @@ from ackstate.analysis.trace.manifest import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.pulsar_conf import cursor_settings
 from ackstate.properties import decode_properties
-from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper_nodes
+from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper
 from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
@@ -153,7 +153,7 @@ def _frame(data: bytes) -> Any:
 
 def _node(data: bytes) -> Any:
     for decode in (
-        lambda: zookeeper_nodes.decode_counter(ZOOKEEPER_PATH, data),
+        lambda: zookeeper.decode_counter(ZOOKEEPER_PATH, data),
         lambda: bookkeeper_nodes.decode_ledger(7, data),
     ):
         try:
@@ -163,7 +163,7 @@ def _node(data: bytes) -> Any:
 
 
 def _node_seeds() -> Sequence[bytes]:
-    nodes, states = zookeeper_nodes, bookkeeper_nodes
+    nodes, states = zookeeper, bookkeeper_nodes
     segments = tuple(states.Segment(number, 3, states.SegmentStatus.SEALED) for number in (4, 5))
     return [
         nodes.encode_counter(ZOOKEEPER_PATH, 12),

@@ -87,7 +87,7 @@ UNNOTICED = (
          "::test_a_subscription_that_leaves_takes_what_it_was_promised_with_it",),
     ),
     Planted(
-        "Z1", f"{_STORES}zookeeper_metadata.py",
+        "Z1", f"{_STORES}zookeeper.py",
         "    if found_version != version:\n", "    if found is None != version:\n",
         "Versions of values in ZooKeeper are not compared.",
         ("tests/system/cursor/test_bookkeeper.py::test_it_keeps_the_contract",),

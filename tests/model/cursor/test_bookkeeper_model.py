@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from ackstate.cursor.store import StoreError
-from ackstate.stores import zookeeper_metadata
+from ackstate.stores import zookeeper
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_groups import GroupWriter
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
@@ -103,7 +103,7 @@ def test_each_story_is_one_of_a_sound_store(machine, story):
 
 
 PLANTED = {
-    "versions are not compared": (zookeeper_metadata, "_expect", lambda *_: None),
+    "versions are not compared": (zookeeper, "_expect", lambda *_: None),
     "a fence is not set": (BookKeeperLedgers, "fence", BookKeeperLedgers.last),
 }
 

@@ -29,9 +29,9 @@ from ackstate.cursor.store import (
 )
 from ackstate.cursor.writes import CreateLedger, FenceLedger
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.stores import zookeeper_nodes as nodes
+from ackstate.stores import zookeeper as nodes
 from ackstate.stores.bookkeeper import BookKeeperOptions, BookKeeperStore
-from ackstate.stores.zookeeper_nodes import NodeKind
+from ackstate.stores.zookeeper import NodeKind
 from ackstate.stores.zookeeper_session import ZooKeeperSession
 from crash.zookeeper_server import ZooKeeperServer, running_server
 from waiting import wait_until

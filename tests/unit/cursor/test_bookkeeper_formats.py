@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores import bookkeeper_nodes as nodes
-from ackstate.stores import zookeeper_nodes
+from ackstate.stores import zookeeper
 from ackstate.stores.bookkeeper_bookies import unavailable_bookies
 from ackstate.stores.bookkeeper_class_path import find_jars
 from ackstate.stores.bookkeeper_entries import (
@@ -26,7 +26,7 @@ from ackstate.stores.bookkeeper_errors import BookKeeperError, error_of
 from ackstate.stores.bookkeeper_frames import Failure, FrameReader, frame
 from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.bookkeeper_nodes import Segment, SegmentedLedger, SegmentStatus, WriterState
-from ackstate.stores.zookeeper_nodes import LedgerStatus, NodeKind
+from ackstate.stores.zookeeper import LedgerStatus, NodeKind
 
 uint64 = st.integers(0, 2**64 - 1)
 groups = st.none() | st.builds(Group, uint64, uint64)
@@ -128,14 +128,14 @@ def test_a_ledger_and_a_writer_are_decoded_as_they_were_encoded():
     ],
 )
 def test_segments_that_make_no_sense_are_damage(body):
-    data = zookeeper_nodes.encode(NodeKind.BOOKKEEPER_LEDGER, zookeeper_nodes.ledger_path(7), body)
+    data = zookeeper.encode(NodeKind.BOOKKEEPER_LEDGER, zookeeper.ledger_path(7), body)
     with pytest.raises(CorruptStateError, match="segment"):
         nodes.decode_ledger(7, data)
 
 
 @pytest.mark.parametrize("body", [b"", bytes(8), bytes(8) + b"\2"])
 def test_a_writer_that_makes_no_sense_is_damage(body):
-    data = zookeeper_nodes.encode(NodeKind.BOOKKEEPER_WRITER, nodes.writer_path(9), body)
+    data = zookeeper.encode(NodeKind.BOOKKEEPER_WRITER, nodes.writer_path(9), body)
     with pytest.raises(CorruptStateError, match="group number"):
         nodes.decode_writer(9, data)
 
