@@ -9,7 +9,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from contextlib import closing
 from functools import partial
 
@@ -659,7 +658,7 @@ def test_a_call_waits_for_a_server_that_comes_back_even_if_it_forgot_a_connectio
 
 
 def impatient(store, call_timeout_s):
-    """Return a store whose calls give up soon; to open it takes longer on a busy machine."""
+    """Return a store whose calls give up after another time; to open it takes longer on a busy machine."""
     store._session._call_timeout_s = call_timeout_s
     return store
 
@@ -676,15 +675,10 @@ def test_a_call_does_not_wait_for_ever_and_the_store_goes_on_when_the_server_is_
         with pytest.raises(StoreError, match=r"no connection for 0.3 s|connection was lost"):
             call()
     server.start()
-    patient = open_store()
-    assert patient.ledgers.owners() == []
-    deadline_s = time.monotonic() + 60
-    while True:
-        try:
-            assert store.ledgers.create("bound") == 1
-            break
-        except StoreError:
-            assert time.monotonic() < deadline_s
+    # An answer that came too late would end the store, and the machine may be busy.
+    impatient(store, 30)
+    assert store.metadata.get("/a") is None
+    assert store.ledgers.create("bound") == 1
 
 
 def expire(server, store):
