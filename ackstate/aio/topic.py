@@ -136,7 +136,6 @@ class AsyncTopic:
                     self.waiting.pop().set()
 
     async def end_hand_overs(self) -> None:
-        """See `AsyncSubscription.end_hand_overs`."""
         for subscription in list(self._subscriptions.values()):
             await subscription.end_hand_overs()
 

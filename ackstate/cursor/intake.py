@@ -47,11 +47,9 @@ class AckIntake:
         self._counts_batches = counts_batches
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
-        """See `ManagedCursor.ack_many`."""
         return self.ack_bitmaps(checked_bitmaps_of(positions), now_ms=now_ms)
 
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
-        """See `ManagedCursor.ack_entries`."""
         is_plain = not (self.names_entries or self._listeners.of_changes)
         if is_plain and type(ledger_id) is int and (few := few_of(entry_ids)) and {*map(type, few)} == _INTEGERS:
             with self._lock:
@@ -80,7 +78,6 @@ class AckIntake:
             return self._receipt(newly_acked, entries=entries)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
-        """See `ManagedCursor.ack_batch`."""
         position = check_position(position, entry_id_min=0)
         words = list(unacked_words)
         if not self._counts_batches and any(words):
@@ -96,7 +93,6 @@ class AckIntake:
             return self._receipt(newly_acked, entries=named(position))
 
     def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
-        """See `ManagedCursor.mark_lost`."""
         check_position(first)
         check_position(last)
         if last < first:
@@ -117,7 +113,6 @@ class AckIntake:
         properties: Mapping[str, int] | None = None,
         unacked_words: Iterable[int] = (),
     ) -> Receipt:
-        """See `ManagedCursor.mark_delete`."""
         words = list(unacked_words)
         position = check_position(position, entry_id_min=0 if any(words) else -1)
         if properties is not None:

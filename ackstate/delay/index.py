@@ -165,7 +165,6 @@ class TopicDelayIndex(SharedDelayIndex):
             return self.held.count_between(first, end)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        """See `SharedDelayIndex`."""
         if deliver_at_ms > self._now_ms:
             ledger_id, entry_id = position
             if self.held.include(ledger_id, entry_id):
@@ -184,7 +183,6 @@ class TopicDelayIndex(SharedDelayIndex):
         return False
 
     def move_due(self, now_ms: int) -> None:
-        """See `SharedDelayIndex`."""
         if now_ms <= self._now_ms:
             return
         self._now_ms = now_ms
@@ -198,7 +196,6 @@ class TopicDelayIndex(SharedDelayIndex):
         self._fall_due(due)
 
     def drop_before(self, ledger_id: int) -> None:
-        """See `SharedDelayIndex`."""
         self.held.remove_below(Position(ledger_id, 0))
         self._calendar.keep_only(self.held)
 

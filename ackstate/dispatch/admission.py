@@ -235,7 +235,6 @@ class Admission:
         return sent
 
     def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
-        """See `Reservations`."""
         completed, gate = self._sent.complete_all(positions, entries), self.gate
         if completed and gate is not None and gate.has_broker_limit:
             gate.count_unacked(-sum([sent.message_count for _, sent in completed]))

@@ -215,7 +215,6 @@ class Deliveries:
         return sent
 
     def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
-        """See `Reservations`."""
         take, of, unacked_of = self._sent.pop, self._of, self._unacked_of
         completed = [(position, sent) for position in positions if (sent := take(position, None)) is not None]
         for ledger_id, each in entries.items():

@@ -156,11 +156,9 @@ class UnackedMessages:
         return max(1, min(_unacked_count(words), message.message_count))
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
-        """See `AckedAndSent`."""
         self._cursor.view.discard_acked(ledger_id, entries)
 
     def not_sent_between(self, first: Position, end: Position) -> PositionSet:
-        """See `AckedAndSent`."""
         unsent = PositionSet()
         for ledger_id, entries in self._cursor.view.unacked_between(first, min(end, self._cursor.read_position)):
             unsent.update_entries(ledger_id, entries)

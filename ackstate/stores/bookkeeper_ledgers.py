@@ -56,7 +56,6 @@ class BookKeeperLedgers:
                 self._clear(ledger_id)
 
     def create(self, owner: str) -> int:
-        """See `LedgerStore.create`."""
         return self.create_all([owner])[0]
 
     def create_all(self, owners: Sequence[str]) -> list[int]:
@@ -98,13 +97,11 @@ class BookKeeperLedgers:
         return entry_ids
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """See `LedgerStore.read`."""
         if not 0 <= first <= end:
             raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         return self._until_no_race(lambda: list(self._read(ledger_id, first, end)))
 
     def last(self, ledger_id: int) -> int:
-        """See `LedgerStore.last`."""
         return self._until_no_race(lambda: sum(self._counts(ledger_id)[1])) - 1
 
     def delete(self, ledger_id: int) -> None:
@@ -129,7 +126,6 @@ class BookKeeperLedgers:
                 self._clear(ledger_id)
 
     def fence(self, ledger_id: int) -> int:
-        """See `LedgerStore.fence`."""
         self._session.check_writable()
         with self._busy.holding({ledger_id}):
             self._drop(ledger_id)
@@ -139,11 +135,9 @@ class BookKeeperLedgers:
         return sealed.state.sealed_count - 1
 
     def owned_by(self, owner: str) -> list[int]:
-        """See `LedgerStore.owned_by`."""
         return self._index.owned_by(owner)
 
     def owners(self) -> list[str]:
-        """See `LedgerStore.owners`."""
         return self._index.owners()
 
     def seal_all(self) -> None:

@@ -290,18 +290,15 @@ class _MemoryLedgers:
         self._session = session
 
     def create(self, owner: str) -> int:
-        """See `LedgerStore.create`."""
         check_owner(owner)
         with self._session as disk:
             self._session.check_ledgers()
             return self._session.mutate(lambda: disk.make_ledger(owner))
 
     def append(self, ledger_id: int, entry: bytes) -> int:
-        """See `LedgerStore.append`."""
         return self.append_all([(ledger_id, entry)])[0]
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """See `LedgerStore.append_all`."""
         # Copied before anything happens: a caller's buffer may change, and a str is refused here.
         copies = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
         with self._session as disk:
@@ -310,7 +307,6 @@ class _MemoryLedgers:
             return self._session.mutate(lambda: [ledger.append(entry) for ledger, entry in targets])
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """See `LedgerStore.read`."""
         if not 0 <= first <= end:
             raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         with self._session as disk:
@@ -320,28 +316,23 @@ class _MemoryLedgers:
             return entries[first:end]
 
     def last(self, ledger_id: int) -> int:
-        """See `LedgerStore.last`."""
         with self._session as disk:
             return len(disk.ledger(ledger_id).entries) - 1
 
     def delete(self, ledger_id: int) -> None:
-        """See `LedgerStore.delete`."""
         with self._session as disk:
             self._session.mutate(lambda: disk.ledgers.pop(ledger_id, None))
 
     def fence(self, ledger_id: int) -> int:
-        """See `LedgerStore.fence`."""
         with self._session as disk:
             return self._session.mutate(disk.ledger(ledger_id).fence)
 
     def owned_by(self, owner: str) -> list[int]:
-        """See `LedgerStore.owned_by`."""
         check_owner(owner)
         with self._session as disk:
             return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
 
     def owners(self) -> list[str]:
-        """See `LedgerStore.owners`."""
         with self._session as disk:
             return sorted({ledger.owner for ledger in disk.ledgers.values()})
 
@@ -352,7 +343,6 @@ class _MemoryMetadata:
         self._session, self._value_bytes_max = session, value_bytes_max
 
     def get(self, path: str) -> Versioned | None:
-        """See `MetadataStore.get`."""
         check_path(path)
         with self._session as disk:
             value = disk.values.get(path)
@@ -361,7 +351,6 @@ class _MemoryMetadata:
             return value
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        """See `MetadataStore.put`."""
         check_path(path)
         copy = bytes(memoryview(data))
         check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
@@ -376,7 +365,6 @@ class _MemoryMetadata:
             return self._session.mutate(change)
 
     def delete(self, path: str, *, expected_version: int) -> None:
-        """See `MetadataStore.delete`."""
         check_path(path)
         with self._session as disk:
             disk.expect(path, expected_version)
@@ -390,7 +378,6 @@ class _MemoryMetadata:
             self._session.mutate(change)
 
     def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`."""
         prefix = children_prefix(path)
         with self._session as disk:
             return sorted({each[len(prefix) :].partition("/")[0] for each in disk.values if each.startswith(prefix)})

@@ -46,20 +46,16 @@ class PulsarMetadata:
         self._within = within.split("/", 2) if within else []
 
     def get(self, path: str) -> Versioned | None:
-        """See `MetadataStore.get`."""
         stored = self._stored_path(path)
         return None if stored is None else self._nodes.get(stored)
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        """See `MetadataStore.put`."""
         return self._nodes.put(self._written_path(path), data, expected_version=expected_version)
 
     def delete(self, path: str, *, expected_version: int) -> None:
-        """See `MetadataStore.delete`."""
         self._nodes.delete(self._written_path(path), expected_version=expected_version)
 
     def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`."""
         if path == ROOT:
             return sorted(map(quoted, self.topics()))
         check_path(path)
@@ -152,7 +148,6 @@ class PulsarLayout:
         return None if found is None else read_message_log(found.data, self._ledgers, topic=topic)
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._closing.close()
 
 

@@ -68,7 +68,6 @@ class PulsarLedgers:
         return opened.ledger_id
 
     def append(self, ledger_id: int, entry: bytes) -> int:
-        """See `LedgerStore.append`."""
         return self.append_all([(ledger_id, entry)])[0]
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
@@ -101,7 +100,6 @@ class PulsarLedgers:
         return appended
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """See `LedgerStore.read`."""
         if first < 0 or end < first:
             raise ValueError(f"first must be at least 0 and end not below it, got {first} and {end}")
         if first == end:
@@ -122,7 +120,6 @@ class PulsarLedgers:
             return last_readable(self._client, ledger_id, self._reader(ledger_id))
 
     def delete(self, ledger_id: int) -> None:
-        """See `LedgerStore.delete`."""
         self._check_writable()
         with self._lock:
             # Before the deletion, of which it may remain unknown whether it has happened.

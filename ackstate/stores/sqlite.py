@@ -187,7 +187,6 @@ class _SqliteLedgers:
         self._ends: dict[int, int] = {}
 
     def create(self, owner: str) -> int:
-        """See `LedgerStore.create`."""
         check_owner(owner)
 
         def _change(connection: sqlite3.Connection) -> int:
@@ -199,7 +198,6 @@ class _SqliteLedgers:
         return self._execute(_change)
 
     def append(self, ledger_id: int, entry: bytes) -> int:
-        """See `LedgerStore.append`."""
         entry = _copied(entry)
 
         def _change(connection: sqlite3.Connection) -> int:
@@ -211,7 +209,6 @@ class _SqliteLedgers:
         return self._execute(_change)
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """See `LedgerStore.append_all`."""
         if len(entries) == 1:
             return [self.append(*entries[0])]
         batch = [(ledger_id, _copied(entry)) for ledger_id, entry in entries]
@@ -228,7 +225,6 @@ class _SqliteLedgers:
         return self._execute(_change)
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """See `LedgerStore.read`."""
         if not 0 <= first <= end:
             raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
         with self._database.reading() as connection:
@@ -248,12 +244,10 @@ class _SqliteLedgers:
             return data
 
     def last(self, ledger_id: int) -> int:
-        """See `LedgerStore.last`."""
         with self._database.reading() as connection:
             return self._count_and_fence(connection, ledger_id)[0] - 1
 
     def delete(self, ledger_id: int) -> None:
-        """See `LedgerStore.delete`."""
         if not _is_sqlite_integer(ledger_id):
             return
 
@@ -292,8 +286,6 @@ class _SqliteLedgers:
         return True
 
     def fence(self, ledger_id: int) -> int:
-        """See `LedgerStore.fence`."""
-
         def _change(connection: sqlite3.Connection) -> int:
             count, _ = self._count_and_fence(connection, ledger_id)
             connection.execute("UPDATE ledgers SET fenced = 1 WHERE id = ?", (ledger_id,))
@@ -302,7 +294,6 @@ class _SqliteLedgers:
         return self._execute(_change)
 
     def owned_by(self, owner: str) -> list[int]:
-        """See `LedgerStore.owned_by`."""
         check_owner(owner)
         with self._database.reading() as connection:
             rows = connection.execute(_OWNED, (owner,)).fetchall()
@@ -312,7 +303,6 @@ class _SqliteLedgers:
             return [self._database.integer(ledger_id) for _, ledger_id in rows]
 
     def owners(self) -> list[str]:
-        """See `LedgerStore.owners`."""
         with self._database.reading() as connection:
             # All rows: an open query keeps the log from being emptied, and an error would keep the query open.
             query = "SELECT DISTINCT owner FROM ledgers WHERE entry_count IS NOT ? ORDER BY owner"
@@ -372,13 +362,11 @@ class _SqliteMetadata:
         self._execute = database.write
 
     def get(self, path: str) -> Versioned | None:
-        """See `MetadataStore.get`."""
         check_path(path)
         with self._database.reading() as connection:
             return self._get(connection, path)
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        """See `MetadataStore.put`."""
         check_path(path)
         value = _copied(data)
         check_value_size(path, len(value), bytes_max=self._value_bytes_max)
@@ -396,7 +384,6 @@ class _SqliteMetadata:
         return self._execute(_change)
 
     def delete(self, path: str, *, expected_version: int) -> None:
-        """See `MetadataStore.delete`."""
         check_path(path)
 
         def _change(connection: sqlite3.Connection) -> None:
@@ -410,7 +397,6 @@ class _SqliteMetadata:
         self._execute(_change)
 
     def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`."""
         prefix = children_prefix(path)
         with self._database.reading() as connection:
             # The character after the slash is a zero: the range holds exactly the paths that begin with the prefix.

@@ -328,7 +328,6 @@ class ZooKeeperMetadata:
         self._session = session
 
     def get(self, path: str) -> Versioned | None:
-        """See `MetadataStore.get`."""
         check_path(path)
         node = value_path(path)
         (found,) = self._session.read(node)
@@ -348,12 +347,10 @@ class ZooKeeperMetadata:
         return self._session.settle(lambda: self._try_put(path, encoded, expected_version))
 
     def delete(self, path: str, *, expected_version: int) -> None:
-        """See `MetadataStore.delete`."""
         check_path(path)
         self._session.settle(lambda: self._try_delete(path, expected_version))
 
     def children(self, path: str) -> list[str]:
-        """See `MetadataStore.children`."""
         children_prefix(path)
         names = self._session.children(value_path(path)) or []
         return sorted(map(name_in_metadata, names))
@@ -448,12 +445,10 @@ class LedgerIndex:
         return self._numbers(GARBAGE)
 
     def owned_by(self, owner: str) -> list[int]:
-        """See `LedgerStore.owned_by`."""
         check_owner(owner)
         return self._numbers(owner_path(owner))
 
     def owners(self) -> list[str]:
-        """See `LedgerStore.owners`."""
         return sorted(map(owner_in_owners, self._session.children(OWNERS) or []))
 
     def _numbers(self, path: str) -> list[int]:

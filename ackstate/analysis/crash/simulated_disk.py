@@ -146,7 +146,6 @@ class _SimulatedDirectory:
         return sorted(self._open().numbers)
 
     def create(self, name: str) -> StoreFile:
-        """See `StoreDirectory.create`."""
         disk = self._open()
         if not name or "/" in name or name in {".", ".."}:
             raise ValueError(f"not a plain file name: {name!r}")
@@ -162,7 +161,6 @@ class _SimulatedDirectory:
         return _SimulatedFile(self._open(), self._number(name), name)
 
     def rename(self, name: str, new_name: str) -> None:
-        """See `StoreDirectory.rename`."""
         disk, number = self._open(), self._number(name)
         if not new_name or "/" in new_name:
             raise ValueError(f"not a plain file name: {new_name!r}")
@@ -205,7 +203,6 @@ class _SimulatedFile:
         return len(self._disk.contents[self._number])
 
     def write(self, offset: int, data: bytes) -> None:
-        """See `StoreFile.write`."""
         contents, data = self._open().contents, bytes(data)
         before = contents[self._number]
         if not 0 <= offset <= len(before):
@@ -219,7 +216,6 @@ class _SimulatedFile:
         return self._open().contents[self._number][offset : offset + size]
 
     def truncate(self, size: int) -> None:
-        """See `StoreFile.truncate`."""
         contents = self._open().contents
         if not 0 <= size <= len(contents[self._number]):
             raise ValueError(f"cannot cut a file of {len(contents[self._number])} bytes to {size}")

@@ -74,7 +74,6 @@ class LocalRows:
         self._schema = schema
 
     def through(self, step: Step, schema: pa.Schema) -> LocalRows:
-        """See `Rows`."""
         return LocalRows(lambda: step(self._batches()), schema)
 
     def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> LocalRows:
@@ -86,8 +85,6 @@ class LocalRows:
         return LocalRows(lambda: self._sorted(columns), self._schema) if columns else self
 
     def plus(self, others: LocalRows) -> LocalRows:
-        """See `Rows`."""
-
         def both() -> Iterator[pa.RecordBatch]:
             yield from self._batches()
             yield from others._batches()
@@ -109,7 +106,6 @@ class LocalRows:
         return cls(batches, schema)
 
     def stored(self, directory: Location) -> LocalRows:
-        """See `Rows`."""
         if isinstance(directory, Path):
             directory.mkdir(parents=True)
         with (
@@ -121,7 +117,6 @@ class LocalRows:
         return self.of_files(directory, self._schema)
 
     def collect(self) -> list[dict[str, Any]]:
-        """See `Rows`."""
         return [row for batch in self._batches() for row in batch.to_pylist()]
 
     def _sorted(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -75,15 +75,12 @@ class LocalEngine:
     """This process."""
 
     def trace(self, path: Location, covered: Span | None = None) -> LocalSource:
-        """See `Engine`."""
         return LocalSource.of(path, covered)
 
     def rows(self, directory: Location, schema: pa.Schema) -> LocalRows:
-        """See `Engine`."""
         return LocalRows.of_files(directory, schema)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
-        """See `Engine`."""
         return ()
 
 
@@ -100,11 +97,9 @@ class LocalSource(NamedTuple):
 
     @property
     def has_intervals(self) -> bool:
-        """See `TraceSource`."""
         return self.covered.has_intervals
 
     def span(self) -> Span:
-        """See `TraceSource`."""
         return self.covered
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> LocalRows:

@@ -78,7 +78,6 @@ class CursorReplay:
         self._left_out = False
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
-        """See `Replay.take`."""
         return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
 
     def take_events(self, events: EventChunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
@@ -168,7 +167,6 @@ class CursorReplay:
         self._note_left_out(result, now_ms - 1)
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
-        """See `Replay.reset`."""
         result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         for ledger_id, bitmap in acked.items():
             self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
@@ -185,7 +183,6 @@ class CursorReplay:
         return Epochs.of([self.row(now_ms, result)])
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
-        """See `Replay.restart`."""
         self._open(now_ms)
         acked = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._cursor.deleted.bitmaps()}
         marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position

@@ -252,15 +252,12 @@ class GatedReplay(CursorListener):
 
     @property
     def first_undurable_ledger(self) -> int:
-        """See `CursorReplay`."""
         return self._replay.first_undurable_ledger
 
     def follow_log(self, log: Mapping[int, int]) -> None:
-        """See `CursorReplay`."""
         self._replay.follow_log(log)
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
-        """See `Replay.restart`."""
         acked = self._replay.restart(now_ms=now_ms)
         self._begin()
         self._gate.observe()
@@ -276,11 +273,9 @@ class GatedReplay(CursorListener):
         return epochs
 
     def record_bytes_max(self) -> int | None:
-        """See `CursorListener`."""
         return self._gate.record_bytes_max()
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
-        """See `CursorListener`."""
         if isinstance(outcome, PersistResult) and not self._is_ticking and outcome.route is not PersistTarget.NOTHING:
             self._promotions.append((self._now_ms, outcome))
             self._replay.promoted(self._now_ms, outcome)

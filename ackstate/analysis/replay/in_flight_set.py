@@ -40,30 +40,25 @@ class InFlightSet:
         return self._entries.get(ledger_id, _NONE)
 
     def get(self, position: Position) -> Sent | None:
-        """See `Reservations`."""
         if position not in self:
             return None
         return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1, is_covered=True)
 
     def unacked_of(self, consumer: str) -> int:
-        """See `Reservations`."""
         return self.unacked_messages if consumer == CONSUMER else 0
 
     def add(self, position: Position, sent: Sent) -> None:
-        """See `Reservations`."""
         ledger_id, entry_id = position
         assert position not in self
         self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
         self._count(1, sent.record_bytes)
 
     def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
-        """See `Reservations`."""
         assert consumer == CONSUMER
         for each in zip(positions, sent, strict=True):
             self.add(*each)
 
     def complete(self, position: Position) -> Sent | None:
-        """See `Reservations`."""
         sent = self.get(position)
         if sent is not None:
             self._entries[position[0]].remove(position[1])
@@ -75,7 +70,6 @@ class InFlightSet:
         positions: Sequence[Position],
         entries: Mapping[int, BitMap],  # noqa: ARG002 - part of the protocol
     ) -> list[tuple[Position, Sent]]:
-        """See `Reservations`."""
         return [(position, sent) for position in positions if (sent := self.complete(position)) is not None]
 
     def reduce(self, position: Position, message_count: int) -> int:
@@ -84,7 +78,6 @@ class InFlightSet:
         return 0
 
     def clear(self) -> None:
-        """See `Reservations`."""
         self._entries.clear()
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
 

@@ -36,20 +36,16 @@ class LatestEntryStore:
 
     @property
     def ledgers(self) -> LedgerStore:
-        """See `Store.ledgers`."""
         return self
 
     @property
     def metadata(self) -> MetadataStore:
-        """See `Store.metadata`."""
         return self._others.metadata
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._others.close()
 
     def create(self, owner: str) -> int:
-        """See `LedgerStore.create`."""
         ledger_id = self._next_id
         self._next_id += 1
         self._ledgers[ledger_id] = _Last(owner)
@@ -61,11 +57,9 @@ class LatestEntryStore:
         self._next_id = max(self._next_id, ledger_id + 1)
 
     def append(self, ledger_id: int, entry: bytes) -> int:
-        """See `LedgerStore.append`."""
         return self.append_all([(ledger_id, entry)])[0]
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """See `LedgerStore.append_all`."""
         targets = [(self._ledger(ledger_id), entry) for ledger_id, entry in entries]
         for ledger, _ in targets:
             if ledger.is_fenced:
@@ -91,25 +85,20 @@ class LatestEntryStore:
         return [ledger.record]
 
     def last(self, ledger_id: int) -> int:
-        """See `LedgerStore.last`."""
         return self._ledger(ledger_id).count - 1
 
     def delete(self, ledger_id: int) -> None:
-        """See `LedgerStore.delete`."""
         self._ledgers.pop(ledger_id, None)
 
     def fence(self, ledger_id: int) -> int:
-        """See `LedgerStore.fence`."""
         ledger = self._ledger(ledger_id)
         ledger.is_fenced = True
         return ledger.count - 1
 
     def owned_by(self, owner: str) -> list[int]:
-        """See `LedgerStore.owned_by`."""
         return sorted(ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.owner == owner)
 
     def owners(self) -> list[str]:
-        """See `LedgerStore.owners`."""
         return sorted({ledger.owner for ledger in self._ledgers.values()})
 
     def _ledger(self, ledger_id: int) -> _Last:

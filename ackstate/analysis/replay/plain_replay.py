@@ -42,7 +42,6 @@ class PlainReplay:
         self._acked: Mapping[int, BitMap] = {}
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
-        """See `Replay.take`."""
         self._schedule.acked(piece.new_ts_ms)
         at_ms = self._schedule.persist_until(until_ms)
         ends = piece.events_until(at_ms)
@@ -70,14 +69,12 @@ class PlainReplay:
         self._acked = acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
-        """See `Replay.reset`."""
         self._acked = acked
         self._schedule.settled(now_ms)
         self._size.reset(acked, mark_delete, now_ms=now_ms)
         return Epochs.of([(now_ms, *[0] * (len(Epochs._fields) - 1))])
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
-        """See `Replay.restart`."""
         durable = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._acked.items()}
         for ledger_id, bitmap in self._size.pending.items():
             durable[ledger_id] -= bitmap

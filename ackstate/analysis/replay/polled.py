@@ -180,7 +180,6 @@ class PolledRecordedCurve(RecordedCurve):
         self._sure_number_ms = _BEFORE_ALL
 
     def take(self, chunk: EventChunk) -> Points:
-        """See `RecordedCurve.take`."""
         assert isinstance(chunk, PolledChunk)
         counts = self._fold_of_acks.take(chunk).counts(len(chunk.kind))
         acked = self._acked_count + np.cumsum(counts)
@@ -304,7 +303,6 @@ class PolledPolicyCurve(PolicyCurve):
         self._uncertain = 0
 
     def take(self, piece: Piece, epochs: Epochs) -> Points:
-        """See `PolicyCurve.take`."""
         if isinstance(piece.events, PolledChunk):
             self._acks.add(piece.events, piece.new_counts)
         points = self._exact(piece, epochs)
@@ -336,11 +334,9 @@ class PolledPolicyCurve(PolicyCurve):
         return found
 
     def restart(self) -> None:
-        """See `PolicyCurve.restart`."""
         super().restart()
         self._value = 0
 
     def reset(self, epochs: Epochs) -> None:
-        """See `PolicyCurve.reset`."""
         super().reset(epochs)
         self._value = int(epochs.unpersisted[-1])

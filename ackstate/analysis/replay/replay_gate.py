@@ -89,7 +89,6 @@ class ReplayGate:
         return True
 
     def record_bytes_max(self) -> int | None:
-        """See `CursorListener`."""
         return self._admission.record_bytes_max()
 
     def persisted(self, outcome: PersistResult | AckStateError, *, now_ms: int) -> None:

@@ -23,16 +23,13 @@ class StoreWithoutLedgers:
 
     @property
     def ledgers(self) -> LedgerStore:
-        """See `Store.ledgers`."""
         return cast("LedgerStore", self)
 
     @property
     def metadata(self) -> MetadataStore:
-        """See `Store.metadata`."""
         return self._store.metadata
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._store.close()
 
     def create(self, owner: str) -> int:

@@ -26,15 +26,12 @@ class OneTaskEngine(NamedTuple):
     spark: SparkSession
 
     def trace(self, path: Location, covered: Span | None = None) -> OneTaskSource:
-        """See `Engine`."""
         return OneTaskSource(self.spark, LocalSource.of(path, covered))
 
     def rows(self, directory: Location, schema: pa.Schema) -> OneTaskRows:
-        """See `Engine`."""
         return OneTaskRows(self.spark, LocalRows.of_files(directory, schema))
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
-        """See `Engine`."""
         return SparkEngine(self.spark).made_by()
 
 
@@ -51,15 +48,12 @@ class OneTaskSource(NamedTuple):
 
     @property
     def has_intervals(self) -> bool:
-        """See `TraceSource`."""
         return self.local.has_intervals
 
     def span(self) -> Span:
-        """See `TraceSource`."""
         return self.local.span()
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> OneTaskRows:
-        """See `TraceSource`."""
         return OneTaskRows(self.spark, self.local.read(columns, step, schema))
 
 
@@ -77,19 +71,15 @@ class OneTaskRows:
         self._rows = rows
 
     def through(self, step: Step, schema: pa.Schema) -> OneTaskRows:
-        """See `Rows`."""
         return OneTaskRows(self._spark, self._rows.through(step, schema))
 
     def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> OneTaskRows:
-        """See `Rows`."""
         return OneTaskRows(self._spark, self._rows.together(keys, order))
 
     def plus(self, others: OneTaskRows) -> OneTaskRows:
-        """See `Rows`."""
         return OneTaskRows(self._spark, self._rows.plus(others._rows))
 
     def stored(self, directory: Location) -> OneTaskRows:
-        """See `Rows`."""
         rows = self._rows
 
         def stored() -> list[LocalRows]:
@@ -98,7 +88,6 @@ class OneTaskRows:
         return OneTaskRows(self._spark, self._in_worker(stored)[0])
 
     def collect(self) -> list[dict[str, Any]]:
-        """See `Rows`."""
         found: list[dict[str, Any]] = self._in_worker(self._rows.collect)
         return found
 

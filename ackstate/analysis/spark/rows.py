@@ -31,17 +31,14 @@ class SparkRows:
         self.frame = frame
 
     def through(self, step: Step, schema: pa.Schema) -> SparkRows:
-        """See `Rows`."""
         return SparkRows(self.frame.mapInArrow(step, from_arrow_schema(schema)))
 
     def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> SparkRows:
-        """See `Rows`."""
         frame = self.frame.repartition(*keys) if keys else self.frame.repartition(1)
         columns = (*keys, *order)
         return SparkRows(frame.sortWithinPartitions(*columns) if columns else frame)
 
     def plus(self, others: SparkRows) -> SparkRows:
-        """See `Rows`."""
         return SparkRows(self.frame.unionByName(others.frame))
 
     @classmethod
@@ -50,12 +47,10 @@ class SparkRows:
         return cls(parquet_frame(spark, from_arrow_schema(schema), directory))
 
     def stored(self, directory: Location) -> SparkRows:
-        """See `Rows`."""
         self.frame.write.option("compression", "zstd").parquet(spark_url(directory))
         return SparkRows(parquet_frame(self.frame.sparkSession, self.frame.schema, directory))
 
     def collect(self) -> list[dict[str, Any]]:
-        """See `Rows`."""
         return [row.asDict(recursive=True) for row in self.frame.collect()]
 
 

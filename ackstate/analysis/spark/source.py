@@ -54,11 +54,9 @@ class SparkSource(NamedTuple):
 
     @property
     def has_intervals(self) -> bool:
-        """See `TraceSource`."""
         return has_intervals(self.trace.schema)
 
     def span(self) -> Span:
-        """See `TraceSource`."""
         if self.covered is not None:
             return self.covered
         begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
@@ -66,8 +64,6 @@ class SparkSource(NamedTuple):
         return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"], has_intervals=self.has_intervals)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
-        """See `TraceSource`."""
-
         def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             _settle()
             return step(batches)
@@ -87,15 +83,12 @@ class SparkEngine(NamedTuple):
     spark: SparkSession
 
     def trace(self, path: Location, covered: Span | None = None) -> SparkSource:
-        """See `Engine`."""
         return SparkSource.of(self.spark, path, covered)
 
     def rows(self, directory: Location, schema: pa.Schema) -> SparkRows:
-        """See `Engine`."""
         return SparkRows.of_files(self.spark, directory, schema)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
-        """See `Engine`."""
         jvm = self.spark.sparkContext._jvm
         assert jvm is not None
         return (("Spark", self.spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))

@@ -161,7 +161,6 @@ class _Follower(CursorListener):
         self._recording.record(self._topic, self._subscription, events)
 
     def changed(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
-        """See `CursorListener`."""
         self._last_ms = ts_ms = max(now_ms, self._last_ms)
         kind = _KINDS[change]
         if change in _PERSISTS:
@@ -172,7 +171,6 @@ class _Follower(CursorListener):
         self._recording.record(self._topic, self._subscription, events)
 
     def delivered(self, consumer: str, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
-        """See `CursorListener`."""
         self._last_ms = ts_ms = max(now_ms, self._last_ms)
         number = self._consumers.setdefault(consumer, len(self._consumers))
         events = [Event(ts_ms, EventKind.DELIVER, *run, number) for run in runs]

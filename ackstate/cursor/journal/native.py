@@ -37,7 +37,6 @@ class NativeFormat:
     has_deltas = True
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
-        """See `JournalFormat.encode_entry`."""
         # The fields as they are: a `Record` of them would take as long to make as they take to encode.
         kind = RecordKind.DELTA if sequence else RecordKind.SNAPSHOT
         mark_delete, deleted, batch, properties = content
@@ -73,7 +72,6 @@ class NativeFormat:
         return native.decode_parts(entry).epoch if entry.startswith(native.MAGIC) else None
 
     def encode_record(self, record: CursorRecord) -> bytes:
-        """See `JournalFormat.encode_record`."""
         content, epoch = record.content, record.epoch
         snapshot = None if content is None else _snapshot_of(content, epoch=epoch)
         pointer = Pointer(
@@ -82,7 +80,6 @@ class NativeFormat:
         return encode_pointer(pointer)
 
     def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:  # noqa: ARG002
-        """See `JournalFormat.decode_record`."""
         pointer = decode_pointer(data)
         content = None if pointer.snapshot is None else content_of(pointer.snapshot)
         return CursorRecord(

@@ -52,12 +52,10 @@ class PulsarFormat:
 
     @property
     def name(self) -> Format:
-        """See `JournalFormat.name`."""
         return Format.PULSAR
 
     @property
     def has_deltas(self) -> bool:
-        """See `JournalFormat.has_deltas`."""
         return False
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:  # noqa: ARG002
@@ -100,7 +98,6 @@ class PulsarFormat:
         raise damage
 
     def encode_record(self, record: CursorRecord) -> bytes:
-        """See `JournalFormat.encode_record`."""
         info = CursorInfo(
             NO_LEDGER if record.cursor_ledger_id is None else record.cursor_ledger_id,
             record.mark_delete,
@@ -115,7 +112,6 @@ class PulsarFormat:
         return encode_cursor_info(info, compression=self.compression, threshold_bytes=self.compression_bytes_min)
 
     def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:
-        """See `JournalFormat.decode_record`."""
         info = decode_cursor_info(data, ledgers)
         in_ledger = info.cursors_ledger_id != NO_LEDGER
         if not in_ledger and info.mark_delete is None:

@@ -27,7 +27,6 @@ class SharedBuckets(SharedDelayIndex):
 
     @property
     def now_ms(self) -> int:
-        """See `SharedDelayIndex`."""
         return self._now_ms
 
     @property
@@ -38,7 +37,6 @@ class SharedBuckets(SharedDelayIndex):
 
     @property
     def memory_bytes(self) -> int:
-        """See `SharedDelayIndex`."""
         with self.lock:
             self._messages.check_open()
             return self._messages.memory_bytes + self.due_log.memory_bytes
@@ -49,7 +47,6 @@ class SharedBuckets(SharedDelayIndex):
             super().learn(delayed)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        """See `SharedDelayIndex`."""
         if deliver_at_ms > self._now_ms:
             self._messages.hold(position, deliver_at_ms)
             return True
@@ -64,12 +61,10 @@ class SharedBuckets(SharedDelayIndex):
         return False
 
     def move_due(self, now_ms: int) -> None:
-        """See `SharedDelayIndex`."""
         self._now_ms = max(self._now_ms, now_ms)
         due = self._messages.take_all_due(self._now_ms)
         if due is not None and len(due):
             self.due_log.append(due)
 
     def drop_before(self, ledger_id: int) -> None:
-        """See `SharedDelayIndex`."""
         self._messages.drop_before(ledger_id)

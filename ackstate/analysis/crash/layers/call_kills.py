@@ -44,7 +44,6 @@ class CallKill:
         self._how = ""
 
     def prepare(self) -> None:
-        """See `Crash`."""
         if not self._left:
             self._left = list(range(1, self._call_count + 1))
             self._chance.shuffle(self._left)

@@ -95,13 +95,11 @@ class Kills:
         return process_layer_runs(self, first_seed)
 
     def check_beginning(self) -> None:
-        """See `ProcessLayer`."""
         for launch in self._launches:
             with scratch_directory(self._plan.run_name, self._parent) as directory:
                 check_beginning(launch, directory, patience_s=self._settings.patience_s)
 
     def lived(self, seed: int, size: RunSize) -> ProcessRuns:
-        """See `ProcessLayer`."""
         launch = self._launches[seed % len(self._launches)]
         chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
         with scratch_directory(self._plan.run_name, self._parent) as directory:

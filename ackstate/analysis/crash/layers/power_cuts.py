@@ -98,7 +98,6 @@ class PowerCuts:
         yield from process_layer_runs(self, first_seed)
 
     def check_beginning(self) -> None:
-        """See `ProcessLayer`."""
         with LoopDisk() as disk:
             disk.cut_power()
             disk.power_on()
@@ -107,7 +106,6 @@ class PowerCuts:
             check_beginning(self._launch, directory, patience_s=self._settings.patience_s)
 
     def lived(self, seed: int, size: RunSize) -> ProcessRuns:
-        """See `ProcessLayer`."""
         chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
         with LoopDisk(chance.choice(self._mount_options)) as disk:
             directory = disk.directory / "subject"

@@ -30,7 +30,6 @@ class NaiveSubject:
         self._saved: list[int] = []
 
     def start(self, directory: Path, ledgers: Mapping[int, int]) -> None:
-        """See `CrashSubject`."""
         self._log = ledgers
         self._path = directory / "acked.json"
         if self._path.exists():
@@ -38,7 +37,6 @@ class NaiveSubject:
             self._acked = {int(ledger_id): set(entry_ids) for ledger_id, entry_ids in stored.items()}
 
     def apply(self, operation: Operation) -> None:
-        """See `CrashSubject`."""
         if operation.kind is OperationKind.PERSIST:
             self._save()
             return
@@ -53,17 +51,14 @@ class NaiveSubject:
                 self._acked[ledger_id] = set(range(count))
 
     def receipts(self) -> Sequence[int]:
-        """See `CrashSubject`."""
         numbers, self._saved = self._saved, []
         return numbers
 
     def recover(self, directory: Path, ledgers: Mapping[int, int]) -> Report:
-        """See `CrashSubject`."""
         self.start(directory, ledgers)
         return self.report()
 
     def report(self) -> Report:
-        """See `CrashSubject`."""
         return Report([run for ledger_id, entry_ids in self._acked.items() for run in _runs(ledger_id, entry_ids)])
 
     def _save(self) -> None:

@@ -51,7 +51,6 @@ class ManagedCursorSubject:
         self._waiting: deque[tuple[int, Receipt]] = deque()
 
     def start(self, directory: Path, ledgers: Mapping[int, int]) -> None:
-        """See `CrashSubject`."""
         self._log = ledgers
         self._cursor = ManagedCursor.open(
             # In a directory that it creates, so that its name has to be synced, too.
@@ -75,7 +74,6 @@ class ManagedCursorSubject:
                 self._persist()
 
     def receipts(self) -> Sequence[int]:
-        """See `CrashSubject`."""
         numbers = []
         while self._waiting and self._cursor.durable(self._waiting[0][1]):
             numbers.append(self._waiting.popleft()[0])
@@ -83,17 +81,14 @@ class ManagedCursorSubject:
 
     @property
     def redelivery_if_crashed(self) -> int:
-        """See `GaugedSubject`."""
         with self._cursor.lock:
             return self._cursor.redelivery_if_crashed
 
     def recover(self, directory: Path, ledgers: Mapping[int, int]) -> Report:
-        """See `CrashSubject`."""
         self.start(directory, ledgers)
         return self.report()
 
     def report(self) -> Report:
-        """See `CrashSubject`."""
         with self._cursor.lock:
             ledger_id, entry_id = self._cursor.mark_delete_position
             runs = [EntryRun(lower_id, 0, count) for lower_id, count in self._log.items() if lower_id < ledger_id]

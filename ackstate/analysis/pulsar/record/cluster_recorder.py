@@ -314,15 +314,12 @@ class _Rest:
         self._path = topic_path(topic)
 
     def settings(self) -> BrokerSettings:
-        """See `TopicSource`."""
         return self._source.settings(self._topic)
 
     def internals(self) -> TopicInternals:
-        """See `TopicSource`."""
         return read_object(
             TopicInternals, self._admin.get(f"{self._path}/internalStats"), what=f"{self._topic}: internalStats"
         )
 
     def stats(self) -> TopicStats:
-        """See `TopicSource`."""
         return read_object(TopicStats, self._admin.get(f"{self._path}/stats"), what=f"{self._topic}: stats")
