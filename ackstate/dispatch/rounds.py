@@ -210,12 +210,7 @@ class Rounds:
         return batch
 
     def _turns(self, now_ms: int, *, count: int = 0) -> Iterator[Batch]:
-        """Yield the consumers that may receive messages, each with a turn; to be followed by `_end_turn`.
-
-        Args:
-            now_ms: The present.
-            count: How many entries there are to be shared.
-        """
+        """Yield the consumers that may receive messages, each with a turn; to be followed by `_end_turn`."""
         if self._needs_keys:
             for batch in self._batches.values():
                 if batch.consumer not in self._refused and batch.permits > 0 and self._left > 0:

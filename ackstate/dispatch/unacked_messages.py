@@ -171,12 +171,7 @@ class UnackedMessages:
     def _complete(
         self, positions: Sequence[Position], entries: Mapping[int, BitMap] | None = None
     ) -> list[tuple[Position, Sent]]:
-        """Take messages out of flight, release their keys, and return those that were in flight.
-
-        Args:
-            positions: The messages.
-            entries: The same by ledger, if they are known so.
-        """
+        """Take messages out of flight, release their keys, and return those that were in flight."""
         completed = self._admission.complete_all(positions, bitmaps_of(positions) if entries is None else entries)
         if completed and self._consumers.needs_keys:
             self._release([sent.key for _, sent in completed])

@@ -279,14 +279,7 @@ class ProcessRuns:
     def _talk(
         self, process: SubjectProcess, operations: Sequence[Operation], moment: _CrashMoment, *, ahead: int
     ) -> bool:
-        """Send operations until the moment of the crash, or until all are answered; return whether all are.
-
-        Args:
-            process: The subject.
-            operations: The operations to send.
-            moment: The moment of the crash.
-            ahead: The number of operations sent before the first of them is accepted, unless it is silent.
-        """
+        """Send operations until the moment of the crash, or until all are answered; return whether all are."""
         sent = heard = accepted = 0
         patience_s = self._settings.patience_s
         until = time.monotonic() + patience_s

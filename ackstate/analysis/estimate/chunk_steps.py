@@ -127,11 +127,6 @@ def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> 
     """Return the rows in groups, in each of which every chunk continues the one before it.
 
     The remaining work per chunk, on one core, costs as much for few events as for many.
-
-    Args:
-        batch: Some chunks, in any order.
-        offsets: Where the events of each begin.
-        events_max: Most events of a group.
     """
     topics, subscriptions, seqs, begins, ends = (
         batch[name].to_pylist() for name in ("topic", "subscription", "first_seq", "first_ts_ms", "last_ts_ms")

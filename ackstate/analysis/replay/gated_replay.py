@@ -130,13 +130,7 @@ class GatedReplay(CursorListener):
         return happened, epochs
 
     def _open_run(self, events: EventChunk, begin: int, costs: Int64s) -> OpenRun | None:
-        """Return a run of events, as long as possible, that is sure to pass the gate; None if it would be short.
-
-        Args:
-            events: All persists before the first of them are done.
-            begin: Index of the run's first event.
-            costs: Bytes that all deliveries before each event may add.
-        """
+        """Return a run of events, as long as possible, that is sure to pass the gate; None if it would be short."""
         waits = self._queue or self._queue.moves_acks or self._promotions or self._let_go_ms != NEVER_MS
         if waits or self._gate.is_closed:
             return None

@@ -218,13 +218,7 @@ class PolledRecordedCurve(RecordedCurve):
         return points
 
     def _follow_sure(self, chunk: PolledChunk, acked: Int64s, maybe: Int64s) -> None:
-        """Add the acks that each persist, recovery or reset certainly covers, and note the bounds at each crash.
-
-        Args:
-            chunk: The events.
-            acked: The number of acks up to each event.
-            maybe: The number of them that may be durable before it.
-        """
+        """Add the acks that each persist, recovery or reset certainly covers, and note the bounds at each crash."""
         kinds, crashes, following = chunk.kind, [], 0
         for index in np.flatnonzero(chunk.is_any_of(_TELLING)).tolist():
             kind, number = int(kinds[index]), int(chunk.number[index])

@@ -340,10 +340,6 @@ class Recovery:
         """Return the records of a ledger that can be read, and count, in order: of Pulsar's whole states the last.
 
         And whether the ledger's last one is among them.
-
-        Args:
-            ledger_id: Which.
-            epoch: That of the record that names the ledger; None for the last one in it.
         """
         contents: list[CursorState] = []
         ends_readable = False
