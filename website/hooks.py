@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
 
-from website import api, commands, metrics, navigation, settings
+from website import api, commands, metrics, settings
 from website.repository import DOCS, PAGES, Repository
 
 if TYPE_CHECKING:
@@ -21,19 +21,15 @@ _API = "reference/api/"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation."""
-    docs = Path(config.docs_dir)
-    pages = [each.relative_to(docs).as_posix() for each in docs.rglob("*.md")]
-    config.nav = navigation.completed(config.nav or [], pages=pages, sections={_API: api.navigation()})
+    """Put the pages of the API into the navigation."""
+    config.nav = _filled(config.nav)
     return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages and pictures that are not in docs/."""
+    """Add the pages that are not in docs/."""
     for path, site_path in PAGES.items():
         files.append(File.generated(config, site_path, abs_src_path=str(_ROOT / path)))
-    for site_path, picture in _repository(config).pictures().items():
-        files.append(File.generated(config, site_path, abs_src_path=str(picture)))
     for site_path, text in _generated().items():
         files.append(File.generated(config, site_path, content=text))
     return files
@@ -46,6 +42,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return markdown
     outside = {to: path for path, to in PAGES.items()}
     return _repository(config).adapt(markdown, path=outside.get(site_path, DOCS + site_path))
+
+
+def _filled(entry: Any) -> Any:
+    if isinstance(entry, list):
+        return [_filled(each) for each in entry]
+    if isinstance(entry, dict):
+        return {title: _filled(each) for title, each in entry.items()}
+    return api.navigation() if entry == _API else entry
 
 
 def _repository(config: MkDocsConfig) -> Repository:

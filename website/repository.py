@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 PAGES = {
@@ -19,11 +19,7 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Files outside of docs/ that are pages of the site: path in the repository -> path in the site."""
-GENERATORS = {f"website/{name}.py": f"reference/{name}.md" for name in ("commands", "metrics", "settings")}
-"""Modules that generate a page: links to the module lead to the page. Outside of the site, there is only the module."""
 DOCS = "docs/"
-PICTURES = "pictures/"
-_PICTURE_SUFFIXES = (".svg", ".png")
 
 _FENCE = re.compile(r"^ *(```+)[^`]*$")
 _LINK = re.compile(r"(?P<bang>!?)\[(?P<label>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
@@ -41,25 +37,18 @@ class Repository(NamedTuple):
     root: Path
     source_url: str = ""
 
-    def pictures(self) -> Mapping[str, Path]:
-        """Return the pictures outside of docs/: path in the site -> file."""
-        found = sorted((self.root / "benchmarks").rglob("*.svg"))
-        return {PICTURES + each.relative_to(self.root).as_posix(): each for each in found}
-
     def site_path(self, path: str) -> str | None:
         """Return the path in the site of a file of the repository, None for a file that is not in the site.
 
         Args:
             path: Relative to the root, normalized, with slashes.
         """
-        if path in PAGES or path in GENERATORS:
-            return PAGES.get(path) or GENERATORS[path]
+        if path in PAGES:
+            return PAGES[path]
         if (self.root / path).is_dir() and (self.root / path / "README.md").exists():
             return self.site_path(f"{path}/README.md")
         if path.startswith(DOCS) and (self.root / path).is_file():
             return path.removeprefix(DOCS)
-        if path.startswith("benchmarks/") and path.endswith(_PICTURE_SUFFIXES) and (self.root / path).is_file():
-            return PICTURES + path
         return None
 
     def adapt(self, markdown: str, *, path: str) -> str:

@@ -1,16 +1,15 @@
-"""The page of settings names every setting and every key of Pulsar, and the relation between them is the real one."""
+"""Every key of Pulsar changes a setting, and the one whose description names it."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 
 import pytest
 
-from ackstate.cursor import CursorConfig, TopicSettings
+from ackstate.cursor import CursorConfig
 from ackstate.cursor.pulsar_conf import CURSOR_KEYS
 from ackstate.delay import DelayConfig
-from ackstate.limits import BrokerLimit
 from ackstate.limits.policies import ENABLED_KEY, MAX_DELAY_KEY, TICK_KEY
 from ackstate.limits.rules import GATE_KEYS
 from website import settings
@@ -52,26 +51,6 @@ def test_a_key_changes_the_setting_whose_description_names_it(kind):
     for name, description in settings.descriptions(kind).items():
         keys = {key for key in re.findall(r"``(\w+)``", description) if key in NAMES}
         assert keys <= read.get(name, set()), name
-
-
-def test_the_page_names_every_setting_with_its_default_and_every_key():
-    page = settings.page()
-    for kind in settings.CLASSES:
-        section = page.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
-        for each in fields(kind):
-            assert f"\n| `{each.name}` |" in section, (kind, each.name)
-    assert "| `flush_interval_ms` | `1000` |" in page
-    for name in NAMES:
-        assert f"\n| `{name}` |" in page
-
-
-def test_every_class_that_a_key_changes_and_every_part_of_a_topic_is_on_the_page():
-    parts = {
-        type(value) for each in fields(TopicSettings) if is_dataclass(value := getattr(TopicSettings(), each.name))
-    }
-    read = {kind for kind, _ in settings.keys_by_setting()}
-    assert parts | read | {TopicSettings} <= {*settings.CLASSES, BrokerLimit}  # that one is no frozen value
-    assert len(settings.CLASSES) == len(set(settings.CLASSES))
 
 
 def test_no_setting_of_a_cursor_or_of_delays_lacks_its_description():
