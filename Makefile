@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lock proof first-ten-minutes demo demo-broker test lint check spark crash calibrate kill-matrix freeze-check pulsar-replay live soak bench bench-delay bench-scale bench-pulsar bench-interceptor dist docs clean
+.PHONY: help setup lock demo demo-broker test lint check spark crash calibrate kill-matrix freeze-check live soak bench bench-delay bench-scale bench-pulsar bench-interceptor dist docs clean
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,8 +19,6 @@ PARALLEL = -n $$((2 * $$(nproc))) --dist loadgroup --no-loadscope-reorder --dura
 COMPILE = $(PYTEST) --collect-only -q >/dev/null 2>&1 || true
 # Of each crash layer in a soak, which goes on from the seeds of the one before.
 CRASH_BUDGET ?= 30m
-# Of a proof, all parts together.
-BUDGET ?= 1h
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 16
@@ -64,27 +62,19 @@ crash: setup ## every crash layer on ours, with fixed seeds, in a quarter of an 
 	@bash .ci/setup bookkeeper
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m crash --seed 1 --budget 2m
 
-calibrate: setup ## compare the estimate with kills of real cursors, into benchmarks/calibration.json and docs/calibration.md
+calibrate: setup ## compare the estimate with kills of real cursors, into benchmarks/calibration.json
 	$(JAVA) .venv/bin/python -m benchmarks.calibration --out benchmarks/calibration.json
-	.venv/bin/python -m benchmarks.calibration.page benchmarks/calibration.json benchmarks/calibration.svg docs/calibration.md
-	.venv/bin/python -m benchmarks.figures
 
-kill-matrix: setup ## run every crash layer on every bug of the museum, into docs/kill-matrix.md
+kill-matrix: setup ## run every crash layer on every bug of the museum, into tests/museum/matrix.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix
 
 freeze-check: setup ## compare answers with the frozen ones, then run the killers of the mutants again; SAMPLE=200 of them
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m frozen check $(ARGS)
 	PYTHONPATH=tests .venv/bin/python -P -m kills check $(if $(SAMPLE),--sample $(SAMPLE))
 
-RECORDED_ENDS = $(addprefix tests/vectors/broker-redelivery,.jsonl.gz -missed.jsonl.gz -typed.jsonl.gz)
-
-pulsar-replay: setup ## compare the redelivery of real Pulsar brokers with its prediction, into docs/pulsar-replay.md
-	.venv/bin/python -P -m ackstate.analysis.pulsar.replay_table $(RECORDED_ENDS) docs/pulsar-replay.md
-
-live: setup ## compare a real Pulsar broker with ackstate, into docs/pulsar-live.md; needs Maven; ARGS=kills runs one part
+live: setup ## compare a real Pulsar broker with ackstate, into benchmarks/live.json; needs Maven; ARGS=kills runs one part
 	@bash .ci/setup live
-	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.proof benchmarks/live.json $(ARGS); failed=$$?; \
-	PYTHONPATH=.:tests .venv/bin/python -P -m live.page benchmarks/live.json && exit $$failed
+	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live benchmarks/live.json $(ARGS)
 
 # Runs the tests that make test leaves out: tests/soak, tests with the mark soak, and models, decoders and schedules with
 # many more examples.
@@ -102,15 +92,6 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with ma
 	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
 
-proof: setup ## crashes, models, planted bugs, calibration, live brokers and fuzzing for BUDGET=1h, into docs/proof.md
-	@bash .ci/setup bookkeeper
-	@bash .ci/setup fuzz
-	-@bash .ci/setup live
-	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m proof --budget $(BUDGET) $(ARGS)
-
-first-ten-minutes: ## clone, demo, tests, wheel, tutorial and report as a new user has them, each timed; ARGS=--quick
-	@python3 tests/first_ten_minutes.py $(ARGS)
-
 bench: setup ## run every benchmarks/bench_*.py
 	@set -e; for file in benchmarks/bench_*.py; do \
 		if [ ! -e "$$file" ]; then echo "no benchmarks: benchmarks/bench_*.py matches nothing"; break; fi; \
@@ -119,25 +100,22 @@ bench: setup ## run every benchmarks/bench_*.py
 		PYTHONPATH=tests $(JAVA) .venv/bin/python -m "benchmarks.$${name%.py}"; \
 	done
 
-bench-scale: setup ## time the Spark estimate by the size of the trace, next to DuckDB, and draw it
+bench-scale: setup ## time the Spark estimate by the size of the trace, next to DuckDB
 	$(JAVA) .venv/bin/python -m benchmarks.scale.bench_scale
-	.venv/bin/python -m benchmarks.scale.draw
 
-bench-pulsar: setup ## time Pulsar's own classes next to ours, into docs/pulsar-benchmark.md; needs Maven and a JDK
+bench-pulsar: setup ## time Pulsar's own classes next to ours; needs Maven and a JDK
 	$(JAVA) .venv/bin/python -m benchmarks.pulsar.bench_pulsar
-	.venv/bin/python -m benchmarks.pulsar.page
 
 bench-interceptor: setup ## measure what the interceptor costs a real Pulsar broker; needs Maven
 	@bash .ci/setup live
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live.interceptor_cost $(ARGS)
 
-bench-delay: setup ## run every benchmarks/delay/bench_*.py and draw the results
+bench-delay: setup ## run every benchmarks/delay/bench_*.py
 	@set -e; for file in benchmarks/delay/bench_*.py; do \
 		name=$${file##*/}; \
 		echo "benchmarks.delay.$${name%.py}"; \
 		.venv/bin/python -m "benchmarks.delay.$${name%.py}"; \
 	done
-	@.venv/bin/python -m benchmarks.delay.draw
 
 # ACKSTATE_SOURCE_URL, if set, is where sources can be read: https://HOST/OWNER/NAME/blob/main. Links of the README and
 # the project's URLs lead there, by default to the remote `origin`.

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import figures, table
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
+_COLUMNS = ("what", "unit", "median", "min", "max", "runs", "against", "ratio")
+_TEXT_COLUMNS = ("what", "unit")
 _LIBRARIES = (
     "duckdb", "google-crc32c", "intervaltree", "numpy", "protobuf", "pyarrow", "pyroaring", "pyspark",
     "sortedcontainers",
@@ -90,7 +90,7 @@ class BenchmarkReport:
         return number
 
     def publish(self) -> None:
-        """Print the table, write ``results/<name>.json``, the README's tables and all figures; check the counts."""
+        """Print the table, write ``results/<name>.json``, and check the counts."""
         written = {
             "about": self._about,
             "environment": environment(),
@@ -101,8 +101,6 @@ class BenchmarkReport:
         (RESULTS / f"{self._name}.json").write_text(text + "\n")
         Console(width=160).print(_terminal_table(self._name, written["figures"]))
         print(self._about)
-        table.rewrite()
-        figures.main()
         self._check_counts()
 
     def _check_counts(self) -> None:
@@ -112,7 +110,7 @@ class BenchmarkReport:
 
 
 class Screen(BenchmarkReport):
-    """Shows and does not keep: figures of another size than the README's."""
+    """Shows and does not keep: figures of another size than the committed ones."""
 
     def publish(self) -> None:
         for figure in self._figures:
@@ -179,7 +177,7 @@ def environment() -> dict[str, object]:
     }
 
 
-def _rounded(figure: Figure) -> dict[str, object]:
+def _rounded(figure: Figure) -> dict[str, Any]:
     row = asdict(figure)
     spread, against = figure.spread, figure.against
     row["spread"] = {"high": _four(spread.high), "low": _four(spread.low), "median": _four(spread.median)}
@@ -196,10 +194,29 @@ def _four(number: float) -> float:
     return float(f"{number:.4g}")
 
 
-def _terminal_table(name: str, figures: list[dict[str, object]]) -> Table:
+def _terminal_table(name: str, figures: list[dict[str, Any]]) -> Table:
     shown = Table(title=name, title_justify="left")
-    for column in table.COLUMNS:
-        shown.add_column(column, no_wrap=True, justify="left" if column in table.TEXT_COLUMNS else "right")
+    for column in _COLUMNS:
+        shown.add_column(column, no_wrap=True, justify="left" if column in _TEXT_COLUMNS else "right")
     for figure in figures:
-        shown.add_row(*table.cells(figure))
+        spread, against = figure["spread"], figure["against"]
+        numbers = [_shown(spread[part]) for part in ("median", "low", "high")]
+        held = _held_against(spread["median"], against)
+        shown.add_row(figure["what"], figure["unit"], *numbers, str(figure["runs"]), *held)
     return shown
+
+
+def _held_against(median: float, against: dict[str, Any] | None) -> tuple[str, str]:
+    if against is None:
+        return "", ""
+    low, high = against["figure"], against["high"]
+    if high is None:
+        return f"{against['name']} {_shown(low)}", _shown(median / low)
+    return f"{against['name']} {_shown(low)} to {_shown(high)}", f"{_shown(median / high)} to {_shown(median / low)}"
+
+
+def _shown(figure: float) -> str:
+    """Return three digits, or all of a whole number."""
+    if figure >= 100 or figure == int(figure):
+        return f"{figure:,.0f}"
+    return f"{figure:.3g}"

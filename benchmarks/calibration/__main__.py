@@ -53,9 +53,9 @@ def calibrate(
 
     Exit status: 0 it holds; 1 it does not; 2 it could not be done.
     """
-    from benchmarks.calibration.page import result_table
     from benchmarks.calibration.results import json_text
     from benchmarks.calibration.run import CalibrationPlan
+    from benchmarks.calibration.table import result_table
 
     plan = CalibrationPlan(points, kills, power_cuts, seed, key_value_pairs(assume or ()))
     result = _result(plan)

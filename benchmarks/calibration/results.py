@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 MOMENT, EVENT, PERSIST = "moment", "event", "persist"
 """A process dies at the end of a random millisecond, right after a random event, or while a persist is under way."""
@@ -280,14 +280,6 @@ class Calibration:
         points = tuple(map(PointResult.from_json, value["grid"]))
         mistakes = tuple(Mistake(**each) for each in value["mistakes"])
         return cls(value["seed"], value["estimate_with"], points, value["power_cuts_skipped"], mistakes)
-
-
-def errors(deaths: Iterable[Death]) -> dict[int, int]:
-    """Return observed less predicted -> how often, rising."""
-    counts: dict[int, int] = {}
-    for death in deaths:
-        counts[death.error] = counts.get(death.error, 0) + 1
-    return dict(sorted(counts.items()))
 
 
 def json_text(calibration: Calibration) -> str:

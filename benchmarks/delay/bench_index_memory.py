@@ -62,7 +62,7 @@ def bytes_a_message(way: str, count: int, ruler: Ruler) -> tuple[float, float]:
 
 
 def row(count: int, way: str, what: str) -> str:
-    """Name a figure: the picture finds it by that."""
+    """Name a figure."""
     return f"{count:,} {way}: {what}"
 
 

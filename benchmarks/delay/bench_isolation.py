@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.delay.curves import keep_curves
 from benchmarks.delay.footprint import owned_bytes
 from benchmarks.delay.isolation import BURDENS, DelayedTraffic, IsolatedTopic, Subscriber
 from benchmarks.delay.isolation_peers import PeerTopic, ProposedTopic, TrackersTopic
 from benchmarks.measurement import Against, BenchmarkReport, Spread
-
-if TYPE_CHECKING:
-    from benchmarks.delay.curves import Curve
 
 ABOUT = (
     "A topic with a shared index and 1,000 subscriptions, of which one never polls (stuck), one polls at every 20th "
@@ -30,6 +26,7 @@ HEALTHY = 996
 PEERS_HEALTHY = 6
 PEERS_TICKS = 300
 RUNS = 5
+Curve = list[tuple[float, float]]
 SAMPLE_TICKS = 5
 QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 WITH, WITHOUT = "with the four", "without"
@@ -96,8 +93,8 @@ def measure_lags(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy: i
     _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in outcomes[0].memory.items()})
 
 
-def measure_memory(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy: int) -> dict[str, Curve]:
-    """Report the memory that several designs take, and return it over time."""
+def measure_memory(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy: int) -> None:
+    """Report the memory that several designs take."""
     topics: dict[str, PeerTopic] = {
         TRACKERS: TrackersTopic(traffic, healthy=healthy),
         PROPOSED: ProposedTopic(traffic, healthy=healthy),
@@ -106,7 +103,6 @@ def measure_memory(report: BenchmarkReport, traffic: DelayedTraffic, *, healthy:
     }
     curves = {name: memory_over_time(topic, traffic) for name, topic in topics.items()}
     _report_memory(report, {f"{healthy} others, {name}": curve for name, curve in curves.items()})
-    return curves
 
 
 def _report_memory(report: BenchmarkReport, curves: dict[str, Curve]) -> None:
@@ -116,7 +112,7 @@ def _report_memory(report: BenchmarkReport, curves: dict[str, Curve]) -> None:
 
 
 def lag_row(quantile: str, name: str) -> str:
-    """Name a figure: the picture finds it by that."""
+    """Name a figure."""
     return f"lag of the others, {quantile}, {name}"
 
 
@@ -127,6 +123,5 @@ def _spread(figures: list[float]) -> Spread:
 if __name__ == "__main__":
     report = BenchmarkReport("delay_isolation", ABOUT)
     measure_lags(report, DelayedTraffic(), healthy=HEALTHY, runs=RUNS)
-    curves = measure_memory(report, DelayedTraffic(publish_ticks=PEERS_TICKS), healthy=PEERS_HEALTHY)
+    measure_memory(report, DelayedTraffic(publish_ticks=PEERS_TICKS), healthy=PEERS_HEALTHY)
     report.publish()
-    keep_curves("delay_isolation", curves)

@@ -101,7 +101,7 @@ def grown(design: str, count: int, ruler: Ruler, *, messages: int = MESSAGES) ->
 
 
 def row(count: int, design: str, ruler: Ruler) -> str:
-    """Name a figure: the picture finds it by that."""
+    """Name a figure."""
     return f"{design}, {count:,} subscription{'s' if count > 1 else ''}: {ruler.value}"
 
 

@@ -175,7 +175,7 @@ def _drain(draining: tuple[DelayedDeliveryTracker, NothingAcked], *, step_ms: in
 
 
 def row(held: int, what: str) -> str:
-    """Name a figure: the picture finds it by that."""
+    """Name a figure."""
     return f"{what}, {held:,} held"
 
 

@@ -16,9 +16,8 @@ from benchmarks.measurement import RESULTS, Against, BenchmarkReport, Screen, Sp
 from benchmarks.pulsar import workloads
 from benchmarks.pulsar.ours import Ours
 from benchmarks.pulsar.release import VERSIONS, running
-from benchmarks.pulsar.results import NAME, OURS, figure_name
 from benchmarks.pulsar.side import SideError
-from benchmarks.pulsar.tasks import Row, Task, all_persisted, all_tasks
+from benchmarks.pulsar.tasks import OURS, Row, Task, all_persisted, all_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
 ABOUT = (
     "Pulsar's `ManagedCursorImpl`, range set and delay trackers, and ours, on the same files of positions, in "
     "alternating rounds after warm-up rounds. Storage is in memory on both sides and takes no time. A result that "
-    "differs from the expected one ends the benchmark. The page docs/pulsar-benchmark.md explains the rows."
+    "differs from the expected one ends the benchmark. benchmarks/README.md explains the rows."
 )
+NAME = "pulsar"
 # Small: the records of Pulsar are stored with the results, where a test decodes them.
 CHECKED_HOLES, CHECKED_ACKS = 300, 200
 FORMS = {"words": 1, "list": 0}
@@ -92,7 +92,7 @@ class ComparisonRows:
             self.growing += [row.what] * row.grows
             for side, spread in found.items():
                 against = None if side == OURS else Against(OURS, found[OURS].median)
-                self._report.time(figure_name(row.what, side), row.unit, spread, against)
+                self._report.time(f"{row.what}; {side}", row.unit, spread, against)
 
 
 def checked_records(directory: Path, sides: Sequence[Side]) -> dict[str, dict[str, str]]:

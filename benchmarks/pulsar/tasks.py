@@ -9,7 +9,6 @@ import numpy as np
 
 from benchmarks.delay.bench_subscriptions import MESSAGES
 from benchmarks.pulsar import workloads
-from benchmarks.pulsar.results import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ _STEP_MS, _END_MS = 60_000, 3_660_000
 _DUE_A_CALL = 1_000
 COUNTS = 20  # also in RangeSets.java
 LEDGER_WEIGHT = 1_000_003  # also in Delays.java
-PULSAR = "Pulsar"
+OURS, PULSAR = "ours", "Pulsar"
 
 
 class Sizes(NamedTuple):

@@ -190,7 +190,7 @@ def measure_kinds(report: BenchmarkReport, spark: SparkSession, directory: Path,
 
 
 def row_of(events: int, what: str) -> str:
-    """Name a figure: the picture finds it by that."""
+    """Name a figure."""
     return f"{what}, curve, {events:,} events"
 
 

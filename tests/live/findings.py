@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Section:
-    """One section of the page.
+    """The comparisons of one subject.
 
     Attributes:
         title: Its heading.
-        says: A paragraph about the procedure.
+        says: The procedure, in words.
         counts: Name of a comparison -> how often it agreed, and how often it was made.
         wrong: The comparisons that did not agree, in words.
         notes: Remarks, one a line.

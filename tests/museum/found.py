@@ -1,4 +1,4 @@
-"""Bugs of our own that the layers found: kept by hand, shown on the page of the kill matrix."""
+"""Bugs of our own that the layers found: kept by hand."""
 
 from __future__ import annotations
 

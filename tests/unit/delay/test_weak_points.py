@@ -1,7 +1,4 @@
-"""The weak points of PIP-448's topic-wide tracker, (a) to (h): each story is told to that design and to ours.
-
-The behaviour of the proposal's is asserted too: else a story might show nothing.
-"""
+"""The index of a topic has none of the weak points of PIP-448's topic-wide tracker."""
 
 import sys
 from collections.abc import Callable
@@ -9,9 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from ackstate import Position
-from ackstate.delay import InMemoryDelayTracker, TopicDelayIndex
+from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
-from benchmarks.delay.pip448 import TopicDelayManager, TopicDelayManagers
 
 TICK = 100
 DUE = 2_000
@@ -45,7 +41,7 @@ def lines_run(call: Callable[[], object]) -> int:
     return count
 
 
-# (a) A subscription with an ack hole is given the same messages on every poll, and never those behind them.
+# An ack hole.
 
 
 def given_to_a_subscription_with_a_hole(view, acked, *, poll_count, push_mark_delete):
@@ -59,13 +55,6 @@ def given_to_a_subscription_with_a_hole(view, acked, *, poll_count, push_mark_de
         given += handed_out
         acked |= set(handed_out) - {Position(3, 0)}
     return given
-
-
-def test_a_hole_in_the_proposals_design_starves_all_behind_it():
-    view = TopicDelayManager(tick_time_ms=TICK).open_view("a")
-    given = given_to_a_subscription_with_a_hole(view, set(), poll_count=1_000, push_mark_delete=view.update_mark_delete)
-    assert given == [Position(3, entry_id) for entry_id in range(10)] * 1_000
-    assert view.has_message_available(now_ms=DUE), "so its dispatcher asks again, for ever"
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
@@ -99,29 +88,7 @@ class AskingSubscription:
         return found
 
 
-# (b) The slowest subscription pins the memory of all, and all walk over the pinned messages.
-
-
-class ProposalTopic:
-    """Subscriptions of which one may be dead; the others ack their messages at once. All have read the log."""
-
-    def __init__(self, times, *, subscription_count, is_one_dead):
-        self.manager = TopicDelayManager(tick_time_ms=TICK, is_deliver_at_time_strict=True)
-        self.views = [self.manager.open_view(f"s{number}") for number in range(subscription_count)]
-        dead = [self.manager.open_view("dead")] if is_one_dead else []
-        for view in [*self.views, *dead]:
-            view.update_mark_delete(Position(3, -1))
-        for entry_id, deliver_at_ms in enumerate(times):
-            assert offer(self.views[0], Position(3, entry_id), deliver_at_ms, now_ms=0)
-
-    def poll(self, view, now_ms):
-        given = view.scheduled_messages(1_000, now_ms=now_ms)
-        if given:
-            view.update_mark_delete(given[-1])
-        return given
-
-    def held(self):
-        return len(self.manager), self.manager.memory_bytes
+# A subscription that never polls.
 
 
 class OurTopic:
@@ -157,20 +124,6 @@ def run_topic(topic, *, until_tick):
         given += [topic.poll(view, tick * TICK) for view in topic.views]
         held.append(topic.held())
     return given, held
-
-
-def test_a_dead_subscription_pins_the_proposals_memory_and_makes_all_polls_longer():
-    run = {}
-    for is_one_dead in (False, True):
-        topic = ProposalTopic(times_of(40, messages_a_tick=10), subscription_count=5, is_one_dead=is_one_dead)
-        given, held = run_topic(topic, until_tick=40)
-        before = topic.manager.bucket_probe_count
-        assert topic.poll(topic.views[0], 40 * TICK) == []
-        run[is_one_dead] = given, held[-1][0], topic.manager.bucket_probe_count - before
-    alone, beside_dead = run.values()
-    assert beside_dead[0] == alone[0], "the others are still given the same"
-    assert (alone[1], beside_dead[1]) == (10, 400), "messages held once all was due"
-    assert (alone[2], beside_dead[2]) == (1, 40), "buckets that a poll for nothing looks at"
 
 
 @pytest.mark.slow
@@ -223,21 +176,7 @@ def test_however_long_a_subscription_is_dead_its_topics_index_does_not_grow(is_a
     assert beside_dead.poll(dead, tick_count * TICK) == []
 
 
-# (c) At each run the timer looks, for each subscription, at every bucket that is due and not pruned.
-
-
-def test_the_work_of_the_proposals_timer_grows_with_subscriptions_and_due_buckets():
-    def probes_of_a_run(subscription_count, bucket_count):
-        topic = ProposalTopic(times_of(bucket_count), subscription_count=subscription_count, is_one_dead=True)
-        run_topic(topic, until_tick=bucket_count)
-        before = topic.manager.bucket_probe_count
-        assert topic.manager.run_timer(bucket_count * TICK) == ["dead"]
-        return topic.manager.bucket_probe_count - before
-
-    # And one more: the messages due for the dead one are found at the first look.
-    assert probes_of_a_run(5, 20) == 5 * 20 + 1
-    assert probes_of_a_run(20, 20) == 20 * 20 + 1
-    assert probes_of_a_run(5, 80) == 5 * 80 + 1
+# The work of a wake-up.
 
 
 def test_a_due_bucket_is_the_same_little_work_for_each_view_whatever_else_fell_due():
@@ -256,7 +195,7 @@ def test_a_due_bucket_is_the_same_little_work_for_each_view_whatever_else_fell_d
     assert lines_of_a_wake_up(50, 20) == lines_of_a_wake_up(5, 200) == (moving, asking)
 
 
-# (d) A subscription's count is the topic's, acked or not.
+# Counts.
 
 
 def counted(one, other, acked, *, push_mark_delete):
@@ -269,12 +208,6 @@ def counted(one, other, acked, *, push_mark_delete):
     return one.delayed_message_count, other.delayed_message_count
 
 
-def test_the_proposals_counts_are_the_topics():
-    manager = TopicDelayManager(tick_time_ms=TICK)
-    one, other = manager.open_view("one"), manager.open_view("other")
-    assert counted(one, other, set(), push_mark_delete=one.update_mark_delete) == (4, 4)
-
-
 def test_counts_are_each_subscriptions_own_and_exact():
     index, acked = TopicDelayIndex(tick_time_ms=TICK), set()
     one, other = index.open_view(acked.__contains__), index.open_view(nothing_acked)
@@ -283,21 +216,13 @@ def test_counts_are_each_subscriptions_own_and_exact():
     assert (one.delayed_message_count, other.delayed_message_count) == (0, 1)
 
 
-# (e) A time is rounded down, also where delivery is strict.
+# Times are rounded up.
 
 
 def first_given_ms(view, deliver_at_ms, candidates_ms):
     """Offer a message and return the first of some times at which it is handed out."""
     assert offer(view, A, deliver_at_ms, now_ms=0)
     return next(now_ms for now_ms in candidates_ms if view.scheduled_messages(1, now_ms=now_ms) == [A])
-
-
-@pytest.mark.parametrize("tick_ms", [2, 7, 100, 1_000, 1_024, 60_000])
-def test_the_proposal_delivers_early_by_up_to_a_tick_though_it_is_strict(tick_ms):
-    manager = TopicDelayManager(tick_time_ms=tick_ms, is_deliver_at_time_strict=True)
-    deliver_at_ms = 3 * tick_ms - 1
-    candidates_ms = [2 * tick_ms - 1, 2 * tick_ms, deliver_at_ms]
-    assert deliver_at_ms - first_given_ms(manager.open_view("a"), deliver_at_ms, candidates_ms) == tick_ms - 1
 
 
 @pytest.mark.parametrize("tick_ms", [1, 2, 7, 100, 1_000, 1_024, 60_000])
@@ -310,72 +235,10 @@ def test_a_message_is_never_early_whatever_the_tick(tick_ms):
         assert deliver_at_ms <= given_ms == tick_end_ms < deliver_at_ms + tick_ms
 
 
-# (f) Whether all delays are equal: a message without delay does not end it, an index that is empty does not begin it.
-
-
-def test_the_proposal_pauses_a_subscription_that_has_something_to_read():
-    """Behind three messages of one delay come some without: Pulsar's own tracker reads on."""
-    proposed = TopicDelayManager(tick_time_ms=TICK, fixed_delay_detection_lookahead=3).open_view("a")
-    pulsars = InMemoryDelayTracker(tick_time_ms=TICK, fixed_delay_detection_lookahead=3)
-    for view in (proposed, pulsars):
-        assert all(offer(view, position, DUE) for position in (A, B, C))
-        assert not offer(view, D, NO_DELAY)
-    pauses = [view.should_pause_all_deliveries(now_ms=1_000) for view in (proposed, pulsars)]
-    assert pauses == [True, False]
-
-
-def test_the_proposal_never_pauses_again_after_one_shorter_delay():
-    """Pulsar's own tracker starts over once it is empty."""
-    proposed = TopicDelayManager(tick_time_ms=TICK, fixed_delay_detection_lookahead=2).open_view("a")
-    pulsars = InMemoryDelayTracker(tick_time_ms=TICK, fixed_delay_detection_lookahead=2)
-    pauses = []
-    for view in (proposed, pulsars):
-        offer(view, A, 9 * DUE)
-        offer(view, B, DUE)
-        assert view.scheduled_messages(10, now_ms=9 * DUE) == [A, B]
-        if view is proposed:
-            view.update_mark_delete(B)
-        assert view.delayed_message_count == 0 or view is proposed
-        offer(view, C, 20 * DUE, now_ms=9 * DUE)
-        offer(view, D, 20 * DUE, now_ms=9 * DUE)
-        if view is proposed:
-            # C comes through, and D with it; the poll has pruned the acked ones.
-            assert view.scheduled_messages(10, now_ms=9 * DUE) == []
-        pauses.append(view.should_pause_all_deliveries(now_ms=9 * DUE))
-    assert pauses == [False, True]
-
-
-# (g) A manager is given up while a subscription registers with it.
-
-
-def test_the_proposals_cache_ends_with_two_managers_of_a_topic():
-    managers = TopicDelayManagers(tick_time_ms=TICK)
-    last = managers.open_view("orders", "last")
-    found = managers.manager_of("orders")
-    last.close()
-    joined = found.open_view("joined")
-    assert "orders" not in managers
-    another = managers.open_view("orders", "another")
-    offer(another, A, DUE)
-    assert (joined.next_delivery_ms, another.next_delivery_ms) == (None, DUE)
-
-
-# (h) To prune is to walk over every bucket that waits.
 
 
 def one_due_and_many_far(bucket_count):
     return [TICK, *(10**6 + number * TICK for number in range(bucket_count))]
-
-
-def test_the_proposal_walks_over_all_that_waits_to_prune_one_message():
-    def probes(bucket_count):
-        topic = ProposalTopic(one_due_and_many_far(bucket_count), subscription_count=1, is_one_dead=False)
-        before = topic.manager.bucket_probe_count
-        assert topic.poll(topic.views[0], TICK) == [Position(3, 0)]
-        return topic.manager.bucket_probe_count - before
-
-    # The bucket that is due is looked at for the poll and to prune.
-    assert (probes(100), probes(2_000)) == (102, 2_002)
 
 
 def test_what_falls_due_is_taken_without_a_look_at_what_waits():
@@ -393,19 +256,6 @@ def test_what_falls_due_is_taken_without_a_look_at_what_waits():
 
 
 # The messages that new and rewound subscriptions see.
-
-
-def test_a_new_subscription_of_the_proposal_is_given_what_lies_before_it_and_ends_all_pruning():
-    manager = TopicDelayManager(tick_time_ms=TICK)
-    old = manager.open_view("old")
-    assert all(offer(old, position, DUE) for position in (A, B))
-    new = manager.open_view("new")
-    assert offer(new, C, DUE), "it begins at C"
-    assert new.scheduled_messages(10, now_ms=DUE) == [A, B, C]
-    old.update_mark_delete(C)
-    old.scheduled_messages(10, now_ms=2 * DUE)
-    manager.run_timer(3 * DUE)
-    assert len(manager) == 3
 
 
 @pytest.mark.parametrize("is_fed", [False, True])
@@ -427,15 +277,6 @@ def test_a_new_subscription_sees_what_it_must(opened, is_fed):
     assert new.scheduled_messages(10, now_ms=DUE) == ([B] if must_wait else [])
     assert not offer(new, B, DUE, now_ms=DUE), "delivered, or met when it is due"
     assert new.scheduled_messages(10, now_ms=2 * DUE) == []
-
-
-def test_a_rewound_subscription_of_the_proposal_is_given_twice_what_it_reads_anew():
-    view = TopicDelayManager(tick_time_ms=TICK).open_view("a")
-    assert offer(view, A, DUE)
-    view.clear()
-    assert view.delayed_message_count == 1
-    assert not offer(view, A, DUE, now_ms=DUE), "so it is delivered now"
-    assert view.scheduled_messages(10, now_ms=DUE) == [A]
 
 
 @pytest.mark.parametrize("is_fed", [False, True])

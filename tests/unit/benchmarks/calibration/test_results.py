@@ -1,17 +1,14 @@
-"""The result of a calibration: every way in which it can fail to hold, its JSON, and the page and picture of it."""
+"""The result of a calibration: every way in which it can fail to hold, and its JSON."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from ackstate.analysis.report.inputs import read_calibration
-from benchmarks.calibration.page import main, page, result_table
-from benchmarks.calibration.picture import drawn
 from benchmarks.calibration.results import (
     EVENT,
     MOMENT,
@@ -21,7 +18,6 @@ from benchmarks.calibration.results import (
     Mean,
     Mistake,
     PointResult,
-    errors,
     json_text,
 )
 
@@ -82,10 +78,6 @@ def test_the_mean_has_the_interval_of_students_t():
     assert Mean.of(3.0, [1] * 20) == Mean(3.0, 1, 0, None)
 
 
-def test_errors_are_counted_by_the_nearer_prediction():
-    assert errors([*KILLS, Death(PERSIST, 60, (9, 2), 4, 0)]) == {0: 5, 2: 1}
-
-
 def test_json_is_read_back():
     assert Calibration.from_json(json.loads(json_text(GOOD))) == GOOD
 
@@ -98,30 +90,6 @@ def test_the_report_reads_it(tmp_path):
     assert (cut.predicted, cut.observed, cut.kind, cut.holds) == (8, 5, "power_cut", True)
 
 
-def test_the_table_has_a_row_for_each_point():
-    assert result_table(GOOD).row_count == 1
-
-
-def test_the_picture_shows_each_death_and_marks_what_is_wrong():
-    wrong = with_point(kills=(*KILLS, Death(EVENT, 60, (40,), 5_000, 0)))
-    good, bad = (ET.fromstring(drawn(each)) for each in (GOOD, wrong))
-    classes = [[each.get("class") for each in root.iter()] for root in (good, bad)]
-    assert classes[0].count("wrong") == 0
-    assert classes[1].count("wrong") == 1
-    assert "+1000 to +9999" in [each.text for each in bad.iter()]
-    assert (classes[0].count("kill"), classes[0].count("cut")) == (5 + 1, 2 + 2)
-
-
-def test_nothing_is_not_drawn_wrong():
-    assert ET.fromstring(drawn(Calibration(1, {}, (), "none were requested"))) is not None
-
-
-def test_page_and_picture_are_what_was_measured(tmp_path):
-    main([str(RESULT), str(tmp_path / "picture"), str(tmp_path / "page")])
-    assert (tmp_path / "page").read_text() == (ROOT / "docs" / "calibration.md").read_text()
-    assert (tmp_path / "picture").read_text() == (ROOT / "benchmarks" / "calibration.svg").read_text()
-
-
 def test_what_was_measured_holds():
     found = Calibration.from_json(json.loads(RESULT.read_text()))
     assert found.holds
@@ -131,4 +99,3 @@ def test_what_was_measured_holds():
     assert all(len(point.kills) >= 20 for point in found.points)
     assert all(point.power_cuts for point in found.points)
     assert all(point.expected_by_spark is not None for point in found.points)
-    assert page(found)

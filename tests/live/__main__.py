@@ -1,9 +1,9 @@
-"""Compares a real broker with ackstate, and writes the result as JSON, from which `live.page` writes the pages.
+"""Compares a real broker with ackstate, and writes the result as JSON.
 
 The file is written after each part, so that a run that is cut off leaves the parts that it has finished. Parts that are
 not run keep their earlier result.
 
-python -P -m live.proof RESULT [PART ...]
+python -P -m live RESULT [PART ...]
 """
 
 from __future__ import annotations
