@@ -76,13 +76,12 @@ live: setup ## compare a real Pulsar broker with ackstate, into benchmarks/live.
 	@bash .ci/setup live
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m live benchmarks/live.json $(ARGS)
 
-# Runs the tests that make test leaves out: tests/soak, tests with the mark soak, and models, decoders and schedules with
+# Runs the tests that make test leaves out: those with the mark soak, and models, decoders and schedules with
 # many more examples.
-soak: setup ## hours: crashes (CRASH_BUDGET a layer), tests/soak, models with many more examples, planted bugs
+soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, planted bugs
 	@bash .ci/setup bookkeeper
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m crash --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	PYTHONPATH=.:tests .venv/bin/python -P -m museum.matrix --layers
-	$(PYTEST) tests/soak
 	@bash .ci/setup stores
 	@bash .ci/setup browser
 	$(PYTEST) -m soak tests/system tests/model tests/unit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
@@ -88,12 +86,3 @@ PLAIN = st.builds(
     )],
     st.sampled_from((0, 1, 5, 30, 400)), st.sampled_from((1, 7, 50)), st.sampled_from((0, 0, 1, 20)),
 )  # fmt: skip
-
-
-def assert_agreement_fails(grids):
-    search = settings(
-        max_examples=1_000, database=None, derandomize=True, deadline=None, phases=[Phase.generate],
-        report_multiple_bugs=False,
-    )  # fmt: skip
-    with pytest.raises(AssertionError):
-        search(given(montecarlo.small_traces(), grids, SIZES)(assert_agreement))()

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap
 
-import ackstate.batch_indexes
 from ackstate import Position
 from ackstate.batch_indexes import BatchIndexes
-from planted import assert_caught
 from strategies import positions
 
 # Few indexes, at the borders of words, so that acks of a batch meet and complete it.
@@ -99,84 +97,3 @@ class BatchIndexesMachine(RuleBasedStateMachine):
 
 
 TestBatchIndexesModel = pytest.mark.slow(BatchIndexesMachine.TestCase)
-
-
-@pytest.mark.slow
-def test_model_catches_an_ack_that_is_taken_back(monkeypatch):
-    ack = BatchIndexes.ack
-
-    def replace(self, position, words):
-        self.discard(position)
-        return ack(self, position, words)
-
-    monkeypatch.setattr(BatchIndexes, "ack", replace)
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_a_completed_batch_that_is_kept(monkeypatch):
-    monkeypatch.setattr(BatchIndexes, "discard", lambda self, position: None)
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_a_cumulative_ack_that_forgets_its_own_batch(monkeypatch):
-    def forget_itself(self, position, words):
-        complete = self.ack(position, words)
-        self.remove_at_most(position)
-        return complete
-
-    monkeypatch.setattr(BatchIndexes, "ack_cumulative", forget_itself)
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_a_cumulative_ack_that_forgets_nothing(monkeypatch):
-    monkeypatch.setattr(BatchIndexes, "ack_cumulative", BatchIndexes.ack)
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_a_removal_that_keeps_its_end(monkeypatch):
-    remove = BatchIndexes.remove_at_most
-
-    def remove_below(self, position):
-        ledger_id, entry_id = position
-        return remove(self, Position(ledger_id, max(entry_id - 1, -1)))
-
-    monkeypatch.setattr(BatchIndexes, "remove_at_most", remove_below)
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_words_without_a_sign(monkeypatch):
-    words_of_mask = ackstate.batch_indexes._words_of
-    monkeypatch.setattr(
-        ackstate.batch_indexes, "_words_of", lambda mask: tuple(word % 2**64 for word in words_of_mask(mask))
-    )
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_a_second_ledger_that_is_out_of_order(monkeypatch):
-    monkeypatch.setattr(ackstate.batch_indexes, "insort", list.append)
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-@pytest.mark.slow
-def test_model_catches_a_copy_that_lost_its_entries(monkeypatch):
-    monkeypatch.setattr(BatchIndexes, "copy", lambda self: BatchIndexes())
-    assert_caught(BatchIndexesMachine, by=AssertionError)
-
-
-def hold_without_order(self, ledger_id, entry_id, mask):
-    if ledger_id not in self.by_ledger:
-        self._ledger_ids = sorted([*self._ledger_ids, ledger_id])
-        self.by_ledger[ledger_id] = ackstate.batch_indexes._LedgerBatches({}, BitMap([entry_id]))
-    self.by_ledger[ledger_id].unacked[entry_id] = mask
-
-
-@pytest.mark.slow
-def test_model_catches_an_order_of_entries_that_is_not_kept(monkeypatch):
-    monkeypatch.setattr(BatchIndexes, "_hold", hold_without_order)
-    assert_caught(BatchIndexesMachine, by=AssertionError)

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap
 
-import ackstate.deleted_ranges
 from ackstate import DeletedRanges, Position, Run
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo
-from planted import assert_caught
 from strategies import ENTRY_ID_MAX, entry_ids, ledger_ids, positions
 
 
@@ -125,49 +123,3 @@ class DeletedRangesMachine(RuleBasedStateMachine):
 
 
 TestDeletedRangesModel = pytest.mark.slow(DeletedRangesMachine.TestCase)
-
-
-def test_model_catches_a_size_that_forgets_where_a_removed_range_began(monkeypatch):
-    monkeypatch.setattr(ackstate.deleted_ranges, "range_first_bytes", lambda _first: 1)
-    machine = DeletedRangesMachine()
-    machine.begin()
-    machine.add_run(Position(3, 1_000), 9)
-    machine.agrees_with_the_set()
-    machine.remove_at_most(Position(3, 1_003))
-    with pytest.raises(AssertionError):
-        machine.agrees_with_the_set()
-
-
-@pytest.mark.slow
-def test_model_catches_a_bulk_add_that_sizes_all_upper_ends_alike(monkeypatch):
-    monkeypatch.setattr(ackstate.deleted_ranges, "lasts_bytes", len)
-    assert_caught(DeletedRangesMachine, by=AssertionError)
-
-
-def keeps_the_last_entry(patch):
-    remove = DeletedRanges.remove_at_most
-    patch(DeletedRanges, "remove_at_most", lambda self, p: remove(self, Position(p[0], max(p[1] - 1, 0))))
-
-
-def story_of_a_removal():
-    machine = DeletedRangesMachine()
-    machine.begin()
-    machine.add(Position(3, 5))
-    machine.remove_at_most(Position(3, 5))
-    machine.agrees_with_the_set()
-
-
-def test_model_catches_a_removal_that_keeps_the_last_entry(monkeypatch):
-    story_of_a_removal()
-    keeps_the_last_entry(monkeypatch.setattr)
-    with pytest.raises(AssertionError):
-        story_of_a_removal()
-
-
-@pytest.mark.slow
-def test_model_catches_an_ack_that_goes_to_a_forgotten_ledger(monkeypatch):
-    def forget_but_remember(self, count):
-        del self._ledger_ids[:count], self._bitmaps[:count]
-
-    monkeypatch.setattr(DeletedRanges, "_forget_ledgers", forget_but_remember)
-    assert_caught(DeletedRangesMachine, by=AssertionError)

@@ -13,10 +13,8 @@ from ackstate.stores import zookeeper
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_groups import GroupWriter
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
-from ackstate.stores.bookkeeper_segments import Segments
 from ackstate.stores.memory import MemoryStore
 from crash.bookkeeper_cluster import bookkeeper_options
-from planted import assert_caught
 from strategies import few
 from tests.model.cursor.test_store_model import (
     BATCHES,
@@ -116,20 +114,3 @@ def test_a_story_tells_of_a_bug(machine, monkeypatch, planted, story):
     monkeypatch.setattr(*PLANTED[planted])
     with pytest.raises(AssertionError):
         tell(story, machine)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("where", "name", "planted"),
-    [
-        *PLANTED.values(),
-        (Segments, "_counting_end", lambda self, ledger_id, opened, end, head, committed: end),
-        (GroupWriter, "begin", lambda self: None),
-    ],
-    ids=[*PLANTED, "uncommitted groups count", "no group is named"],
-)
-def test_a_planted_bug_is_caught(machine, monkeypatch, where, name, planted):
-    monkeypatch.setattr(where, name, planted)
-    if name == "begin":
-        monkeypatch.setattr(GroupWriter, "commit", lambda self, group: True)
-    assert_caught(machine, by=AssertionError)

@@ -7,7 +7,6 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import CursorConfig, MemoryStore
-from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from delayed_topic import NONE, Bucketed, DelayedTopic, MemoryMachine
 
@@ -149,22 +148,3 @@ def test_no_snapshot_is_left_behind_for_good():
         topic.tracker["s"].delete_retired()
         registered = topic.trackers.storage(topic, "s").registry.get_all().values()
         assert set(topic.store.ledgers.owned_by("delayed s")) == set(map(int, registered))
-
-
-def test_a_recovery_that_forgets_segments_is_found(monkeypatch):
-    """Planted: after a restart, waiting messages are known, and nothing hands them out."""
-    topic = DelayedTopic(trackers())
-    topic.publish(*range(300, 1_500, 100))
-    assert topic.dispatch(now_ms=0) == []
-    monkeypatch.setattr(SealedBuckets, "adopt", lambda *_: None)
-    topic.crash(now_ms=0)
-    with pytest.raises(AssertionError, match="lost"):
-        topic.drain(now_ms=0)
-
-
-def test_an_ack_that_recovery_forgets_is_found(monkeypatch):
-    work = WorkloadUntilPowerCut(CutMachine())
-    work.machine.crash()
-    work.gauge -= 1
-    with pytest.raises(AssertionError, match="acked come again"):
-        work.recover()

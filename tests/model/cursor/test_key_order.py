@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
-from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.consumers import Consumers
-from ackstate.dispatch.replay_queue import ReplayQueue
-from ackstate.dispatch.unacked_messages import UnackedMessages
 from ackstate.limits import GateLimits
-from planted import assert_caught
 from topics import NumberedTopic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
@@ -384,62 +380,3 @@ class LimitedRangesMachine(KeyOrderMachine):
 TestKeyOrderUnderALimit = pytest.mark.slow(LimitedRangesMachine.TestCase)
 # Its steps take three times as long.
 TestKeyOrderUnderALimit.settings = settings(max_examples=settings().max_examples // 3)
-
-
-def machine_of(kind=KeyOrderMachine, **settings):
-    machine = kind()
-    machine.open(**settings)
-    return machine
-
-
-def test_the_model_sees_a_key_that_moves_while_it_is_in_flight(monkeypatch):
-    monkeypatch.setattr(Consumers, "hold_keys", lambda self, consumer, keys: None)
-    machine = machine_of()
-    machine.consumer_opened("a")
-    machine.publish(KEYS * 2)
-    machine.dispatch("a", 4)
-    machine.consumer_opened("b")
-    with pytest.raises(AssertionError, match="a key with two consumers"):
-        machine.dispatch("b")
-
-
-def test_the_model_sees_a_delay_that_holds_only_its_own_message(monkeypatch):
-    def only_itself(self, position, key):
-        self._timed_of_key.setdefault(key, PositionSet()).add(position)
-
-    monkeypatch.setattr(ReplayQueue, "_hold_back", only_itself)
-    monkeypatch.setattr(ReplayQueue, "_check", lambda self: None)
-    machine = machine_of()
-    machine.publish("kkk")
-    machine.dispatch("a", 2)
-    machine.nack(0, 50)
-    with pytest.raises(AssertionError, match="passed an earlier message"):
-        machine.dispatch("a")
-
-
-def test_the_model_sees_a_message_given_back_that_is_lost(monkeypatch):
-    monkeypatch.setattr(UnackedMessages, "put", lambda self, position, waiting: None)
-    machine = machine_of()
-    machine.publish("k")
-    machine.dispatch("a")
-    machine.nack()
-    with pytest.raises(AssertionError, match="never delivered"):
-        machine.deliver_the_rest()
-
-
-def test_the_model_sees_a_delay_that_is_too_short(monkeypatch):
-    release = ReplayQueue.release
-    monkeypatch.setattr(ReplayQueue, "release", lambda self, *, now_ms: release(self, now_ms=now_ms + 1))
-    machine = machine_of()
-    machine.publish("k")
-    machine.dispatch("a")
-    machine.nack(0, 50)
-    machine.wait(49)
-    with pytest.raises(AssertionError, match="too early"):
-        machine.dispatch("a")
-
-
-@pytest.mark.slow
-def test_the_model_sees_holes_filled_out_of_order(monkeypatch):
-    monkeypatch.setattr(ReplayQueue, "is_next_of_key", lambda self, position: True)
-    assert_caught(LimitedRangesMachine, by=AssertionError, saying="passed an earlier|a key out of order")

@@ -25,11 +25,9 @@ from ackstate.cursor import (
     Subscription,
     trim_log,
 )
-from ackstate.cursor.writes import PutValue
 from ackstate.inspect.store import inspect_store
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.log_ownership import (
-    LogOwnership,
     LogRecord,
     decode_log_record,
     encode_log_record,
@@ -37,7 +35,6 @@ from ackstate.topic.log_ownership import (
     log_path,
 )
 from ackstate.topic.message_log import NO_DELAY
-from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAULTS = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL)
@@ -478,39 +475,3 @@ class Owners(RuleBasedStateMachine):
 
 
 TestOwners = Owners.TestCase
-
-
-def no_fence(patch):
-    patch("ackstate.topic.log_ownership._fence", lambda _: iter(()))
-
-
-def a_record_that_anyone_may_replace(patch):
-    def put(self, encoded):
-        metadata, path = self._store.metadata, log_path(self._topic)
-        return (yield PutValue(path, encoded, metadata.get(path).version))
-
-    patch(LogOwnership, "_put", put)
-    patch(LogOwnership, "check", lambda _: None)
-
-
-def a_ledger_is_left_open(patch):
-    def leave(self):
-        self._open_ledger_id = None
-        yield from ()
-
-    patch(LogOwnership, "close_ledger", leave)
-
-
-def only_entries_of_this_append_are_counted(patch):
-    patch(MessageLog, "_count_up_to", lambda self, _, published: self.ledgers.append(1) and 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "planted",
-    [no_fence, a_record_that_anyone_may_replace, a_ledger_is_left_open, only_entries_of_this_append_are_counted],
-    ids=lambda each: each.__name__,
-)
-def test_a_planted_bug_is_found(planted, monkeypatch):
-    planted(monkeypatch.setattr)
-    assert_caught(Owners, by=AssertionError)

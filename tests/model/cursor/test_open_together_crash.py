@@ -20,12 +20,10 @@ from ackstate.cursor import (
     SubscriptionRequest,
     Topic,
     Topics,
-    UnreadableCursorError,
     open_cursors,
     persist_all,
 )
-from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
-from ackstate.cursor.writes import AppendEntry, CreateLedger
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 
 NAMES = "abcd"
@@ -135,39 +133,6 @@ def test_a_crash_while_topics_are_opened_together_loses_neither_messages_nor_ack
     for number in range(run([])):
         for kind in KINDS:
             run([Fault(number, kind)])
-
-
-def swings_first(patch):
-    """The record names the new ledger before the ledger has its first entry."""
-
-    def swung(self, content):
-        ledger_id = yield CreateLedger(self._owner)
-        record = self._record(ledger_id, content.mark_delete)
-        yield from self._swing(record, self.form, self.form.encode_record(record))
-        self._open_ledger, self._chain, self._sequence = None, 0, 0
-        encoded = self._encode(content)
-        yield AppendEntry(ledger_id, encoded)
-        self._open_ledger = ledger_id
-        self._advance_chain(encoded)
-        return len(encoded)
-
-    patch(Journal, "begin_ledger", swung)
-
-
-def calls_the_first_step_durable(patch):
-    """A group of writes is reported before all of it is written."""
-
-    def first_only(store, writes):
-        return [write.execute(store) if at == 0 else 0 for at, write in enumerate(writes)]
-
-    patch(MemoryStore, "write_all", first_only)
-
-
-@pytest.mark.parametrize("plant", [swings_first, calls_the_first_step_durable], ids=lambda each: each.__name__)
-def test_the_crashes_find_a_planted_bug(plant, monkeypatch):
-    plant(monkeypatch.setattr)
-    with pytest.raises((AssertionError, UnreadableCursorError)):
-        test_a_crash_at_any_write_loses_no_durable_ack(Format.NATIVE)
 
 
 def test_repairs_are_made_in_a_group_too():

@@ -21,7 +21,6 @@ from ackstate.topic.policy_store import (
     decode_policies,
     encode_policies,
 )
-from planted import assert_caught
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NAMESPACE = PolicyOwner("public", "default")
@@ -356,31 +355,6 @@ class Writers(RuleBasedStateMachine):
 
 
 TestWritersModel = pytest.mark.slow(Writers.TestCase)
-
-
-def last_one_wins(self, owner, change, *, expected_version=None):
-    """Write over whatever version is there when the decision is made."""
-    policies = change(self.read(owner).policies)
-    version = self._metadata.put(owner.path, encode_policies(policies), expected_version=self.read(owner).version)
-    return VersionedPolicies(policies, version)
-
-
-class TestTheModelIsAbleToFail:
-    def test_by_a_lost_update(self):
-        class Broken(Writers):
-            update = last_one_wins
-
-        story = Broken()
-        story.begin()
-        story.at_the_same_time(FIELDS, [1024, 1025])
-        with pytest.raises(AssertionError):
-            story.nothing_is_lost()
-
-    def test_by_a_search(self):
-        class Broken(Writers):
-            update = last_one_wins
-
-        assert_caught(Broken, by=AssertionError)
 
 
 def test_a_store_that_fails_is_told():

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ackstate.cursor import AckRefusedError, CursorConfig, SubscriptionOptions, SubscriptionType
-from ackstate.dispatch.round_waiter import RoundWaiter
-from ackstate.dispatch.rounds import Rounds
 from ackstate.limits import GateLimits
 from ackstate.topic.message_log import NO_DELAY, Message
 from topics import NumberedTopic
@@ -306,91 +304,3 @@ class RoundsMachine(RuleBasedStateMachine):
 
 
 TestRounds = pytest.mark.slow(RoundsMachine.TestCase)
-
-
-def machine_of(names="a", **settings):
-    machine = RoundsMachine()
-    machine.open(names=names, **settings)
-    machine.sent_in_round()
-    return machine
-
-
-def test_the_model_sees_a_publish_that_wakes_no_one(monkeypatch):
-    monkeypatch.setattr(RoundWaiter, "messages_came", lambda self, *_: None)
-    machine = machine_of()
-    machine.publish("k")
-    with pytest.raises(AssertionError, match="a wake-up was lost"):
-        machine.sent_in_round()
-
-
-def test_the_model_sees_a_nack_with_a_delay_that_wakes_no_one(monkeypatch):
-    monkeypatch.setattr(RoundWaiter, "time_comes", lambda self, next_ms: None)
-    machine = machine_of()
-    machine.publish("k")
-    machine.settle()
-    machine.nack(delay_ms=5)
-    machine.wait(5)
-    with pytest.raises(AssertionError, match="a wake-up was lost"):
-        machine.sent_in_round()
-
-
-def test_the_model_sees_an_ack_that_wakes_no_one(monkeypatch):
-    monkeypatch.setattr(RoundWaiter, "room_made", lambda self: None)
-    machine = machine_of(limits={"max_unacked_messages": 3})
-    machine.publish("k", message_count=2)
-    machine.publish("k")
-    machine.settle()
-    machine.nack(delay_ms=5)
-    machine.publish("k")
-    machine.settle()
-    machine.wait(5)
-    machine.settle()
-    machine.ack()
-    with pytest.raises(AssertionError, match="a wake-up was lost"):
-        machine.sent_in_round()
-
-
-def test_the_model_sees_a_rule_that_opens_and_wakes_no_one(monkeypatch):
-    monkeypatch.setattr(Rounds, "_wait_at_gate", lambda self, *, counts_room: None)
-    machine = machine_of(limits={"max_unacked_messages": 1})
-    machine.publish("kk")
-    machine.settle()
-    machine.ack()
-    with pytest.raises(AssertionError, match="a wake-up was lost"):
-        machine.sent_in_round()
-
-
-def test_the_model_sees_a_round_that_ends_early_and_wakes_no_one(monkeypatch):
-    arm = Rounds.arm
-
-    def arm_without_more(self, waiter, *, now_ms):
-        self._may_send_more = False
-        return arm(self, waiter, now_ms=now_ms)
-
-    monkeypatch.setattr(Rounds, "arm", arm_without_more)
-    machine = machine_of(round_max=3)
-    machine.publish("kkkk")
-    machine.sent_in_round()
-    with pytest.raises(AssertionError, match="a wake-up was lost"):
-        machine.sent_in_round()
-
-
-def test_the_model_sees_permits_that_are_not_taken(monkeypatch):
-    monkeypatch.setattr(Rounds, "_end_turn", lambda self, batch: None)
-    machine = machine_of(turn=4)
-    machine.publish("k" * 4)
-    with pytest.raises(AssertionError):
-        machine.sent_in_round()
-
-
-def test_the_model_sees_a_waiter_that_is_called_for_nothing(monkeypatch):
-    monkeypatch.setattr(Rounds, "_counts_room", lambda self: False)
-    machine = machine_of(limits={"max_unacked_messages": 3})
-    machine.publish("k", message_count=3)
-    machine.settle()
-    machine.nack(delay_ms=5)
-    machine.publish("k")
-    machine.settle()
-    machine.wait(5)
-    with pytest.raises(AssertionError, match="woken again and again"):
-        machine.settle()

@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ackstate.cursor.store import ABSENT, StoreError
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
-from planted import assert_caught
 from strategies import few
 
 LEDGER_IDS = st.integers(0, 5)
@@ -112,23 +111,6 @@ class StoresMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-class ForgetsVersionsMachine(StoresMachine):
-    """Planted: after a reopen a deleted value's versions come back."""
-
-    def open(self):
-        self.disk.first_version = 0
-        super().open()
-
-
-class ForgetsFencesMachine(StoresMachine):
-    """Planted: a reopen lifts the fences."""
-
-    def open(self):
-        for ledger in self.disk.ledgers.values():
-            ledger.fenced = False
-        super().open()
-
-
 TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
 TestStoresModel.settings = few
 
@@ -169,16 +151,6 @@ def tell(story, machine):
 @pytest.mark.parametrize("story", STORIES)
 def test_each_story_is_one_of_sound_stores(story):
     tell(story, StoresMachine)
-
-
-def test_the_model_catches_versions_that_come_back():
-    with pytest.raises(AssertionError):
-        tell(story_of_a_value_that_comes_back, ForgetsVersionsMachine)
-
-
-@pytest.mark.slow
-def test_the_model_catches_forgotten_fences():
-    assert_caught(ForgetsFencesMachine, by=AssertionError)
 
 
 class SameVersions:

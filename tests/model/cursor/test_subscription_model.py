@@ -11,10 +11,6 @@ from dataclasses import replace
 import pytest
 
 from ackstate.cursor import CursorConfig, Format, Message
-from ackstate.cursor.persist.planner import RecordPlanner
-from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
-from ackstate.dispatch.admission import Admission
-from ackstate.dispatch.deliveries import Deliveries
 from ackstate.limits import GateLimits, Rule
 from ackstate.stores.memory import Fault, FaultKind
 from crash.model.checks import uses
@@ -164,68 +160,6 @@ STORIES = [
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_the_stories_that_find_planted_bugs_end_well(story):
     story()
-
-
-def test_a_reservation_that_is_not_given_back_is_found(monkeypatch):
-    complete = Deliveries.complete
-
-    def keeping(deliveries, position):
-        sent = complete(deliveries, position)
-        deliveries.reserved_bytes += sent.record_bytes if sent else 0
-        return sent
-
-    monkeypatch.setattr(Deliveries, "complete", keeping)
-    with pytest.raises(AssertionError, match="were kept back for nothing"):
-        acks_every_other()
-
-
-def test_a_reservation_that_is_given_back_twice_is_found(monkeypatch):
-    complete = Deliveries.complete
-
-    def giving_twice(deliveries, position):
-        sent = complete(deliveries, position)
-        deliveries.reserved_bytes -= sent.record_bytes if sent else 0
-        return sent
-
-    monkeypatch.setattr(Deliveries, "complete", giving_twice)
-    with pytest.raises(AssertionError, match=f"{Rule.UNPERSISTED_ACK_RECORD_BYTES.name}: .* of 1024"):
-        acks_every_other()
-
-
-def test_a_late_ack_that_is_not_checked_is_found(monkeypatch):
-    monkeypatch.setattr(Admission, "_check_room", lambda *_, **__: None)
-    with pytest.raises(AssertionError, match="of 1024"):
-        acks_what_was_given_back()
-
-
-def test_a_range_that_grows_where_a_persist_cuts_it_is_found(monkeypatch):
-    plant_no_bound(monkeypatch)
-    with pytest.raises(AssertionError, match="while a persist writes"):
-        cuts_a_range_where_its_first_id_becomes_longer()
-
-
-def test_a_durable_range_that_gives_way_and_makes_the_rest_larger_is_found(monkeypatch):
-    cut_to_limit = UnpersistedAcks._cut_to_limit
-    monkeypatch.setattr(
-        UnpersistedAcks,
-        "_cut_to_limit",
-        lambda self, ready, deleted, limit, _: cut_to_limit(self, ready, deleted, limit, None),
-    )
-    with pytest.raises(AssertionError, match="while a persist writes"):
-        puts_a_lower_range_in_the_place_of_a_longer_one()
-
-
-def test_young_acks_that_close_the_gate_are_found(monkeypatch):
-    monkeypatch.setattr(Admission, "_promote_for", lambda *_, **__: None)
-    with pytest.raises(AssertionError, match="young acks keep the gate shut"):
-        acks_while_all_acks_are_young()
-
-
-def plant_no_bound(monkeypatch):
-    def begin(planner, up_to, limits):
-        return planner._state.begin_persist(up_to=up_to, limits=limits)
-
-    monkeypatch.setattr(RecordPlanner, "_begin", begin)
 
 
 def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():

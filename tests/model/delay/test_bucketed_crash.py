@@ -12,11 +12,8 @@ import pytest
 
 from ackstate import Position
 from ackstate.cursor import MemoryStore
-from ackstate.cursor.store import StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.recovery import DropReason
-from ackstate.delay.buckets.snapshots import BucketSnapshots
-from ackstate.delay.calendar import Calendar
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
@@ -171,27 +168,3 @@ def crash_everywhere(kind) -> None:
 @pytest.mark.parametrize("kind", [pytest.param(FaultKind.CRASH_BEFORE, marks=pytest.mark.soak), FaultKind.CRASH_AFTER])
 def test_what_is_not_acked_is_delivered_after_a_crash_at_any_mutation(kind):
     crash_everywhere(kind)
-
-
-def deletes_before_it_unregisters(snapshots, bucket_id):
-    with suppress(StoreError):
-        snapshots._storage.ledgers.delete(bucket_id)
-        try_to_drop(snapshots, bucket_id)
-
-
-def loses_what_is_loaded(calendar, due_ms, *positions):
-    if len(due_ms) != CONFIG.max_indexes_per_segment:
-        add_all(calendar, due_ms, *positions)
-
-
-try_to_drop, add_all = BucketSnapshots._try_to_drop, Calendar.add_all
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "planted"),
-    [(BucketSnapshots, "_try_to_drop", deletes_before_it_unregisters), (Calendar, "add_all", loses_what_is_loaded)],
-)
-def test_the_crashes_see_a_planted_bug(monkeypatch, owner, name, planted):
-    monkeypatch.setattr(owner, name, planted)
-    with pytest.raises(AssertionError):
-        crash_everywhere(FaultKind.CRASH_AFTER)

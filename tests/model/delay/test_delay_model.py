@@ -1,17 +1,13 @@
 """Never early, never lost, at most once to each subscription: whatever readers, clock and acks do."""
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.due_log import batches_from
 from ackstate.delay.position_set import PositionSet
-from ackstate.delay.view import SubscriptionDelayView
 from delay_driver import unread_batches
-from planted import assert_caught
 
 NO_DELAY = -1
 LEDGER_ENTRIES = 4
@@ -192,96 +188,3 @@ class DelayMachine(RuleBasedStateMachine):
 
 
 TestDelay = DelayMachine.TestCase
-
-
-# Planted bugs: each replaces one method.
-
-
-def keeps_all_of_the_due_log(view, due):
-    for batch in batches_from(view.unread):
-        due.update(batch.positions)
-    view.unread = view._index.due_log.end
-
-
-def widens_the_window_before_it_reads_the_log(view, position, *, deliver_at_ms, now_ms):
-    with view._index.lock:
-        view._index.move_due(now_ms)
-        is_held = view._index.hold(position, deliver_at_ms)
-        view._pass(position)
-        view._read_due_log()
-    return is_held or position in view._due
-
-
-def rounds_down(index, position, deliver_at_ms):
-    if deliver_at_ms > index.now_ms:
-        deliver_at_ms = max(deliver_at_ms // index._tick_time_ms * index._tick_time_ms, index.now_ms + 1)
-    return hold(index, position, deliver_at_ms)
-
-
-def drops_a_batch_once_one_view_has_read_it(view, due):
-    first, end = view._window()
-    for batch in batches_from(view.unread):
-        due.update_between(batch.positions, first=first, end=end)
-        batch.positions.clear()
-    view.unread = view._index.due_log.end
-
-
-def judges_by_time_before_it_looks_what_is_held(index, position, deliver_at_ms):
-    return deliver_at_ms > index.now_ms and hold(index, position, deliver_at_ms)
-
-
-def forgets_what_it_was_cut_off_from(view):
-    view._is_cut_off = False
-
-
-def counts_what_is_in_flight_as_due(reader, first, end):
-    return not_sent_between(reader, first, end) if not reader.delivered else everything_read(reader)
-
-
-def everything_read(reader):
-    found = PositionSet()
-    for position in reader.log[: reader.next_read]:
-        found.include(*position)
-    return found
-
-
-def hands_out_what_was_acked(view, max_messages, *, now_ms):
-    view._advance(now_ms)
-    handed_out = list(view._due)[:max_messages]
-    for position in handed_out:
-        view._due.remove_below(Position(position.ledger_id, position.entry_id + 1))
-    return handed_out
-
-
-def keeps_its_window_when_cleared(view):
-    view._due.clear()
-
-
-def follows_the_clock_back(index, now_ms):
-    move_due(index, now_ms)
-    index._now_ms = now_ms
-
-
-hold = TopicDelayIndex.hold
-move_due = TopicDelayIndex.move_due
-not_sent_between = SkippingReader.not_sent_between
-
-PLANTED = [
-    (SubscriptionDelayView, "_read_into", keeps_all_of_the_due_log),
-    (SubscriptionDelayView, "add_message", widens_the_window_before_it_reads_the_log),
-    (TopicDelayIndex, "hold", rounds_down),
-    (SubscriptionDelayView, "_read_into", drops_a_batch_once_one_view_has_read_it),
-    (TopicDelayIndex, "hold", judges_by_time_before_it_looks_what_is_held),
-    (SubscriptionDelayView, "scheduled_messages", hands_out_what_was_acked),
-    (SubscriptionDelayView, "clear", keeps_its_window_when_cleared),
-    (SubscriptionDelayView, "_derive", forgets_what_it_was_cut_off_from),
-    (SkippingReader, "not_sent_between", counts_what_is_in_flight_as_due),
-    (TopicDelayIndex, "move_due", follows_the_clock_back),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("owner", "name", "planted"), PLANTED, ids=[planted.__name__ for *_, planted in PLANTED])
-def test_the_model_sees_a_planted_bug(monkeypatch, owner, name, planted):
-    monkeypatch.setattr(owner, name, planted)
-    assert_caught(DelayMachine, by=AssertionError)

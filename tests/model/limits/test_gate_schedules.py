@@ -11,7 +11,6 @@ import random
 import pytest
 
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage
-from ackstate.limits.rule_state import RuleState
 
 SCHEDULES = int(os.environ.get("GATE_SCHEDULES", "500"))
 STEPS = 15
@@ -143,36 +142,3 @@ def check(it, dispatchers, broker):
 @pytest.mark.slow
 def test_gate_schedules_pass_no_limit_and_stick_nowhere():
     run_all(SCHEDULES)
-
-
-def fits_one_more(self, costs, count, *, used):
-    return min(count, 1 + FITTING(self, costs, count, used=used))
-
-
-FITTING = RuleState.fitting
-
-
-@pytest.mark.parametrize(
-    ("method", "planted", "caught"),
-    [
-        ("fitting", fits_one_more, "is passed"),
-        ("open_at", lambda self, used: None, "sticks"),
-        ("admits", lambda self, needed, *, used, now_ms: True, "no rule named"),
-    ],
-)
-def test_the_schedules_see_a_planted_bug(monkeypatch, method, planted, caught):
-    monkeypatch.setattr(RuleState, method, planted)
-    with pytest.raises(AssertionError, match=caught):
-        run_all(500)
-
-
-def test_the_schedules_see_waiters_that_are_called_twice(monkeypatch):
-    when_open = DispatchGate.when_open
-
-    def twice(self, waiter, consumer=""):
-        when_open(self, waiter, consumer)
-        when_open(self, waiter, consumer)
-
-    monkeypatch.setattr(DispatchGate, "when_open", twice)
-    with pytest.raises(AssertionError, match="sticks"):
-        run_all(500)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import ackstate.limits.settable
 from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
@@ -201,110 +198,3 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicies = pytest.mark.slow(PolicyMachine.TestCase)
-
-
-# Each of these is seen to fail.
-
-P = DelayedDeliveryPolicies
-
-
-def machine_of(*, active=True, may_disable=False):
-    machine = PolicyMachine()
-    machine.begin(BrokerDelayedDelivery(active=active), may_disable)
-    return machine
-
-
-def resolve_like_the_model(topic, namespace):
-    test_policies_are_resolved_like_the_model.hypothesis.inner_test(topic, namespace, BrokerDelayedDelivery(), False)
-
-
-def test_the_oracle_catches_a_topic_that_escapes(monkeypatch):
-    monkeypatch.setattr(ackstate.limits.policies, "_without_disabling", lambda topic, namespace: topic)
-    with pytest.raises(AssertionError):
-        resolve_like_the_model(P(fixed_delivery_delay_ms=0), P(fixed_delivery_delay_ms=5))
-
-
-def test_the_oracle_catches_a_0_that_is_taken_for_unset(monkeypatch):
-    first_set = ackstate.limits.policies._first_set
-    monkeypatch.setattr(ackstate.limits.policies, "_first_set", lambda *words: first_set(words[0] or None, *words[1:]))
-    with pytest.raises(AssertionError):
-        resolve_like_the_model(P(max_delivery_delay_ms=0), P())
-
-
-@pytest.mark.parametrize(
-    ("fixed_ms", "asked_after_ms", "planted"),
-    [
-        # Equal to the maximum is refused.
-        (0, 60, {"max_delivery_delay_ms": 59}),
-        # The maximum is forgotten.
-        (0, 61, {"max_delivery_delay_ms": 0}),
-        # The fixed delay counts only where there is no maximum.
-        (5, 50, {"fixed_delivery_delay_ms": 0}),
-    ],
-)
-def test_the_oracle_catches_a_wrong_decision(monkeypatch, fixed_ms, asked_after_ms, planted):
-    right = EffectiveDelayedDelivery.deliver_at
-    monkeypatch.setattr(
-        EffectiveDelayedDelivery, "deliver_at", lambda self, *times: right(replace(self, **planted), *times)
-    )
-    asked = ("after", asked_after_ms)
-    with pytest.raises((AssertionError, DeliveryDelayExceededError, pytest.fail.Exception)):
-        test_messages_are_decided_like_the_model.hypothesis.inner_test(True, 60, fixed_ms, 1_000, asked)
-
-
-def test_the_model_catches_a_whole_object_post(monkeypatch):
-    """Pulsar's: a field that an update does not name becomes 0."""
-
-    def whole(self, update):
-        return replace(update, max_delivery_delay_ms=update.max_delivery_delay_ms or 0)
-
-    monkeypatch.setattr(DelayedDeliveryPolicies, "updated", whole)
-    machine = machine_of()
-    machine.set_namespace(P(tick_time_ms=1))
-    with pytest.raises(AssertionError, match="an update changed a field that it did not name"):
-        machine.what_was_not_named_is_kept()
-
-
-def test_the_model_catches_a_namespace_that_forgets_its_topics(monkeypatch):
-    right = check_namespace_settable
-
-    def forgetful(namespace, broker, *, stored, topics, topic_may_disable):
-        right(namespace, broker, stored=stored, topic_may_disable=topic_may_disable)
-
-    monkeypatch.setitem(globals(), "check_namespace_settable", forgetful)
-    machine = machine_of()
-    machine.set_topic("b", P(fixed_delivery_delay_ms=5))
-    machine.set_namespace(P(active=False))
-    with pytest.raises(AssertionError, match="a fixed delay is in force and not kept"):
-        machine.a_fixed_delay_is_kept()
-
-
-def test_the_model_catches_a_topic_that_was_there_first_and_escapes(monkeypatch):
-    monkeypatch.setattr(ackstate.limits.policies, "_without_disabling", lambda topic, namespace: topic)
-    machine = machine_of()
-    machine.set_topic("a", P(max_delivery_delay_ms=0))
-    machine.set_namespace(P(max_delivery_delay_ms=5))
-    with pytest.raises(AssertionError, match="a topic escaped its namespace"):
-        machine.no_topic_escapes_what_its_namespace_enforces()
-
-
-def test_the_model_catches_a_topic_whose_words_are_taken_and_not_heard(monkeypatch):
-    monkeypatch.setitem(globals(), "check_topic_settable", lambda *policies, **more: None)
-    machine = machine_of()
-    machine.set_namespace(P(fixed_delivery_delay_ms=5))
-    with pytest.raises(AssertionError, match="a value that a topic was allowed to set does not count"):
-        machine.set_topic("a", P(fixed_delivery_delay_ms=0))
-
-
-def test_the_model_catches_an_excuse_that_outlives_what_it_excused(monkeypatch):
-    """A policy that was not kept once must not be broken for good."""
-    monkeypatch.setattr(ackstate.limits.settable, "_breaks", lambda before, after: False)
-    machine = machine_of()
-    machine.set_namespace(P(fixed_delivery_delay_ms=5))
-    machine.restart(BrokerDelayedDelivery(active=False))
-    machine.a_fixed_delay_is_kept()
-    machine.set_namespace(P(active=True))
-    machine.a_fixed_delay_is_kept()
-    machine.set_namespace(P(active=False))
-    with pytest.raises(AssertionError, match="a fixed delay is in force and not kept"):
-        machine.a_fixed_delay_is_kept()

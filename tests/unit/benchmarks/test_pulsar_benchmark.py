@@ -9,7 +9,6 @@ import pytest
 
 from ackstate import LedgerMap, Position
 from ackstate.wire.pulsar import decode_position_info
-from benchmarks.delayed_messages import TICK_MS
 from benchmarks.measurement import RESULTS
 from benchmarks.pulsar import workloads
 from benchmarks.pulsar.bench_pulsar import CHECKED_ACKS, CHECKED_HOLES, FORMS, NAME

@@ -18,11 +18,7 @@ from pathlib import Path
 import pytest
 
 from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, LedgerMap, Position
-from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
-from ackstate.cursor.persist import opening
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.reader import EntryReader
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "cursor.jsonl.gz"
@@ -441,55 +437,3 @@ def test_every_recorded_operation_is_ours_but_for_named_deviations():
 def test_with_pulsars_rule_the_limit_is_no_deviation():
     counts = replay_all(LimitRule.PULSAR_5_0_M1)
     assert set(counts) == {"equal", *CursorDeviation} - {CursorDeviation.ENTRY_LIMIT}
-
-
-def one_range_too_many(monkeypatch):
-    limits = CursorConfig.ledger_limits.fget
-    more = property(lambda self: limits(self)._replace(range_count_max=limits(self).range_count_max + 1))
-    monkeypatch.setattr(CursorConfig, "ledger_limits", more)
-
-
-def reading_that_stands_still(monkeypatch):
-    read = EntryReader.read
-
-    def read_and_go_back(reader, count_max):
-        before = reader.position
-        positions = read(reader, count_max)
-        reader.rewind(before)
-        return positions
-
-    monkeypatch.setattr(EntryReader, "read", read_and_go_back)
-
-
-def batches_left_behind(monkeypatch):
-    restore = CursorAckState.restore
-
-    def restore_without(state, mark_delete, deleted, *, batch, properties):
-        restore(state, mark_delete, deleted, batch=BatchIndexes(), properties=properties)
-
-    monkeypatch.setattr(CursorAckState, "restore", restore_without)
-
-
-def reopening_where_it_stood(monkeypatch):
-    monkeypatch.setattr(opening, "reopened", lambda content, ledgers: content)
-
-
-def a_batch_that_is_unacked_again(monkeypatch):
-    ack = BatchIndexes.ack
-
-    def replace(batch, position, unacked_words):
-        batch.discard(position)
-        return ack(batch, position, unacked_words)
-
-    monkeypatch.setattr(BatchIndexes, "ack", replace)
-
-
-@pytest.mark.parametrize(
-    "bug",
-    [one_range_too_many, reading_that_stands_still, batches_left_behind, reopening_where_it_stood,
-     a_batch_that_is_unacked_again],
-)  # fmt: skip
-def test_a_planted_bug_is_seen(monkeypatch, bug):
-    bug(monkeypatch)
-    with pytest.raises(AssertionError, match=r"^case \d+, operation \d+"):
-        replay_all()

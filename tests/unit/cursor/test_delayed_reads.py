@@ -7,8 +7,6 @@ import pytest
 
 from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionType
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from ackstate.dispatch.delayed import DelayedMessages
-from ackstate.dispatch.message_reader import MessageReader
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message import NO_DELAY, encode_message
 
@@ -217,28 +215,6 @@ def test_an_index_is_not_kept_alive_by_the_log(monkeypatch):
     topic.subscriptions.clear()
     topic.publish(DUE_MS)
     assert len(topic.log._fed) == 0
-
-
-def reads_everything(self, positions, *, now_ms):
-    return positions
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "planted"),
-    [
-        (MessageLog, "feed", lambda *_: None),
-        (DelayedMessages, "to_read", reads_everything),
-        (MessageReader, "keep", lambda *_: None),
-    ],
-)
-def test_a_read_too_many_is_found(monkeypatch, owner, name, planted):
-    monkeypatch.setattr(owner, name, planted)
-    topic = CountedTopic(monkeypatch, in_memory_index, SubscriptionType.KEY_SHARED, count=3)
-    topic.subscribe()
-    (position,) = topic.publish(DUE_MS)
-    topic.dispatch(now_ms=0)
-    topic.dispatch(now_ms=DUE_MS)
-    assert topic.reads[position] > 3
 
 
 def test_a_message_without_a_delay_among_delayed_ones_reaches_the_tracker():

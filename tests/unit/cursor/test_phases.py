@@ -12,11 +12,8 @@ from copy import deepcopy
 
 import pytest
 
-from ackstate import CorruptStateError, CursorClosedError, LedgerMap, Position
+from ackstate import CursorClosedError, LedgerMap, Position
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, persist_all
-from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.persist.round import Round
-from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.stores.memory import MemoryDisk
 
 PATIENCE_S = 30
@@ -310,46 +307,3 @@ def test_what_came_in_meanwhile_is_in_the_second_write(name, second):
         assert all(map(scene.cursor.durable, late)) != scene.is_reset
         assert found_by_a_crash(scene.store.inner.disk) == acked(scene.cursor)
         assert scene.cursor.redelivery_if_crashed == 0
-
-
-def test_a_receipt_given_before_the_write_is_caught(monkeypatch):
-    begin = CursorAckState.begin_persist
-
-    def begun(self, **settings):
-        taken = begin(self, **settings)
-        self.durable_number = self.accepted_number
-        return taken
-
-    monkeypatch.setattr(CursorAckState, "begin_persist", begun)
-    with pytest.raises(AssertionError, match="a receipt came before its write"):
-        test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
-
-
-def test_a_write_that_takes_what_comes_in_meanwhile_for_written_is_caught(monkeypatch):
-    commit = Round.commit
-
-    def generous(self, byte_count):
-        result = commit(self, byte_count)
-        state = self._persister.state
-        state.durable_number = state.accepted_number
-        return result
-
-    monkeypatch.setattr(Round, "commit", generous)
-    with pytest.raises(AssertionError, match="assert"):
-        test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early("delta")
-
-
-def test_a_ledger_deleted_before_the_record_swings_is_caught(monkeypatch):
-    swing = Journal._swing
-
-    def delete_first(self, record, form, encoded):
-        yield from self._delete({self._pointed_at})
-        return (yield from swing(self, record, form, encoded))
-
-    monkeypatch.setattr(Journal, "_swing", delete_first)
-    scene = Scene("snapshot", WHOLE_LEDGER.index("before put") + 2)  # after two for the ledger deleted too early
-    scene.begin()
-    with pytest.raises(CorruptStateError, match="expected cursor ledger"):
-        scene.check_crash()
-    scene.boundaries.go_on.set()
-    scene.writer.ended()

@@ -177,28 +177,6 @@ def test_a_scenario_on_sqlite(path, name, tmp_path):
     tell(read(path), name, new_disk=lambda: partial(SqliteStore, tmp_path / str(next(numbers))))
 
 
-def mistakes(expected):
-    """Return expectations with one mistake each: in the position, in a range, in the cause, in the count."""
-    ledger_id, entry_id = expected.mark_delete.split(":")
-    yield expected._replace(mark_delete=f"{ledger_id}:{int(entry_id) + 1}")
-    yield expected._replace(ranges="[(3:0..3:9]]" if expected.ranges == "[]" else expected.ranges[:-2] + "0]]")
-    yield expected._replace(lost={**expected.lost, "unwritten": expected.lost.get("unwritten", 0) + 1})
-    if expected.lost:
-        cause, count = next(iter(expected.lost.items()))
-        yield expected._replace(lost={**expected.lost, cause: count - 1})
-
-
-@pytest.mark.parametrize(("path", "name"), STORIES)
-def test_a_mistake_in_what_is_expected_is_found(path, name):
-    scenario = read(path)
-    last = scenario.steps[-1]
-    for mistake in mistakes(last.expected[name]):
-        wrong = last._replace(expected={name: mistake})
-        only_this = [CursorStep(*step[:3], {}) for step in scenario.steps[:-1]] + [wrong]
-        with pytest.raises(AssertionError):
-            tell(scenario._replace(steps=only_this), name)
-
-
 def ranges_text(pairs):
     """Return ranges of ledger 3 as Pulsar prints them, from the first and last entry of each, both acked."""
     return f"[{','.join(f'(3:{first - 1}..3:{last}]' for first, last in pairs)}]"

@@ -19,7 +19,6 @@ from ackstate import Position
 from ackstate.cursor import MemoryStore
 from ackstate.cursor.store import StoreError
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.delay.buckets.snapshots import ATTEMPT_COUNT
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
@@ -184,11 +183,3 @@ def test_every_recorded_operation_is_played():
         "add": 3492, "adv": 534, "fire": 616, "avail": 411, "get": 735, "contains": 288, "markDelete": 43,
         "recover": 25, "fail": 17,
     }  # fmt: skip
-
-
-def test_the_replay_sees_an_index_that_answers_otherwise(monkeypatch):
-    """Buckets are never merged."""
-    monkeypatch.setattr(SealedBuckets, "has_too_many", False)
-    case = next(case for case in cases() if case["id"] == "hand-53b-maxbuckets3")
-    with pytest.raises(AssertionError, match="case hand-53b-maxbuckets3, operation"):
-        BucketVectorReplay(case).play()

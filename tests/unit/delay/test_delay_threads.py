@@ -3,7 +3,6 @@
 import random
 import sys
 import threading
-from contextlib import nullcontext
 from itertools import count
 
 import pytest
@@ -52,10 +51,6 @@ def often(race):
     """So often that a race is won: the ones here are five times out of six."""
     for _ in range(20):
         race()
-
-
-def nothing_acked(position):
-    return False
 
 
 class SharedClock:
@@ -151,16 +146,3 @@ def run_dispatchers(index, *, learns):
 def test_each_message_comes_once_to_each_and_never_early(due_log_bytes_max, learns):
     for _ in range(5):
         run_dispatchers(TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=due_log_bytes_max), learns=learns)
-
-
-@pytest.mark.slow
-def test_an_index_whose_lock_does_nothing_is_caught():
-    errors = (AssertionError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, BufferError)
-    with pytest.raises(errors):
-        often(lambda: run_dispatchers(index_without_lock(), learns=False))
-
-
-def index_without_lock():
-    index = TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=0)
-    index.lock = nullcontext()
-    return index

@@ -12,8 +12,6 @@ from collections import Counter
 from enum import Enum
 from pathlib import Path
 
-import pytest
-
 from ackstate import Position
 from ackstate.delay import InMemoryDelayTracker
 
@@ -169,84 +167,3 @@ def test_every_recorded_operation_is_ours():
         Wake.EARLY: 38,
         Wake.STALL: 22,
     }
-
-
-# Planted bugs.
-
-
-def rounds_down_though_strict(monkeypatch):
-    init = InMemoryDelayTracker.__init__
-
-    def init_and_round_down(tracker, **settings):
-        init(tracker, **settings)
-        tracker._round_up_ms = 0
-
-    monkeypatch.setattr(InMemoryDelayTracker, "__init__", init_and_round_down)
-
-
-def bucket_due_a_millisecond_late(monkeypatch):
-    set_tick = InMemoryDelayTracker._set_tick
-
-    def set_tick_without_one(tracker, tick_time_ms):
-        set_tick(tracker, tick_time_ms)
-        tracker._lead_ms -= not tracker._is_strict
-
-    monkeypatch.setattr(InMemoryDelayTracker, "_set_tick", set_tick_without_one)
-
-
-def delay_still_fixed_after_an_earlier_time(monkeypatch):
-    add = InMemoryDelayTracker.add_message
-
-    def add_and_forget(tracker, position, **times):
-        before = tracker._has_fixed_delay
-        is_held = add(tracker, position, **times)
-        tracker._has_fixed_delay = before if is_held else tracker._has_fixed_delay
-        return is_held
-
-    monkeypatch.setattr(InMemoryDelayTracker, "add_message", add_and_forget)
-
-
-def in_the_order_of_their_times(monkeypatch):
-    scheduled = InMemoryDelayTracker.scheduled_messages
-
-    def one_by_one(tracker, max_messages, *, now_ms):
-        return [p for _ in range(max(max_messages, 1)) for p in scheduled(tracker, min(max_messages, 1), now_ms=now_ms)]
-
-    monkeypatch.setattr(InMemoryDelayTracker, "scheduled_messages", one_by_one)
-
-
-def clear_as_in_4_2_4(monkeypatch):
-    clear = InMemoryDelayTracker.clear
-
-    def clear_messages_only(tracker):
-        before = tracker._highest_ms, tracker._has_fixed_delay
-        clear(tracker)
-        tracker._highest_ms, tracker._has_fixed_delay = before
-
-    monkeypatch.setattr(InMemoryDelayTracker, "clear", clear_messages_only)
-
-
-def precision_follows_the_tick(monkeypatch):
-    def reset(tracker, tick_time_ms):
-        tracker._precision_ms = 1 << max(tick_time_ms.bit_length() - 1, 0)
-        tracker._bucket_mask = -tracker._precision_ms
-        tracker._set_tick(tick_time_ms)
-
-    monkeypatch.setattr(InMemoryDelayTracker, "reset_tick_time", reset)
-
-
-@pytest.mark.parametrize(
-    "bug",
-    [
-        rounds_down_though_strict,
-        bucket_due_a_millisecond_late,
-        delay_still_fixed_after_an_earlier_time,
-        in_the_order_of_their_times,
-        clear_as_in_4_2_4,
-        precision_follows_the_tick,
-    ],
-)
-def test_a_planted_bug_is_seen(monkeypatch, bug):
-    bug(monkeypatch)
-    with pytest.raises(AssertionError, match=r"^case [\w-]+, operation \d+"):
-        replay_all()

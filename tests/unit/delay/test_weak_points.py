@@ -235,8 +235,6 @@ def test_a_message_is_never_early_whatever_the_tick(tick_ms):
         assert deliver_at_ms <= given_ms == tick_end_ms < deliver_at_ms + tick_ms
 
 
-
-
 def one_due_and_many_far(bucket_count):
     return [TICK, *(10**6 + number * TICK for number in range(bucket_count))]
 

@@ -17,18 +17,12 @@ from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
-from ackstate.cursor.journal.journal import Journal, cursor_owner, cursor_path
-from ackstate.cursor.persist.planner import RecordPlanner
-from ackstate.errors import CorruptStateError
-from ackstate.stores import sqlite_database
+from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import MemoryStore
-from ackstate.topic import message_log
-from ackstate.topic.log_ownership import LogOwnership
-from ackstate.topic.message_log import MessageLog
 from crash.crash_states import examination, processes, sqlite
 from crash.crash_states.examination import examine, run
 from crash.crash_states.execution import Execution
-from crash.crash_states.log_trims import LogStep, LogStepKind, LogWorkload, examine_log
+from crash.crash_states.log_trims import LogStep, LogStepKind, LogWorkload
 from crash.crash_states.moments import Moment, judge
 from crash.crash_states.processes import runs_side_by_side
 from crash.crash_states.sqlite import Copy, RecordedStorage, Recoveries, states_between, temporary_place
@@ -139,28 +133,6 @@ def test_a_receipt_before_the_write_is_found(monkeypatch):
     assert outcome.lost_durable > 0
 
 
-def test_a_gauge_that_is_off_by_one_is_found(monkeypatch):
-    gauge = ManagedCursor.redelivery_if_crashed.fget
-    monkeypatch.setattr(ManagedCursor, "redelivery_if_crashed", property(lambda cursor: gauge(cursor) + 1))
-    outcome = found_by(0, 1, 3)
-    assert outcome.broken[0].promise is Promise.I3
-    assert outcome.gauge_mismatch == 1
-
-
-def test_a_recovery_that_acks_something_is_found(monkeypatch):
-    open_cursor = ManagedCursor.open
-
-    def acks_one_more(store, **named):
-        cursor = open_cursor(store, **named)
-        cursor.skip(1, now_ms=0)
-        cursor.persist(now_ms=0)
-        return cursor
-
-    monkeypatch.setattr(ManagedCursor, "open", acks_one_more)
-    outcome = found_by(0, 1, 3)
-    assert outcome.broken[0].promise is Promise.I5
-
-
 STEPS = (
     Step(StepKind.ACK, 0, Position(1, 3), 2),
     Step(StepKind.PERSIST, 0),
@@ -175,29 +147,6 @@ STEPS = (
 def in_memory(workload):
     store = MemoryStore()
     return Execution(workload, lambda: store, count_calls=lambda: 0, kill=nothing, kill_after=nothing)
-
-
-def counts_of(workload):
-    execution = in_memory(workload)
-    execution.run()
-    return execution.counts
-
-
-def test_ledgers_that_are_left_over_are_found(monkeypatch):
-    workload = Workload(("a",), CursorConfig(), STEPS)
-    assert examine(workload).failure is None
-    monkeypatch.setattr(Journal, "_delete", lambda *_: iter(()))
-    failure = examine(workload).failure
-    assert failure.broken.promise is Promise.I11
-    assert "but the record names" in failure.broken.found
-
-
-@pytest.mark.parametrize("config", [CursorConfig(), CursorConfig(ledger_entry_count_max=50)])
-def test_a_cursor_that_never_writes_a_delta_is_seen_by_the_count(monkeypatch, config):
-    workload = Workload(("a",), config, STEPS)
-    assert counts_of(workload)["deltas"] == 2
-    monkeypatch.setattr(RecordPlanner, "_needs_new_ledger", lambda self, *, now_ms: True)
-    assert counts_of(workload)["deltas"] == 0
 
 
 def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
@@ -311,19 +260,6 @@ def test_every_commit_of_sqlite_is_cut_at_every_border_and_judged(monkeypatch):
     assert sizes >= {*borders, *(border + 24 for border in borders[:-1])}
 
 
-@pytest.mark.slow
-def test_an_sqlite_store_that_takes_a_torn_log_for_damage_is_found(monkeypatch):
-    def refuses_half_a_frame(log, database):
-        if log.exists() and log.stat().st_size % FRAME not in {0, 32}:
-            raise CorruptStateError(str(log), offset=0, expected="whole frames", found="a part of one")
-
-    monkeypatch.setattr(sqlite_database, "check_log", refuses_half_a_frame)
-    workload = Workload(("a",), CursorConfig(), (Step(StepKind.ACK, 0, Position(1, 3), 2), Step(StepKind.PERSIST, 0)))
-    failure = examine(workload).failure
-    assert failure.broken.promise is Promise.I10
-    assert "the log ends at" in failure.disk[0]
-
-
 TRIMS = LogWorkload(
     2,
     tuple(
@@ -336,11 +272,6 @@ TRIMS = LogWorkload(
 )  # fmt: skip
 
 
-def broken_by_trims():
-    failure = examine_log(TRIMS).failure
-    return failure and failure.broken.promise
-
-
 @pytest.mark.slow
 def test_a_log_that_is_trimmed_survives_every_crash_state(monkeypatch):
     monkeypatch.setattr(examination, "draw_log_workload", lambda _: TRIMS)
@@ -350,30 +281,6 @@ def test_a_log_that_is_trimmed_survives_every_crash_state(monkeypatch):
     assert examined.counts["trimmed_ledgers"] == 1
     assert examined.counts["log_states"] > 100
     assert examined.counts["states_of_log_recoveries"] > 50
-
-
-def test_a_trim_that_trusts_acks_in_memory_is_found(monkeypatch):
-    monkeypatch.setattr(
-        ManagedCursor, "persisted_mark_delete_position", property(lambda self: self.mark_delete_position)
-    )
-    assert broken_by_trims() is Promise.I12
-
-
-def test_ledgers_that_a_trim_leaves_over_are_found(monkeypatch):
-    monkeypatch.setattr(MessageLog, "_delete_trimmed", nothing)
-    assert broken_by_trims() is Promise.I11
-
-
-def test_a_trim_without_a_durable_record_is_found(monkeypatch):
-    monkeypatch.setattr(LogOwnership, "trim", lambda *_, **__: None)
-    monkeypatch.setattr(MessageLog, "_delete_trimmed", nothing)
-    assert broken_by_trims() is Promise.I11
-
-
-def test_a_takeover_that_loses_the_last_message_is_found(monkeypatch):
-    split = message_log._split
-    monkeypatch.setattr(message_log, "_split", lambda ids, first: split(ids[:-1] if len(ids) > 1 else ids, first))
-    assert broken_by_trims() in {Promise.I11, Promise.I12}
 
 
 def test_a_worker_that_loses_its_signal_does_not_outlive_the_layer(monkeypatch):

@@ -2,28 +2,23 @@
 
 from itertools import islice
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor.journal import recovery
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.journal.recovery import Recovery, decode_record
-from ackstate.cursor.persist.persister import Persister
+from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.store import StoreError
-from ackstate.errors import CorruptStateError
 from ackstate.position import Position
-from ackstate.stores import sqlite_database, sqlite_seal
+from ackstate.stores import sqlite_database
 from crash.damage import judgement as layer
 from crash.damage.judgement import Outcome, damage, good_store, judge, run
-from crash.damage.kinds import Damage, LogFile, Reach, damages, flipped
+from crash.damage.kinds import LogFile, Reach, damages, flipped
 from crash.damage.media import SqliteMedium
 from crash.damage.records import RecordMedium
 
 DATABASE, LOG = sqlite_database.DATABASE, f"{sqlite_database.DATABASE}-wal"
-NO_CHECKSUM = SimpleNamespace(value=lambda _: 7, extend=lambda *_: 7)
 
 
 @pytest.fixture(autouse=True)
@@ -142,87 +137,6 @@ def stumbles_over(reopen, magic, *, bit):
     return stumbles
 
 
-@pytest.mark.slow
-def test_rows_without_a_checksum_are_caught(monkeypatch, sqlite):
-    """As this store was once: in Pulsar's format, which has no checksum, one bit invents acks."""
-    monkeypatch.setattr(sqlite_seal, "google_crc32c", NO_CHECKSUM)
-    monkeypatch.setattr(sqlite_seal, "SEALED", NO_CHECKSUM.extend(0, b""))
-    monkeypatch.setattr(SqliteMedium, "flips_max", 0)
-    for seed in range(40):
-        good = good_store(seed, sqlite)
-        if len(good.files) == 1 and good.story.steps[0].startswith("PULSAR"):
-            break
-    database = good.files[sqlite_database.DATABASE]
-    written = [at for at in range(3 * 4096, len(database)) if database[at]]
-    found = set()
-    for at in Random(3).sample(written, 150):
-        changed = database[:at] + bytes([database[at] ^ 1]) + database[at + 1 :]
-        copy = Damage(f"bit 0 of byte {at}", {sqlite_database.DATABASE: changed}, Reach.NONE)
-        found |= {broken.promise for broken in judge(sqlite, good, copy).broken}
-    assert found & {Promise.I1, Promise.I2}
-
-
-@pytest.mark.slow
-def test_a_log_that_is_not_checked_before_sqlite_reads_it_is_caught(monkeypatch, sqlite):
-    monkeypatch.setattr(sqlite_database, "check_log", lambda *_: None)
-    good = next(good for good in (good_store(seed, sqlite) for seed in range(30)) if len(good.files) == 2)
-    name = f"{sqlite_database.DATABASE}-wal"
-    log = good.files[name]
-    broken = []
-    for at in range(100, len(log) // 2, len(log) // 9):
-        changed = log[:at] + bytes([log[at] ^ 1]) + log[at + 1 :]
-        broken += judge(sqlite, good, Damage(f"byte {at}", {**good.files, name: changed}, Reach.LAST)).broken
-    assert {each.promise for each in broken} & {Promise.I2, Promise.I10}
-
-
-class EmptyIsNew:
-    """A store that takes an empty file for one that was never written, as more than one has."""
-
-    name = "EmptyIsNew"
-
-    def __init__(self, medium):
-        self._medium = medium
-
-    def __getattr__(self, name):
-        return getattr(self._medium, name)
-
-    def open(self, files):
-        return self._medium.open(files if all(files.values()) else {})
-
-
-@pytest.mark.slow
-def test_an_empty_file_taken_for_an_empty_state_is_caught(sqlite):
-    medium = EmptyIsNew(sqlite)
-    good = good_store(1, medium)
-    emptied = Damage("emptied", dict.fromkeys(good.files, b""), Reach.NONE)
-    assert [broken.promise for broken in judge(medium, good, emptied).broken] == [Promise.I10]
-    assert judge(sqlite, good, emptied).counts == {"refused": 1}
-    # The layer itself gets there.
-    assert Promise.I10 in promises([run(1, medium)])
-
-
-@pytest.mark.slow
-def test_a_recovery_that_falls_back_to_an_older_state_is_caught(monkeypatch, sqlite):
-    """Apache Pulsar, issue 18123: a read error made a cursor go on from an older position."""
-
-    def fall_back(self, offered, found, error):
-        return offered[min(offered, key=lambda repair: repair.name)] if offered else find(self, offered, found, error)
-
-    find = Recovery._chosen
-    monkeypatch.setattr(Recovery, "_chosen", fall_back)
-    for seed in range(60):
-        good = good_store(seed, sqlite)
-        if len(good.files) == 1 and good.story.steps[-1].startswith("persisted: delta"):
-            break
-    database = good.files[sqlite_database.DATABASE]
-    broken = []
-    for at in (at for at in range(3 * 4096, len(database), 11) if database[at]):
-        changed = database[:at] + bytes([database[at] ^ 16]) + database[at + 1 :]
-        copy = Damage(f"bit 4 of byte {at}", {sqlite_database.DATABASE: changed}, Reach.NONE)
-        broken += judge(sqlite, good, copy).broken
-    assert {each.promise for each in broken} & {Promise.I2, Promise.I9}
-
-
 def records(form, *, entries_min=3):
     """A good store whose cursor has a ledger with some entries, begun with a mark-delete, and the names of these."""
     medium = RecordMedium()
@@ -234,61 +148,6 @@ def records(form, *, entries_min=3):
         if good.story.steps[0].startswith(form) and len(names) >= entries_min and has_acks:
             return medium, good, names
     pytest.fail("no seed makes such a store")
-
-
-def without(good, name):
-    return Damage(f"{name} is noise", {**good.files, name: b"\xff" * 9}, Reach.NONE)
-
-
-@pytest.mark.parametrize("form", ["NATIVE", "PULSAR"])
-def test_a_repair_that_is_refused_is_a_broken_promise(monkeypatch, form):
-    medium, good, names = records(form)
-    first = Damage("all noise", {**good.files, **dict.fromkeys(names, b"\xff")}, Reach.NONE)
-    assert judge(medium, good, first).counts == {
-        "refused": 1,
-        "repaired": 2,
-        "use_metadata_snapshot": 1,
-        "start_anew": 1,
-    }
-
-    def refuses(self, *_, **__):
-        raise StoreError("not now")
-
-    monkeypatch.setattr(Journal, "_take_over", refuses)
-    broken = judge(medium, good, first).broken
-    assert [each.promise for each in broken] == [Promise.REPAIRS] * 2
-    assert all("StoreError: not now" in each.found for each in broken)
-
-
-def test_a_repair_that_gives_up_too_much_or_nothing_is_caught(monkeypatch):
-    medium, good, names = records("NATIVE")
-    middle = without(good, names[1])
-    assert judge(medium, good, middle).broken == ()
-    chosen = Recovery._chosen
-
-    def takes_the_first_message_for_every_repair(self, offered, found, error):
-        return chosen(self, dict.fromkeys(offered, recovery._state_at(self._start, found, error)), found, error)
-
-    monkeypatch.setattr(Recovery, "_chosen", takes_the_first_message_for_every_repair)
-    found = [each.found for each in judge(medium, good, middle).broken]
-    assert any("below the mark-delete of the record" in each for each in found)
-
-
-def test_a_repair_that_ends_at_no_earlier_state_is_caught(monkeypatch):
-    medium, good, names = records("NATIVE")
-    monkeypatch.setattr(good.story, "states", good.story.states[:1])
-    (broken,) = judge(medium, good, without(good, names[1])).broken
-    assert broken.promise == Promise.REPAIRS
-    assert "which never was durable" in broken.found
-
-
-def test_a_repair_that_is_not_written_is_caught(monkeypatch):
-    medium, good, names = records("PULSAR")
-    everything = Damage("noise", {**good.files, **dict.fromkeys(names, b"\xff")}, Reach.NONE)
-    monkeypatch.setattr(Persister, "begin", lambda self, *, now_ms: None)
-    broken = judge(medium, good, everything).broken
-    assert {each.promise for each in broken} == {Promise.REPAIRS}
-    assert all("UnreadableCursorError" in each.found for each in broken)
 
 
 def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(monkeypatch):
@@ -303,39 +162,3 @@ def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(mon
     assert (outcome.seed, broken.promise) == (4, Promise.I10)
     assert "the disk is gone" in broken.found
     assert "seed 4" in broken.story[0]
-
-
-def test_an_error_that_is_not_ours_and_a_hang_are_caught(monkeypatch):
-    class Careless(EmptyIsNew):
-        def open(self, files):
-            raise KeyError("header")
-
-    medium = RecordMedium()
-    good = good_store(0, medium)
-    same = Damage("nothing", good.files, Reach.NONE)
-    assert judge(medium, good, same).counts == {"harmless": 1}
-    (broken,) = judge(Careless(medium), good, same).broken
-    assert (broken.promise, broken.found) == (Promise.ERRORS, "KeyError('header')")
-
-    class Hangs(EmptyIsNew):
-        def open(self, files):
-            while True:
-                pass
-
-    monkeypatch.setattr(layer, "_HANGS_AFTER_S", 0.05)
-    (broken,) = judge(Hangs(medium), good, same).broken
-    assert "not open after" in broken.found
-
-
-def test_a_refusal_without_a_word_of_where_is_caught():
-    class Silent(EmptyIsNew):
-        def open(self, files):
-            error = CorruptStateError("log", offset=0, expected="a", found="b")
-            error.args = ("",)
-            error.__class__ = type("Silent", (CorruptStateError,), {"__str__": lambda _: ""})
-            raise error
-
-    medium = RecordMedium()
-    good = good_store(0, medium)
-    (broken,) = judge(Silent(medium), good, Damage("nothing", good.files, Reach.NONE)).broken
-    assert broken.promise == Promise.ERRORS

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
-from ackstate.analysis.crash.promises import Promise
 from crash import schedules
 from crash.model.settings import Settings
 from crash.model.simulation import BrokerSimulation
-from museum.exhibits import EXHIBITS
 
 # Together they use every feature. The layer itself runs thousands: `ackstate crash --layer L0`.
 SEEDS = (131, 132, 133, 136, 139, 143, 167, 171)
-PLAIN = {exhibit.name: exhibit for exhibit in EXHIBITS}
 
 
 @pytest.mark.slow
@@ -51,13 +46,3 @@ def test_an_event_that_is_left_out_changes_no_other_event():
     schedule = BrokerSimulation(3, Settings())
     schedule.run(passing, ends=False)
     assert schedule.now_ms == sum(waits.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["M5", "M8"])
-def test_the_layer_finds_a_planted_bug_and_tells_it_shortly(name):
-    with PLAIN[name].plant():
-        outcome = next(each for each in islice(schedules.schedules(0), 40) if each.broken)
-    (broken,) = outcome.broken
-    assert len(broken.story) <= 14, broken
-    assert (outcome.lost_durable > 0) == (broken.promise is Promise.I2)

@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalSource
-from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.gated_replay import GatedReplay
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
@@ -22,7 +21,6 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.store import StoreError
 from ackstate.cursor.subscription import Subscription
 from ackstate.limits.gate import DispatchGate, GateLimits
@@ -231,34 +229,6 @@ test_every_instant_agrees_with_a_real_subscription_day_by_day = pytest.mark.slow
 )
 
 
-def assert_agreement_fails():
-    search = settings(max_examples=100, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
-    with pytest.raises(AssertionError):
-        search(given(gated_traces(), POLICIES, SIZES)(assert_agreement))()
-
-
-def test_it_catches_acks_that_do_not_move_with_their_delivery(monkeypatch):
-    taken = GatedReplay._release_blocked
-
-    def let_go(self):
-        taken(self)
-        self._queue._waited_ms.clear()
-
-    monkeypatch.setattr(GatedReplay, "_release_blocked", let_go)
-    assert_agreement_fails()
-
-
-def test_it_catches_a_gate_that_no_persist_opens(monkeypatch):
-    monkeypatch.setattr(GatedReplay, "persisted", lambda self, outcome: None)
-    assert_agreement_fails()
-
-
-def test_it_catches_a_flush_interval_that_a_promotion_does_not_begin_anew(monkeypatch):
-    monkeypatch.setattr(CursorReplay, "promoted", lambda self, now_ms, result: None)
-    with pytest.raises(AssertionError):
-        test_young_acks_are_persisted_early_rather_than_stopping_dispatch()
-
-
 def test_young_acks_are_persisted_early_rather_than_stopping_dispatch():
     _, positions = new_log(MemoryStore())
     events = []
@@ -292,18 +262,6 @@ def test_what_a_promotion_cut_off_is_tried_again_at_the_tick_of_its_millisecond(
     assert_agreement(*cut_by_a_promotion(), [])
 
 
-def test_it_catches_a_promotion_that_counts_as_the_tick_of_its_millisecond(monkeypatch):
-    promoted = CursorReplay.promoted
-
-    def as_a_tick(self, now_ms, result):
-        promoted(self, now_ms, result)
-        self._asked_ms = now_ms
-
-    monkeypatch.setattr(CursorReplay, "promoted", as_a_tick)
-    with pytest.raises(AssertionError):
-        assert_agreement(*cut_by_a_promotion(), [])
-
-
 def tried_in_vain():
     """Where a ledger cannot be written there is room for one range; the lowest must not take the place of a wider."""
     acks = {3_000: range(10, 20), 3_001: [2], 3_050: [4], 3_450: [0, 1, 3, *range(5, 10)]}
@@ -333,12 +291,6 @@ def the_end_of_a_ledger():
 
 def test_at_the_end_of_a_ledger_young_acks_make_room_for_the_first_message_of_the_next():
     assert_agreement(*the_end_of_a_ledger(), [])
-
-
-def test_it_catches_room_made_for_the_message_that_would_follow_in_the_ledger(monkeypatch):
-    monkeypatch.setattr(EntryReader, "next_unread", EntryReader.position)
-    with pytest.raises(AssertionError):
-        assert_agreement(*the_end_of_a_ledger(), [])
 
 
 def test_what_waits_when_the_process_dies_is_acked_when_it_is_back():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import montecarlo
 from ackstate import Position
-from ackstate.analysis.pulsar.record import cursor_follower
 from ackstate.analysis.pulsar.record.poll import CursorPoll
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind, PolledEvent
@@ -46,16 +44,6 @@ def test_the_bounds_enclose_a_simulated_cursor(seed, has_limit, has_restarts, kn
     """Writes under way, limits, new ledgers, crashes and seeks; the redelivery of a crash at every millisecond."""
     outside, _, _ = judged(seed, has_limit=has_limit, has_restarts=has_restarts, knows_load=knows_load)
     assert outside is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "seeds"),
-    [("UNDER_WAY_MAX", 0, (17, 20)), ("UNDER_WAY_MAX", 1, (20,)), ("WRITE_MS", 0, (315, 343))],
-)
-def test_a_wrong_rule_is_found(monkeypatch, name, value, seeds):
-    """A record that was begun before a poll does not cover its acks; one may be durable before it is seen."""
-    monkeypatch.setattr(cursor_follower, name, value)
-    assert all(judged(seed)[0] for seed in seeds)
 
 
 def test_the_bounds_are_not_trivial():

@@ -6,17 +6,13 @@ import copy
 import json
 import logging
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.replay import subscription_replay
 from ackstate.analysis.replay.curve_sum import CAUSES
-from ackstate.analysis.replay.curves import PolicyCurve
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.bad_rows import BadRows
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -25,7 +21,7 @@ from ackstate.cursor.managed import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.memory import MemoryStore
-from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_fails, assert_agreement_with, by_days, replayed
+from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_with, by_days, replayed
 from strategies import few
 
 ACK, CRASH, RECOVER, RESET, REDELIVER = (
@@ -132,38 +128,6 @@ def test_entries_that_a_dead_cursor_gives_back_do_not_open_it():
     events = [Event(5, ACK, 3, 0, 9), Event(6, CRASH), Event(8, REDELIVER, 3, 0, 3), Event(20, RECOVER)]
     (curve,), _ = replayed(events, [FLUSH_60_S], {3: 10}, sizes=[], end_ms=30)
     assert [curve[ts_ms] for ts_ms in (5, 6, 8, 19, 20, 30)] == [10, 0, 0, 0, 6, 6]
-
-
-def test_it_catches_restarts_that_are_taken_together(monkeypatch):
-    def together(before, after):
-        return before.is_any_of(montecarlo.RESTARTS) & after.is_any_of(montecarlo.RESTARTS)
-
-    monkeypatch.setattr(subscription_replay, "is_same_restart", together)
-    monkeypatch.setattr("ackstate.analysis.replay.replay.is_same_restart", together)
-    assert_agreement_fails(PLAIN)
-
-
-def test_it_catches_a_restart_that_is_forgotten_between_two_chunks(monkeypatch):
-    monkeypatch.setattr(
-        subscription_replay, "is_same_restart", lambda before, after: np.ones(len(after.kind), np.bool_)
-    )  # fmt: skip
-    assert_agreement_fails(PLAIN)
-
-
-def test_it_catches_a_reset_that_is_durable_beyond_every_limit(monkeypatch):
-    monkeypatch.setattr(PolicyCurve, "reset", lambda self, epochs: None)
-    assert_agreement_fails(st.just([Policy.from_mapping({"flush_interval_ms": 400, "range_count_max": 1})]))
-
-
-def test_it_catches_a_cursor_that_opens_for_entries_it_gives_back(monkeypatch):
-    follow = SubscriptionReplay._follow_restart
-
-    def opened(self, part, found):
-        self._is_alive = True
-        follow(self, part, found)
-
-    monkeypatch.setattr(SubscriptionReplay, "_follow_restart", opened)
-    assert_agreement_fails(PLAIN)
 
 
 @st.composite

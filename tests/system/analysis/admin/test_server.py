@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -15,13 +14,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-import uvicorn
 
-from ackstate.analysis.admin import server
 from ackstate.analysis.admin.resolve import BrokerPolicies
 from ackstate.analysis.cli import main
-from ackstate.cursor import SqliteStore, VersionMismatchError
-from ackstate.topic.policy_store import PolicyOwner, PolicyStore, VersionedPolicies, encode_policies
+from ackstate.cursor import SqliteStore
+from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 from command_line import assert_one_line, run, run_apart
 from waiting import wait_until
 
@@ -428,40 +425,3 @@ def test_of_eight_writers_at_once_none_loses_a_write(start, tmp_path):
         assert refused < 8 * WRITES
         status, errors = server.stop()
         assert (status, server.audited(errors)[1]) == (0, [])
-
-
-def last_one_wins(self, owner, change, *, expected_version=None):
-    """Update policies without regard to who wrote since they were read."""
-    policies = change(self.read(owner).policies)
-    time.sleep(random.uniform(0, 0.005))
-    while True:
-        try:
-            version = self._metadata.put(
-                owner.path, encode_policies(policies), expected_version=self.read(owner).version
-            )
-        except VersionMismatchError:
-            continue
-        return VersionedPolicies(policies, version)
-
-
-def test_the_race_sees_a_server_that_loses_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(PolicyStore, "update", last_one_wins)
-    lines, servers = [], []
-
-    def kept(*arguments, **options):
-        servers.append(server_class(*arguments, **options))
-        return servers[0]
-
-    server_class = uvicorn.Server
-    monkeypatch.setattr(server, "log_to_stderr", lambda: None)
-    monkeypatch.setattr(uvicorn, "Server", kept)
-    settings = server.ServerSettings(tmp_path)
-    thread = threading.Thread(target=server.serve, args=(settings,), kwargs={"announce": lines.append})
-    thread.start()
-    wait_until(lambda: lines)
-    try:
-        with pytest.raises(AssertionError):
-            race(lines[0].split()[3])
-    finally:
-        servers[0].should_exit = True
-        thread.join()

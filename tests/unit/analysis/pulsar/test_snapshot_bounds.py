@@ -115,24 +115,6 @@ def test_the_record_that_would_hold_all_has_the_size_that_brokers_tell(name):
     assert ours >= found.look.laid_out_bytes
 
 
-def test_planted_bits_of_a_varint(monkeypatch):
-    """A rule that takes a byte of a varint for fewer bits than its seven says that more comes back than did."""
-    source = bounds.most_within_bytes
-
-    def five_sevenths(deleted, size_bytes, *, form):
-        return source(deleted, size_bytes, form=form) * 5 // 7
-
-    monkeypatch.setattr(bounds, "most_within_bytes", five_sevenths)
-    assert judged("smoke-alternate").comes_back.low.entries > measured("smoke-alternate")
-
-
-def test_planted_all_is_written(monkeypatch):
-    """A rule that takes acks for written predicts less than the redelivery."""
-    monkeypatch.setattr(bounds, "_everything", lambda now: bounds.Bound(bounds.cut_now(now, BrokerSettings()), ""))
-    monkeypatch.setattr(bounds, "_lows", lambda now, settings, past: iter([bounds.Bound(0, "")]))
-    assert judged("smoke-alternate").comes_back.high.entries < measured("smoke-alternate")
-
-
 def memory_at_the_kill(run):
     """The broker's state in memory, from the commands that it got: counts, mark-delete, ranges."""
     positions = [Position(ledger, entry) for ledger, first, last in run["entries"] for entry in range(first, last + 1)]
@@ -302,63 +284,27 @@ def test_the_truth_of_a_model_lies_within_the_bounds(version, form):
     assert sum(check(seed, version=version, form=form) for seed in range(12)) > 0
 
 
-def fails_of_model(monkeypatch, name, planted, *, version="4.2.4", form=RangeForm.WORDS):
-    monkeypatch.setattr(bounds, name, planted)
-    for seed in range(30):
-        try:
-            check(seed, version=version, form=form)
-        except AssertionError as error:
-            if "assert" in str(error):
-                return True
-    return False
-
-
-@pytest.mark.slow
-def test_planted_limit_that_drops_the_crossing_ledger(monkeypatch):
-    def without_crossing(deleted, settings):
-        return min(len(deleted), settings.range_count_max)
-
-    assert fails_of_model(monkeypatch, "most_within_limit", without_crossing)
-
-
 def written(held, settings):
     """The acks of a record."""
     return limit_ranges(held, form=settings.form, limits=settings.limits).kept
 
 
-def test_planted_limit_without_the_one_over(monkeypatch):
+def test_the_list_form_may_hold_one_range_over_the_limit():
     """4.x keeps a range over the limit in the list form."""
     settings = BrokerSettings(version="4.0.1", form=RangeForm.LIST, range_count_max=1)
     held = ranges((5, 9), (10, 12))
     look = CursorLook({3: 90}, Position(3, 1), held, cursor_ledger=7, last_entry=2)
     truth = len(held) - len(written(held, settings))
     assert comes_back(look, settings).low.entries <= truth == 0
-    monkeypatch.setattr(BrokerSettings, "ranges_kept_max", property(lambda settings: settings.range_count_max))
-    assert comes_back(look, settings).low.entries > truth
 
 
-def test_planted_lowest_ranges_for_longest(monkeypatch):
+def test_an_earlier_record_may_have_held_a_longer_range():
     """An earlier record may have held a longer range than the lowest of now."""
     settings = BrokerSettings(version="5.0.1", form=RangeForm.LIST, range_count_max=1)
     held = ranges((5, 6), (20, 27))
     look = CursorLook({3: 90}, Position(3, 1), held, cursor_ledger=7, last_entry=2)
     truth = len(held) - len(written(ranges((20, 27)), settings))
     assert comes_back(look, settings).low.entries == truth == 1
-    monkeypatch.setattr(bounds, "most_within_limit", lambda deleted, settings: len(written(deleted, settings)))
-    assert comes_back(look, settings).low.entries > truth
-
-
-@pytest.mark.slow
-def test_planted_writes_under_way(monkeypatch):
-    """A record written since the earlier look may have been under way then."""
-    assert fails_of_model(monkeypatch, "_UNDER_WAY_MAX", 0)
-
-
-@pytest.mark.slow
-def test_planted_bytes_too_few(monkeypatch):
-    source = bounds.most_within_bytes
-    planted = lambda deleted, size_bytes, *, form: source(deleted, size_bytes - 2, form=form)  # noqa: E731
-    assert fails_of_model(monkeypatch, "most_within_bytes", planted)
 
 
 # --- Direct stories

@@ -322,22 +322,3 @@ def test_progress_is_that_of_the_bytes(tmp_path, monkeypatch):
     assert [done for done, _ in said] == sorted(done for done, _ in said)
     assert said[-1][0] == sum(sizes)
     assert len(said) > 4
-
-
-NOT_CHECKED = {
-    Wrong.MISSING: ("rows._missing", lambda table, *_, **__: np.zeros(table.num_rows, np.bool_)),
-    Wrong.NEGATIVE: ("rows._negative", lambda table, *_: np.zeros(table.num_rows, np.bool_)),
-    Wrong.BEYOND: ("rows._out_of_bounds", lambda _: {}),
-    Wrong.SEQ_AGAIN: ("order.SeqOrder._judge_odd", lambda *_: Wrong.SEQ_GAP),
-    Wrong.TIME_BACK: ("order.EventOrder.judge_times", lambda _, ts_ms: np.zeros(len(ts_ms), np.bool_)),
-    Wrong.TWO_CURSORS: ("order.EventOrder.judge_lives", lambda _, events: np.zeros(len(events.kind), np.bool_)),
-    Wrong.NEVER_PUBLISHED: ("published.PublishedEntries.never", lambda _: ()),
-}
-
-
-@pytest.mark.parametrize("wrong", NOT_CHECKED, ids=lambda wrong: wrong.name)
-def test_a_check_that_is_left_out_is_noticed(tmp_path, monkeypatch, wrong):
-    name, nothing = NOT_CHECKED[wrong]
-    monkeypatch.setattr(f"ackstate.analysis.trace.{name}", nothing)
-    with pytest.raises((pytest.fail.Exception, AssertionError)):
-        test_a_bad_row_is_named_by_its_line_and_refuses_the_whole(tmp_path, wrong, BAD[wrong][0])

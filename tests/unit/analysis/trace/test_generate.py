@@ -119,31 +119,6 @@ def test_all_that_was_not_persisted_comes_back_after_a_crash():
     assert events.ts_ms[crash + 1] - events.ts_ms[crash] == RECOVERY_MS
 
 
-@pytest.mark.parametrize(
-    ("where", "name", "planted", "complaint"),
-    [
-        (Classes, "offset_of", lambda *_: np.zeros(len(_[2]), np.int64), "twice|not"),
-        (series_module.SubscriptionSeries, "_held", np.zeros(8, np.int64), "not delivered"),
-        (series_module.SubscriptionSeries, "_lost", [(0, 2_000)], "redelivered, though durable"),
-        (TopicSeries, "count", lambda *_: 10, "not published"),
-    ],
-)
-def test_the_judgement_sees_what_cannot_be(monkeypatch, where, name, planted, complaint):
-    monkeypatch.setattr(where, name, planted)
-    plan = plan_of("key_shared", 12_000)
-    if name == "_lost":
-        monkeypatch.undo()
-        plan = plan_of("key_shared", 12_000, crashes=1)
-        outages = plan.outages()
-        monkeypatch.setattr(where, name, planted)
-        series = plan.series_of(0, outages)
-        (events,) = series.cut_into(np.array([0, 12_000]))
-    else:
-        events, series = events_of(plan)
-    with pytest.raises(ImpossibleError, match=complaint):
-        check_possible(events, published_of(plan, series))
-
-
 @pytest.mark.parametrize("workload", ["in_order", "mixed_delays", "many_consumers"])
 def test_any_stretch_is_made_by_itself(workload):
     plan = plan_of(workload, EVENTS, crashes=3)
