@@ -1,6 +1,6 @@
 """Whatever tracks delayed messages: never early, never lost, at most once to each subscription.
 
-One machine drives all three trackers as dispatchers do; that it can fail is shown in `test_trackers_planted`.
+One machine drives all three trackers as dispatchers do; `test_tracker_stories` has stories without chance.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""L5 finds nothing in our stores, and does find planted bugs: each of them was once a real one."""
+"""L5 finds nothing in our stores, and every bit of a small one is flipped."""
 
 from itertools import islice
 from random import Random

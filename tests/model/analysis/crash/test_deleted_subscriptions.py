@@ -1,4 +1,4 @@
-"""L0 and L1 delete subscriptions: clean on our deletion, and each planted bug of it is found."""
+"""L0 and L1 delete subscriptions, and find nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L0: random schedules find nothing in the product, and planted bugs in a story of a few lines."""
+"""L0: random schedules find nothing in the product, and a seed decides what happens."""
 
 from __future__ import annotations
 
