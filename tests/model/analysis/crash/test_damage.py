@@ -1,4 +1,4 @@
-"""L5 finds nothing in our stores, and every bit of a small one is flipped."""
+"""L5 finds nothing in our store, and every bit of a small one is flipped."""
 
 from itertools import islice
 from random import Random
