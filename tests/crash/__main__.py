@@ -1,14 +1,20 @@
 """Run every crash layer on our cursor: `PYTHONPATH=.:tests .venv/bin/python -P -m crash --layer L0 --budget 60s`.
 
-It is `ackstate crash` with more layers.
+It is `ackstate crash` with more layers, in a process that has the fault shim.
 """
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 
 from ackstate.analysis.cli import crash as command
 from ackstate.analysis.cli.main import main
+from ackstate.analysis.crash import dying
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.shim import compiled, environment, loaded
 from crash.bookkeeper import bookkeeper
 from crash.crash_states import crash_states
 from crash.damage import damage
@@ -27,7 +33,23 @@ def of_ours(layer):
     return make
 
 
-if __name__ == "__main__":
+def with_shim():
+    """Start this program again with the fault shim, and return its status; None without a compiler: L2 is skipped."""
+    with scratch_directory("shim") as directory:
+        try:
+            started = environment(compiled(directory))
+        except LayerSkippedError:
+            return None
+        program = dying.command_of([sys.executable, "-P", "-m", "crash", *sys.argv[1:]])
+        process = subprocess.Popen(program, env=started)
+        # A Ctrl-C goes to both; the program reports what it has found until then.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        return process.wait()
+
+
+def run():
+    """Run the command with all layers."""
     shared = command.LAYERS
     command.LAYERS = {
         "L0": command.LayerEntry("schedules on a faulty memory store", of_ours(schedules)),
@@ -40,3 +62,9 @@ if __name__ == "__main__":
     }
     command.PROGRAM = "python -P -m crash"
     main(["crash", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    if loaded() is None and (status := with_shim()) is not None:
+        sys.exit(status)
+    run()

@@ -24,7 +24,6 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome, quiet
@@ -45,14 +44,6 @@ from ackstate.topic.message_log import Message, MessageLog
 from crash.bookkeeper_cluster import bookkeeper_options, running_cluster
 from crash.stopped_publisher import StoppedPublisher, difference
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ackstate.cursor.results import Receipt
-    from ackstate.cursor.store import Store
-    from ackstate.stores.bookkeeper_client import BookKeeperClient
-    from crash.bookkeeper_cluster import BookKeeperCluster
-
 LEDGERS = {1: 3_000}
 _LEDGER_ID = 1
 _TOPIC = "messages"  # of the message log; the cursor's topic is not stored
@@ -71,12 +62,8 @@ _HANGING_CLIENT_TIMEOUT_S = 1.0
 _CONNECTS_WITHIN_S = 10.0
 
 
-def bookkeeper(first_seed: int) -> Iterator[RunOutcome]:
-    """Yield runs of a few events each; a cluster serves many runs.
-
-    Raises:
-        LayerSkippedError: Java, BookKeeper's jars, kazoo, JPype or pyspark are missing.
-    """
+def bookkeeper(first_seed):
+    """Yield runs of a few events each; a cluster serves many runs."""
     try:
         import jpype  # noqa: F401 - an extra
 
@@ -97,28 +84,23 @@ def bookkeeper(first_seed: int) -> Iterator[RunOutcome]:
                 yield shrunk(outcome, cluster, client, BookKeeperStore) if outcome.broken else outcome
 
 
-@final
 class SharedClient:
-    """The Java client of all owners, which is replaced when it has died.
+    """The Java client of all owners, which is replaced when it has died."""
 
-    Args:
-        cluster: The cluster that the client connects to.
-    """
-
-    def __init__(self, cluster: BookKeeperCluster) -> None:
+    def __init__(self, cluster):
         self._cluster = cluster
-        self._clients: list[BookKeeperClient] = []
+        self._clients = []
 
-    def __enter__(self) -> SharedClient:
+    def __enter__(self):
         """Return this."""
         return self
 
-    def __exit__(self, *_failure: object) -> None:
+    def __exit__(self, *_failure):
         """Close all clients."""
         for client in self._clients:
             client.close()
 
-    def current(self) -> BookKeeperClient:
+    def current(self):
         """Return a client that serves."""
         if self._clients:
             try:
@@ -129,16 +111,14 @@ class SharedClient:
                 return self._clients[-1]
         return self.another(_CALL_TIMEOUT_S)
 
-    def another(self, call_timeout_s: float) -> BookKeeperClient:
+    def another(self, call_timeout_s):
         """Start another client, which becomes the current one."""
         client = bookkeeper_options().connect(self._cluster.hosts, call_timeout_s=call_timeout_s)
         self._clients.append(client)
         return client
 
 
-def shrunk(
-    outcome: RunOutcome, cluster: BookKeeperCluster, client: SharedClient, open_store: Callable[..., Store]
-) -> RunOutcome:
+def shrunk(outcome, cluster, client, open_store):
     """Replace the story by that of the shortest repeat that also breaks the promise; arguments as in `run`."""
     repeats = count(1)
     broken = shorter_run(
@@ -152,24 +132,15 @@ def shrunk(
 
 
 def run(
-    seed: int,
-    cluster: BookKeeperCluster,
-    client: SharedClient,
-    open_store: Callable[..., Store],
+    seed,
+    cluster,
+    client,
+    open_store,
     *,
-    size: RunSize = SIZE,
-    repeat: int = 0,
-) -> RunOutcome:
-    """Run some events on one cursor.
-
-    Args:
-        seed: Decides the events.
-        cluster: The cluster; all of it is running again at the end.
-        client: The client of the owners.
-        open_store: `BookKeeperStore`, or a test's replacement.
-        size: Most events, and most acks before each.
-        repeat: A new number for each run of a seed on the same cluster, for a separate cursor path.
-    """
+    size=SIZE,
+    repeat=0,
+):
+    """Run some events on one cursor."""
     root = f"/run-{seed}-{repeat}"
     with ExitStack() as stack:
         try:
@@ -185,27 +156,26 @@ def run(
         )  # fmt: skip
 
 
-@final
 class _Story:
     """One run: the owners of a cursor, and all of their requests, accepted acks and promises."""
 
     def __init__(
         self,
-        seed: int,
-        cluster: BookKeeperCluster,
-        client: SharedClient,
-        open_store: Callable[..., Store],
-        stack: ExitStack,
+        seed,
+        cluster,
+        client,
+        open_store,
+        stack,
         *,
-        size: RunSize,
-        root: str,
-    ) -> None:
+        size,
+        root,
+    ):
         self._cluster, self._client, self._open_store = cluster, client, open_store
         self._has_lost_a_disk = False
         self.chance = Random(seed)
-        self.counts: Counter[str] = Counter()
-        self.broken: list[BrokenPromise] = []
-        self.judged: list[oracle.Broken] = []
+        self.counts = Counter()
+        self.broken = []
+        self.judged = []
         self.cycles = 0
         self._stack = stack
         self.root, self._size = root, size
@@ -217,11 +187,11 @@ class _Story:
         )
         self._entry_ids = (entry_id for entry_id in range(LEDGERS[_LEDGER_ID]) if self.chance.random() < 0.8)
         self._life = ProcessRun(LEDGERS)
-        self._published: dict[Position, bytes] = {}
+        self._published = {}
         self.steps = [f"{self._config.format.name} cursor on {self.root}"]
         self.owner = self.opened()
 
-    def next_cycle(self) -> bool:
+    def next_cycle(self):
         """Run one event, recover and check; False if the servers did not answer in time."""
         try:
             self.go_on()
@@ -236,7 +206,7 @@ class _Story:
             self.fail(Promise.ERRORS, repr(error))
         return True
 
-    def go_on(self) -> None:
+    def go_on(self):
         """Make the owner work, then run one event."""
         ack_count = min(self.chance.randint(1, SIZE.operations), self._size.operations)
         self.steps.append(f"{ack_count} acks, each with a persist")
@@ -257,7 +227,7 @@ class _Story:
         happening = self.chance.choices(list(happenings), list(happenings.values()))[0]
         happening()
 
-    def recover(self) -> None:
+    def recover(self):
         """Open the cursor twice, as its new owner, and check its state."""
         before = self.owner.durable_count
         self.steps.append("recover")
@@ -276,7 +246,7 @@ class _Story:
         # The recovered state must survive from here on; requests without effect may be repeated.
         self._life = ProcessRun(LEDGERS, known.acked)
 
-    def _stale(self) -> None:
+    def _stale(self):
         """Another owner takes over; the old one does not notice."""
         self.steps.append("another owner opens the cursor; the stale one continues")
         self.counts["stale_owners"] += 1
@@ -286,7 +256,7 @@ class _Story:
             newer.work()
         self.owner = newer
 
-    def _suspended(self) -> None:
+    def _suspended(self):
         """The process of an owner of the log is stopped at work, and continues when it has lost the log."""
         self.steps.append("another process publishes, is stopped, and continues after a takeover")
         self.counts["stopped_owners"] += 1
@@ -307,7 +277,7 @@ class _Story:
         if not publisher.is_fenced:
             self.fail(Promise.I14, "a process that has lost the log continues to publish")
 
-    def check_stale(self, stale: Owner, newer: Owner) -> None:
+    def check_stale(self, stale, newer):
         """Make a stale owner write; the new owner must have everything promised to it."""
         promised_before, published_before = stale.durable_count, len(self._published)
         stale.work()
@@ -318,7 +288,7 @@ class _Story:
         if unknown:
             self.fail(Promise.I14, f"receipts for entries {unknown}")
 
-    def opened(self, *, call_timeout_s: float | None = None) -> Owner:
+    def opened(self, *, call_timeout_s=None):
         """Open the message log and the cursor as their new owner; None is the usual time-out."""
         store = self._open_store(
             self._cluster.hosts,
@@ -331,18 +301,18 @@ class _Story:
         self._stack.callback(store.close)
         return Owner(store, self._config, self._life_now, self._entry_ids, self._published)
 
-    def _life_now(self) -> ProcessRun:
+    def _life_now(self):
         return self._life
 
-    def pause(self, longest_s: float) -> None:
+    def pause(self, longest_s):
         """Wait for a random time."""
         threading.Event().wait(self.chance.random() * longest_s)
 
-    def fail(self, promise: Promise, found: str) -> None:
+    def fail(self, promise, found):
         """Record a broken promise."""
         self.broken.append(BrokenPromise(promise, found, tuple(self.steps)))
 
-    def _bookie_killed(self) -> None:
+    def _bookie_killed(self):
         """One bookie of three dies at work; the owner continues without it."""
         self.steps.append("a bookie is killed at work, and started again")
         self.counts["killed_bookies"] += 1
@@ -353,7 +323,7 @@ class _Story:
         self._cluster.revive()
         self.check_stale(self.owner, self.opened())
 
-    def _quorum_lost(self) -> None:
+    def _quorum_lost(self):
         """Two bookies of three die at work; appends fail, and the error names both."""
         self.steps.append("two bookies are killed at work, and started again")
         self.counts["lost_quorums"] += 1
@@ -369,7 +339,7 @@ class _Story:
             self._cluster.revive()
         self.check_stale(self.owner, self.opened())
 
-    def _disk_lost(self) -> None:
+    def _disk_lost(self):
         """A bookie is lost with its disk; another one takes its place. Once in a run: an entry is stored twice."""
         if self._has_lost_a_disk:
             return
@@ -381,7 +351,7 @@ class _Story:
             self._cluster.replace(self.chance.choice(self._cluster.bookies))
         self.check_stale(self.owner, self.opened())
 
-    def _session_expired(self) -> None:
+    def _session_expired(self):
         """ZooKeeper expires the session during work."""
         self.steps.append("the session with ZooKeeper expires at work")
         self.counts["expired_sessions"] += 1
@@ -391,7 +361,7 @@ class _Story:
             self.pause(0.02)
         self.check_stale(self.owner, self.opened())
 
-    def _zookeeper_stopped(self) -> None:
+    def _zookeeper_stopped(self):
         """ZooKeeper hangs until the store gives up; then it continues, and may execute the requests that were sent."""
         self.steps.append("ZooKeeper hangs at work, and continues when the store has given up")
         self.counts["stopped_zookeepers"] += 1
@@ -405,7 +375,7 @@ class _Story:
             self._cluster.zookeeper.resume()
         self.check_stale(hasty, self.opened())
 
-    def _zookeeper_killed(self) -> None:
+    def _zookeeper_killed(self):
         """ZooKeeper is killed during work, and restarted."""
         self.steps.append("ZooKeeper is killed at work, and started again")
         self.counts["killed_zookeepers"] += 1
@@ -416,7 +386,7 @@ class _Story:
             self._cluster.zookeeper.start()
         self.check_stale(self.owner, self.opened())
 
-    def _client_killed(self) -> None:
+    def _client_killed(self):
         """The Java client is killed during work."""
         self.steps.append("the Java client is killed at work")
         self.counts["killed_clients"] += 1
@@ -426,7 +396,7 @@ class _Story:
             self.pause(0.1)
         self.check_stale(self.owner, self.opened())
 
-    def _client_stopped(self) -> None:
+    def _client_stopped(self):
         """The Java client hangs during work, until its owner gives up."""
         self.steps.append("the Java client hangs at work")
         self.counts["stopped_clients"] += 1
@@ -441,7 +411,7 @@ class _Story:
         client.give_up("the client hangs")
         self.check_stale(hanging, self.opened())
 
-    def _check_refusal(self, names: list[str]) -> None:
+    def _check_refusal(self, names):
         """Append without a quorum; the error must name the missing bookies."""
         ledgers = self.owner.store.ledgers
         try:
@@ -454,34 +424,33 @@ class _Story:
             self.fail(Promise.ERRORS, f"an append without {' and '.join(names)} succeeded")
 
 
-@final
 class Owner:
     """A process that opened the cursor and a message log as their owner."""
 
     def __init__(
         self,
-        store: Store,
-        config: CursorConfig,
-        life: Callable[[], ProcessRun],
-        entry_ids: Iterator[int],
-        published: dict[Position, bytes],
-    ) -> None:
+        store,
+        config,
+        life,
+        entry_ids,
+        published,
+    ):
         self.store = store
         self.log = MessageLog.open(store, topic=_TOPIC, entries_per_ledger_max=_ENTRIES_PER_LEDGER)
         self.cursor = ManagedCursor.open(
             store, topic="orders", subscription="billing", ledgers=LedgerMap.from_counts(LEDGERS), config=config,
             now_ms=0,
         )  # fmt: skip
-        self.durable_entries: list[int] = []
+        self.durable_entries = []
         self._life, self._entry_ids, self._published = life, entry_ids, published
-        self._waiting: list[tuple[int, int, Receipt]] = []
+        self._waiting = []
 
     @property
-    def durable_count(self) -> int:
+    def durable_count(self):
         """The number of durable receipts."""
         return len(self.durable_entries)
 
-    def work(self) -> None:
+    def work(self):
         """Publish a message, ack an entry and persist; after a refusal of the store the next call retries."""
         entry_id = next(self._entry_ids, None)
         if entry_id is None:
@@ -505,11 +474,11 @@ class Owner:
         self.durable_entries += [entry_id for _, entry_id, _ in durable]
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def at_work(self):
         """Work in a separate thread meanwhile; its error is raised here at the end."""
         stopping, errors = threading.Event(), []
 
-        def work_on() -> None:
+        def work_on():
             """Work once a millisecond until the block ends."""
             try:
                 while not stopping.is_set():
@@ -528,14 +497,14 @@ class Owner:
         if errors:
             raise errors[0]
 
-    def report(self) -> Report:
+    def report(self):
         """Return the state of the cursor."""
         ledger_id, entry_id = self.cursor.mark_delete_position
         acked = [EntryRun(ledger_id, 0, entry_id + 1)] if ledger_id in LEDGERS else []
         return Report([*acked, *(EntryRun(*run) for run in self.cursor.deleted.runs())])
 
 
-def _expire(hosts: str, store: Any) -> None:
+def _expire(hosts, store):
     """Close a store's session as if it had timed out on the server: another client takes it over."""
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import KazooTimeoutError

@@ -11,19 +11,10 @@ import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
 from crash.zookeeper_server import ZooKeeperServer, java_program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from kazoo.client import KazooClient
-
-    from ackstate.stores.bookkeeper import BookKeeperOptions
-    from ackstate.stores.bookkeeper_client import BookKeeperClient
 
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
@@ -54,24 +45,16 @@ _BOOKIE_SETTINGS = {
 _CLIENT_SETTINGS = {"addEntryTimeoutSec": "2", "readEntryTimeoutSec": "2"}
 
 
-def bookkeeper_options(client: BookKeeperClient | None = None) -> BookKeeperOptions:
-    """Return the options of a store in such a cluster, with short time-outs.
-
-    Args:
-        client: A client to share.
-    """
+def bookkeeper_options(client=None):
+    """Return the options of a store in such a cluster, with short time-outs."""
     from ackstate.stores.bookkeeper import BookKeeperOptions
 
     return BookKeeperOptions(class_path=str(JARS), settings=_CLIENT_SETTINGS, client=client)
 
 
 @contextmanager
-def running_cluster(directory: Path, *, bookie_count: int = 3) -> Iterator[BookKeeperCluster]:
-    """Start a cluster in an empty directory, and stop it at the end.
-
-    Raises:
-        LayerSkippedError: Java, BookKeeper's jars or kazoo are missing.
-    """
+def running_cluster(directory, *, bookie_count=3):
+    """Start a cluster in an empty directory, and stop it at the end."""
     with ExitStack() as stack:
         cluster = BookKeeperCluster(directory, bookie_count=bookie_count)
         stack.callback(cluster.stop)
@@ -79,19 +62,10 @@ def running_cluster(directory: Path, *, bookie_count: int = 3) -> Iterator[BookK
         yield cluster
 
 
-@final
 class BookKeeperCluster:
-    """One ZooKeeper server and some bookies, all on 127.0.0.1. Start it from the main thread, with which it ends.
+    """One ZooKeeper server and some bookies, all on 127.0.0.1. Start it from the main thread, with which it ends."""
 
-    Args:
-        directory: For all data, settings and logs; empty.
-        bookie_count: The number of bookies.
-
-    Raises:
-        LayerSkippedError: BookKeeper's jars are missing.
-    """
-
-    def __init__(self, directory: Path, *, bookie_count: int) -> None:
+    def __init__(self, directory, *, bookie_count):
         if not any(JARS.glob("bookkeeper-server-*.jar")):
             raise LayerSkippedError("BookKeeper's jars are missing: run `bash .ci/setup bookkeeper`")
         zookeeper_directory = directory / "zookeeper"
@@ -102,29 +76,24 @@ class BookKeeperCluster:
         self.bookies = [self._new_bookie() for _ in range(bookie_count)]
 
     @property
-    def hosts(self) -> str:
+    def hosts(self):
         """The ZooKeeper server, as a client names it."""
         return self.zookeeper.hosts
 
-    def start(self) -> None:
-        """Start all and wait until a client can write.
-
-        Raises:
-            LayerSkippedError: Java or kazoo is missing.
-            RuntimeError: One of them did not start; the message is its log.
-        """
+    def start(self):
+        """Start all and wait until a client can write."""
         self.zookeeper.start()
         with _connected(self.hosts) as client:
             _format(client)
         self._launch(self.bookies)
 
-    def stop(self) -> None:
+    def stop(self):
         """Stop all that is running."""
         for bookie in self.bookies:
             bookie.kill()
         self.zookeeper.stop()
 
-    def revive(self) -> None:
+    def revive(self):
         """Start the killed processes, and continue the paused ones."""
         self.zookeeper.resume()
         if self.zookeeper.process is None:
@@ -133,7 +102,7 @@ class BookKeeperCluster:
             bookie.resume()
         self._launch([bookie for bookie in self.bookies if bookie.process is None])
 
-    def replace(self, bookie: Bookie) -> None:
+    def replace(self, bookie):
         """Kill a bookie for good, with its disk, and start one with an empty disk in its place.
 
         A bookie must not return under its name without its entries: BookKeeper would take them for never written.
@@ -144,7 +113,7 @@ class BookKeeperCluster:
         self.bookies[self.bookies.index(bookie)] = new
         self._launch([new])
 
-    def _launch(self, bookies: Sequence[Bookie]) -> None:
+    def _launch(self, bookies):
         """Start bookies and wait until clients can find and reach them."""
         with _connected(self.hosts) as client:
             _, status = client.get(_AVAILABLE)
@@ -155,24 +124,18 @@ class BookKeeperCluster:
             for bookie in bookies:
                 bookie.wait_until(partial(_is_registered, client, bookie.name, before))
 
-    def _new_bookie(self) -> Bookie:
+    def _new_bookie(self):
         self._bookie_count += 1
         return Bookie(self._directory / f"bookie-{self._bookie_count}", self.hosts)
 
 
-@final
 class Bookie:
-    """One bookie on its own port and disk.
+    """One bookie on its own port and disk."""
 
-    Args:
-        directory: For its data, settings and log; it is created.
-        zookeeper_hosts: The ZooKeeper server.
-    """
-
-    def __init__(self, directory: Path, zookeeper_hosts: str) -> None:
+    def __init__(self, directory, zookeeper_hosts):
         self.directory = directory
         directory.mkdir()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -187,16 +150,12 @@ class Bookie:
         (directory / "bookie.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     @property
-    def name(self) -> str:
+    def name(self):
         """Its name in the cluster."""
         return f"127.0.0.1:{self.port}"
 
-    def launch(self) -> None:
-        """Start it without waiting.
-
-        Raises:
-            LayerSkippedError: There is no Java.
-        """
+    def launch(self):
+        """Start it without waiting."""
         assert self.process is None
         command = [
             java_program(),
@@ -212,12 +171,8 @@ class Bookie:
                 stderr=log,
             )
 
-    def wait_until(self, is_registered: Callable[[], bool]) -> None:
-        """Wait until it is registered and accepts connections.
-
-        Raises:
-            RuntimeError: It ended, or was not ready in time; the message is its log.
-        """
+    def wait_until(self, is_registered):
+        """Wait until it is registered and accepts connections."""
         assert self.process is not None
         deadline_s = time.monotonic() + _STARTS_WITHIN_S
         while not (self._answers() and is_registered()):
@@ -225,24 +180,24 @@ class Bookie:
                 raise RuntimeError((self.directory / "bookie.log").read_text())
             time.sleep(0.02)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill it with SIGKILL, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(timeout=30)
             self.process = None
 
-    def pause(self) -> None:
+    def pause(self):
         """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
         dying.pause(self.process)
 
-    def resume(self) -> None:
+    def resume(self):
         """Continue after `pause`, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
-    def _answers(self) -> bool:
+    def _answers(self):
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
@@ -251,7 +206,7 @@ class Bookie:
 
 
 @contextmanager
-def _connected(hosts: str) -> Iterator[KazooClient]:
+def _connected(hosts):
     try:
         from kazoo.client import KazooClient
     except ImportError as error:
@@ -265,13 +220,13 @@ def _connected(hosts: str) -> Iterator[KazooClient]:
         client.close()
 
 
-def _format(client: KazooClient) -> None:
+def _format(client):
     """Create the nodes of an empty cluster, as BookKeeper's shell does in its own process."""
     client.create(f"{_AVAILABLE}/readonly", b"", makepath=True)
     client.create(f"{LEDGERS_ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
     client.create(f"{LEDGERS_ROOT}/LAYOUT", _LAYOUT)
 
 
-def _is_registered(client: KazooClient, name: str, after_zxid: int) -> bool:
+def _is_registered(client, name, after_zxid):
     status = client.exists(f"{_AVAILABLE}/{name}")
     return status is not None and status.czxid > after_zxid

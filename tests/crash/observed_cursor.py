@@ -1,16 +1,12 @@
 """A cursor that reports its steps to an oracle: the request before each call, and the promise after it.
 
-L1, L2 and L5 do the steps of `ackstate.analysis.workloads` with it. They differ in the kind of crash.
+L1, L2 and L5 do the steps of `crash.steps` with it. They differ in the kind of crash.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
-
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.oracle import State
-from ackstate.analysis.workloads.cursor_steps import BATCH_SIZE, LEDGERS
-from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.journal.format import Format, Repair
 from ackstate.cursor.managed import ManagedCursor, persist_all
 from ackstate.cursor.persist.open_cursors import open_cursors
@@ -18,17 +14,7 @@ from ackstate.cursor.persist.opening import CursorOpening
 from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ackstate.analysis.crash.acked_set import AckedSet
-    from ackstate.analysis.crash.oracle import Oracle
-    from ackstate.analysis.workloads.step import Step
-    from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.results import PersistResult, Receipt
-    from ackstate.cursor.store import Store
-    from ackstate.position import Position
+from crash.steps import BATCH_SIZE, LEDGERS, StepKind
 
 TOPIC = "orders"
 SUBSCRIPTIONS = ("billing", "shipping")
@@ -46,32 +32,22 @@ _COUNTED = {
 
 
 def open_cursor(
-    store: Store,
-    subscription: str,
+    store,
+    subscription,
     *,
-    config: CursorConfig | None = None,
-    repair: Repair = Repair.NONE,
-    now_ms: int = 0,
-) -> ManagedCursor:
-    """Open a cursor in the message log.
-
-    Raises:
-        AckStateError: As `ManagedCursor.open`.
-    """
+    config=None,
+    repair=Repair.NONE,
+    now_ms=0,
+):
+    """Open a cursor in the message log."""
     ledgers = LedgerMap.from_counts(LEDGERS)
     return ManagedCursor.open(
         store, topic=TOPIC, subscription=subscription, ledgers=ledgers, config=config, repair=repair, now_ms=now_ms
     )
 
 
-def open_together(
-    store: Store, subscriptions: Sequence[str], *, config: CursorConfig, now_ms: int
-) -> list[ManagedCursor]:
-    """Open cursors in the message log, which share syncs.
-
-    Raises:
-        AckStateError: The first error of one.
-    """
+def open_together(store, subscriptions, *, config, now_ms):
+    """Open cursors in the message log, which share syncs."""
     openings = [
         CursorOpening(topic=TOPIC, subscription=each, ledgers=LedgerMap.from_counts(LEDGERS), config=config)
         for each in subscriptions
@@ -84,7 +60,7 @@ def open_together(
     return cursors
 
 
-def state_of(cursor: ManagedCursor) -> State:
+def state_of(cursor):
     """Return the state of a cursor, durable or not; `is_new` is whether opening it created it."""
     marked = NUMBERING.up_to(*cursor.mark_delete_position)
     acked = marked | NUMBERING.runs(cursor.deleted.runs())
@@ -94,24 +70,14 @@ def state_of(cursor: ManagedCursor) -> State:
     return State(acked, marked, _items(cursor.view.properties), _items(cursor.cursor_properties), is_new)
 
 
-def _items(properties: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+def _items(properties):
     return tuple(sorted(properties.items()))
 
 
-@final
 class ObservedCursor:
-    """An open cursor, and the oracle that follows it.
+    """An open cursor, and the oracle that follows it."""
 
-    Args:
-        cursor: An open cursor.
-        config: The configuration of the open cursor.
-        account: An oracle, or an object with its methods, that starts with the state of the opened cursor.
-        count: Called with the name of each counted event.
-    """
-
-    def __init__(
-        self, cursor: ManagedCursor, config: CursorConfig, account: Oracle, count: Callable[[str], object]
-    ) -> None:
+    def __init__(self, cursor, config, account, count):
         self.cursor = cursor
         self._account, self._count = account, count
         self._is_native = config.format is Format.NATIVE
@@ -119,14 +85,10 @@ class ObservedCursor:
         self._excludes = is_limited or config.become_old_ack_record_seconds != 0
         self._displaces = is_limited and not self._is_native
         self._has_ledger = False  # written since it was opened
-        self._waiting: list[tuple[Receipt, AckedSet]] = []
+        self._waiting = []
 
-    def do(self, step: Step, *, now_ms: int) -> None:
-        """Do a step that concerns one cursor.
-
-        Raises:
-            AckStateError: As the cursor's method.
-        """
+    def do(self, step, *, now_ms):
+        """Do a step that concerns one cursor."""
         match step.kind:
             case StepKind.ACK | StepKind.ACK_BATCH | StepKind.MARK_DELETE:
                 self._ack(step, now_ms=now_ms)
@@ -139,40 +101,32 @@ class ObservedCursor:
             case _:
                 raise AssertionError(f"no step of one cursor: {step}")
 
-    def persist(self, *, now_ms: int) -> PersistResult:
-        """Persist.
-
-        Raises:
-            AckStateError: As `ManagedCursor.persist`.
-        """
+    def persist(self, *, now_ms):
+        """Persist."""
         self.begin_write()
         result = self.cursor.persist(now_ms=now_ms)
         self.end_write(result)
         return result
 
-    def close(self, *, now_ms: int) -> None:
-        """Close.
-
-        Raises:
-            AckStateError: As `ManagedCursor.close`.
-        """
+    def close(self, *, now_ms):
+        """Close."""
         self.begin_write()
         result = self.cursor.close(now_ms=now_ms)
         if result is not None:
             self.end_write(result)
 
-    def begin_write(self) -> None:
+    def begin_write(self):
         """Report the state that a persist which starts now may write."""
         state = state_of(self.cursor)._replace(is_new=False)
         self._account.writing(state, excludes=self._excludes, displaces=self._displaces)
 
-    def end_write(self, result: PersistResult) -> None:
+    def end_write(self, result):
         """Report that a persist succeeded."""
         self._account.written()
         self._count_write(result)
         self.look()
 
-    def look(self) -> None:
+    def look(self):
         """Report which receipts have become durable, the gauge, and the durable mark-delete position."""
         waiting = []
         for receipt, acked in self._waiting:
@@ -186,7 +140,7 @@ class ObservedCursor:
         self._account.gauged(self.cursor.redelivery_if_crashed)
         self._account.marked(NUMBERING.up_to(*self.cursor.persisted_mark_delete_position))
 
-    def _ack(self, step: Step, *, now_ms: int) -> None:
+    def _ack(self, step, *, now_ms):
         # With other steps left out, or acks lost, the position may be further on; it never goes back.
         if step.kind is StepKind.MARK_DELETE and step.position < self.cursor.mark_delete_position:
             return
@@ -206,7 +160,7 @@ class ObservedCursor:
         self._waiting.append((receipt, acked))
         self.look()
 
-    def _asked(self, step: Step, *, now_ms: int) -> Receipt:
+    def _asked(self, step, *, now_ms):
         cursor, position = self.cursor, step.position
         match step.kind:
             case StepKind.ACK if step.amount <= 1:
@@ -225,7 +179,7 @@ class ObservedCursor:
                 properties = {"n": step.amount} if step.amount else None
                 return cursor.mark_delete(position, properties=properties, now_ms=now_ms)
 
-    def _reset(self, position: Position, *, now_ms: int) -> None:
+    def _reset(self, position, *, now_ms):
         marked = NUMBERING.up_to(position.ledger_id, position.entry_id - 1)
         self._account.resetting(State(marked, marked))
         result = self.cursor.reset(position, now_ms=now_ms)
@@ -235,7 +189,7 @@ class ObservedCursor:
         self._count_write(result)
         self.look()
 
-    def _count_write(self, result: PersistResult) -> None:
+    def _count_write(self, result):
         route = result.route
         self._count(_COUNTED[route])
         if route is PersistTarget.METADATA and self._is_native:
@@ -245,24 +199,15 @@ class ObservedCursor:
         if route is not PersistTarget.NOTHING:
             self._has_ledger = route is not PersistTarget.METADATA
 
-    def _name(self, names: dict[str, str]) -> None:
+    def _name(self, names):
         self._account.naming(_items(names))
         self.cursor.set_cursor_properties(names)
         self._account.named(_items(names))
         self._count("properties")
 
 
-def persist_together(observed: Sequence[ObservedCursor], count: Callable[[str], object], *, now_ms: int) -> None:
-    """Persist cursors of one store with one sync.
-
-    Args:
-        observed: The cursors.
-        count: Same as for `ObservedCursor`.
-        now_ms: The present.
-
-    Raises:
-        AckStateError: The first error of a cursor, after all successes were recorded.
-    """
+def persist_together(observed, count, *, now_ms):
+    """Persist cursors of one store with one sync."""
     for each in observed:
         each.begin_write()
     routes, errors = [], []

@@ -12,7 +12,6 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash import dying
 from ackstate.cursor.store import StoreError
@@ -21,29 +20,16 @@ from ackstate.position import Position
 from ackstate.topic.message_log import Message, MessageLog
 from crash import PATHS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ackstate.cursor.store import Store
-
 _FENCED = "fenced"
 _ENDS_WITHIN_S = 60.0
 _MESSAGES_AFTER_STOP = 20
 
 
-@final
 class StoppedPublisher:
-    """The process, as seen from outside.
+    """The process, as seen from outside."""
 
-    Args:
-        hosts: The ZooKeeper servers.
-        root: The node above the store.
-        topic: The topic of the log.
-        entries_per_ledger_max: The maximum number of entries per ledger of the log.
-    """
-
-    def __init__(self, hosts: str, *, root: str, topic: str, entries_per_ledger_max: int) -> None:
-        self.published: dict[Position, bytes] = {}
+    def __init__(self, hosts, *, root, topic, entries_per_ledger_max):
+        self.published = {}
         """Every message that was reported as stored, by position."""
         self.is_fenced = False
         self._is_enough = threading.Event()  # set after the requested number of messages, or at the end
@@ -63,15 +49,15 @@ class StoppedPublisher:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def wait_until_it_publishes(self) -> bool:
+    def wait_until_it_publishes(self):
         """Return whether it published in time."""
         return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
 
-    def stop(self) -> None:
+    def stop(self):
         """Stop the process and its children in the middle of their work, with SIGSTOP."""
         self._signal_all(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    def resume(self):
         """Continue it until it is fenced, or has published too many messages without it, and kill it."""
         self._message_count = len(self.published) + _MESSAGES_AFTER_STOP
         self._is_enough.clear()
@@ -79,20 +65,20 @@ class StoppedPublisher:
         self._is_enough.wait(_ENDS_WITHIN_S)
         self.close()
 
-    def close(self) -> None:
+    def close(self):
         """Kill it if it runs, and read all its output."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
 
-    def _signal_all(self, number: signal.Signals) -> None:
+    def _signal_all(self, number):
         tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
         children = [int(child) for task in tasks for child in task.read_text().split()]
         for process_id in (self._process.pid, *children):
             with suppress(ProcessLookupError):
                 os.kill(process_id, number)
 
-    def _read(self) -> None:
+    def _read(self):
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -106,7 +92,7 @@ class StoppedPublisher:
         self._is_enough.set()
 
 
-def difference(log: MessageLog, published: Mapping[Position, bytes]) -> str:
+def difference(log, published):
     """Describe the published messages that a log lacks; empty if it has all."""
     positions = sorted(published)
     missing = [str(position) for position in positions if position not in log.ledgers]
@@ -116,7 +102,7 @@ def difference(log: MessageLog, published: Mapping[Position, bytes]) -> str:
     return "" if stored == [published[each] for each in positions] else "another message is where one was published"
 
 
-def publish_until_fenced(store: Store, topic: str, *, entries_per_ledger_max: int) -> None:
+def publish_until_fenced(store, topic, *, entries_per_ledger_max):
     """Publish, and report each position with its payload; a failure is retried with another message."""
     log = MessageLog.open(store, topic=topic, entries_per_ledger_max=entries_per_ledger_max)
     number = 0
@@ -133,12 +119,12 @@ def publish_until_fenced(store: Store, topic: str, *, entries_per_ledger_max: in
         _report(f"{position} {payload}")
 
 
-def _report(line: str) -> None:
+def _report(line):
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def main() -> None:
+def main():
     """Publish to the log given by the arguments."""
     from ackstate.stores.bookkeeper import BookKeeperStore
     from crash.bookkeeper_cluster import bookkeeper_options

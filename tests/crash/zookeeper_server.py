@@ -11,13 +11,9 @@ import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A few of pyspark's jars; opening all of them takes two seconds.
 _JARS = (
@@ -35,12 +31,8 @@ _STARTS_WITHIN_S = 30.0
 
 
 @contextmanager
-def running_server(directory: Path) -> Iterator[ZooKeeperServer]:
-    """Start a server in an empty directory, and stop it at the end.
-
-    Raises:
-        LayerSkippedError: There is no Java or no pyspark.
-    """
+def running_server(directory):
+    """Start a server in an empty directory, and stop it at the end."""
     server = ZooKeeperServer(directory)
     try:
         server.start()
@@ -50,18 +42,13 @@ def running_server(directory: Path) -> Iterator[ZooKeeperServer]:
 
 
 class ZooKeeperServer:
-    """One server on its own port. Start it from the main thread: it ends with the thread that started it.
-
-    Args:
-        directory: For its data, its settings and its log; empty.
-        tick_ms: Its unit of time; a session expires after 2 to 20 of them.
-    """
+    """One server on its own port. Start it from the main thread: it ends with the thread that started it."""
 
     MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
-    def __init__(self, directory: Path, *, tick_ms: int = 500) -> None:
+    def __init__(self, directory, *, tick_ms=500):
         self.directory = directory
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -76,13 +63,8 @@ class ZooKeeperServer:
         }
         (directory / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
-    def start(self) -> None:
-        """Start it and wait until it answers.
-
-        Raises:
-            LayerSkippedError: There is no Java or no pyspark.
-            RuntimeError: It did not start; the message is its log.
-        """
+    def start(self):
+        """Start it and wait until it answers."""
         self.launch()
         assert self.process is not None
         deadline_s = time.monotonic() + _STARTS_WITHIN_S
@@ -95,7 +77,7 @@ class ZooKeeperServer:
                 return
         raise RuntimeError((self.directory / "server.log").read_text())
 
-    def launch(self) -> None:
+    def launch(self):
         """Start it without waiting; errors as of `start`, except those of the server."""
         assert self.process is None
         command = [
@@ -111,33 +93,33 @@ class ZooKeeperServer:
                 stderr=log,
             )
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill it with SIGKILL; the kernel keeps its unsynced writes."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
+    def stop(self):
         """Stop it with SIGTERM, if it is running."""
         if self.process is not None:
             self.resume()
             self._end(signal.SIGTERM)
 
-    def pause(self) -> None:
+    def pause(self):
         """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
         dying.pause(self.process)
 
-    def resume(self) -> None:
+    def resume(self):
         """Continue after `pause`, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self, number):
         assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(timeout=30)
         self.process = None
 
-    def _answers(self) -> bool:
+    def _answers(self):
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 connection.sendall(b"srvr")
@@ -147,12 +129,8 @@ class ZooKeeperServer:
             return False
 
 
-def java_program() -> str:
-    """Return the path of Java.
-
-    Raises:
-        LayerSkippedError: There is none.
-    """
+def java_program():
+    """Return the path of Java."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     if not java or not Path(java).exists():
@@ -160,7 +138,7 @@ def java_program() -> str:
     return java
 
 
-def _class_path() -> str:
+def _class_path():
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise LayerSkippedError("the ZooKeeper server comes from pyspark's jars: pip install 'ackstate[spark]'")

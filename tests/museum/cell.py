@@ -5,26 +5,20 @@ In a process of its own: a bug may hang, or take the harness down with it, and n
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-import select
 import signal
 import sys
 import time
 import traceback
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from multiprocessing import get_context
 
 from ackstate.analysis.crash.campaign import is_clean
 from ackstate.analysis.crash.layer import LayerSkippedError
-
-if TYPE_CHECKING:
-    from ackstate.analysis.crash.layer import Layer
-    from museum.exhibit import Exhibit
 
 _UNDER_WAY = "under way"
 _DIRECTORY = re.compile(r"/(?:tmp|dev/shm)/[^\s:']*/")  # One that was made for a run, and is gone.
@@ -100,23 +94,24 @@ class Cell:
         return cls(**{**plain, "fate": CellFate(plain["fate"]), "story": tuple(plain.get("story", ()))})
 
 
-def run_cell(layer: Layer, exhibit: Exhibit | None, budget: CellBudget) -> Cell:
+def run_cell(layer, exhibit, budget):
     """Run a layer with a bug planted, or with none, in a forked process."""
     begun = time.monotonic()
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(readable)
-        _live(layer, exhibit, budget, writable)
-    os.close(writable)
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_live, args=(layer, exhibit, budget, theirs))
+    child.start()
+    theirs.close()
     deadline = begun + budget.seconds + _GRACE_SECONDS
+    last = {"fate": _UNDER_WAY}
     try:
-        said = _listen(readable, deadline)
+        while last["fate"] == _UNDER_WAY and ours.poll(max(deadline - time.monotonic(), 0)):
+            last = ours.recv()
+    except EOFError:
+        pass
     finally:
-        os.close(readable)
         _end(child)
     seconds = time.monotonic() - begun
-    last = json.loads(said[-1]) if said else {"fate": _UNDER_WAY}
     if last["fate"] == _UNDER_WAY:
         is_late = time.monotonic() >= deadline
         last |= (
@@ -125,25 +120,22 @@ def run_cell(layer: Layer, exhibit: Exhibit | None, budget: CellBudget) -> Cell:
     return Cell.of({**last, "seconds": seconds})
 
 
-def _live(layer: Layer, exhibit: Exhibit | None, budget: CellBudget, writable: int) -> None:
-    """Be the forked process: it never returns."""
+def _live(layer, exhibit, budget, pipe):
     os.setpgid(0, 0)
     logging.disable()
-    with open(writable, "w", encoding="utf-8", buffering=1) as pipe:
-        try:
-            with ExitStack() as planted:
-                planted.enter_context(nullcontext() if exhibit is None else exhibit.plant())
-                for progress in _runs(layer, budget):
-                    print(json.dumps(progress), file=pipe)
-        except BaseException as error:
-            fate = CellFate.SKIPPED if isinstance(error, LayerSkippedError) else CellFate.DIED
-            lines = traceback.format_exception(error)[-4:]
-            print(json.dumps({"fate": fate.value, "promise": str(error) or repr(error), "story": lines}), file=pipe)
+    try:
+        with nullcontext() if exhibit is None else exhibit.plant():
+            for progress in _runs(layer, budget):
+                pipe.send(progress)
+    except BaseException as error:
+        fate = CellFate.SKIPPED if isinstance(error, LayerSkippedError) else CellFate.DIED
+        lines = traceback.format_exception(error)[-4:]
+        pipe.send({"fate": fate.value, "promise": str(error) or repr(error), "story": lines})
     sys.stderr.flush()
     os._exit(0)
 
 
-def _runs(layer: Layer, budget: CellBudget):
+def _runs(layer, budget):
     """Yield the cell after each run; the last one is the result."""
     begun, cycles, runs = time.monotonic(), 0, 0
     with closing(layer(budget.first_seed)) as outcomes:
@@ -168,29 +160,13 @@ def _runs(layer: Layer, budget: CellBudget):
             yield progress
 
 
-def _counted(outcome) -> str:
+def _counted(outcome):
     return f"lost {outcome.lost_durable}, invented {outcome.invented}, gauge wrong {outcome.gauge_mismatch} times"
 
 
-def _listen(readable: int, deadline: float) -> list[bytes]:
-    """Return the lines that come until one is the last, the other end is closed, or time is up."""
-    said, under_way = b"", _UNDER_WAY.encode()
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([readable], [], [], left)[0]:
-            break
-        chunk = os.read(readable, 1 << 16)
-        said += chunk
-        # Processes that a layer has started may hold the other end open for longer.
-        if not chunk or (said.endswith(b"\n") and under_way not in said.splitlines()[-1]):
-            break
-    return said.rpartition(b"\n")[0].splitlines()
-
-
-def _end(child: int) -> None:
+def _end(child):
     """End the process and all that it started in its group."""
-    for end in (os.killpg, os.kill):
-        try:
-            end(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    os.waitpid(child, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
+    child.join()

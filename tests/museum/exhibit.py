@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
 
 
 class Replacement(NamedTuple):
@@ -39,13 +38,13 @@ class Exhibit:
     planted: str
     replacements: Callable[[], tuple[Replacement, ...]]
 
-    def plant(self) -> AbstractContextManager[None]:
+    def plant(self):
         """Make the mistake until the context is left."""
         return _replaced(self.replacements())
 
 
 @contextmanager
-def _replaced(replacements: tuple[Replacement, ...]) -> Iterator[None]:
+def _replaced(replacements):
     with pytest.MonkeyPatch.context() as planted:
         for owner, name, by in replacements:
             # An inherited or renamed attribute would be planted without effect.

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.analysis.crash import oracle
+from ackstate.analysis.crash import consumers, oracle
+from ackstate.analysis.crash.acked_set import listed
 from ackstate.analysis.crash.conversation import (
     Accepted,
     CrashedError,
     Durable,
     OutOfTurnError,
+    Ready,
     Recover,
     ReportRequest,
     StartRequest,
@@ -27,22 +29,18 @@ from ackstate.analysis.crash.conversation import (
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.oracle import State
 from ackstate.analysis.crash.process_run import ProcessRun
-from ackstate.analysis.crash.process_story import complaint, ledgers, step_line
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subject_process import PATIENCE_S
-from ackstate.analysis.workloads import consumers
-from ackstate.analysis.workloads.step import Step, StepKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import Broken
-    from ackstate.analysis.crash.subject_launch import Launch
-    from ackstate.analysis.crash.subject_process import SubjectProcess
+    from ackstate.analysis.crash.subject_process import Launch, SubjectProcess
 
 _EARLY_SHARE = 0.15
 _AFTER_DURABLE_SHARE = 0.4
@@ -220,7 +218,7 @@ class ProcessRuns:
                 yield process
         except SubjectError as error:
             promise = Promise.CONVERSATION if self._is_open or isinstance(error, OutOfTurnError) else Promise.I5
-            self.broken = (BrokenPromise(promise, str(error), self._told(*complaint(error), str(error))),)
+            self.broken = (BrokenPromise(promise, str(error), self._told(*_complaint(error), str(error))),)
 
     def _crashed(self, process: SubjectProcess, when: str = "") -> Sequence[Answer]:
         self._crashes += 1
@@ -273,8 +271,8 @@ class ProcessRuns:
         """Return the operations of a run; the last is a persist, so that even the shortest run can lose something."""
         chance = _chance("life", self._seed, self._number)
         known = self._life.expected.durable.runs()
-        steps = [*consumers.steps(chance, self._log, length=length - 1, known=known), Step(StepKind.PERSIST)]
-        return [Operation(number, OperationKind[step.kind.name], *step.position) for number, step in enumerate(steps)]
+        found = consumers.operations(chance, self._log, length=length - 1, known=known)
+        return [*found, Operation(length - 1, OperationKind.PERSIST)]
 
     def _talk(
         self, process: SubjectProcess, operations: Sequence[Operation], moment: _CrashMoment, *, ahead: int
@@ -306,7 +304,7 @@ class ProcessRuns:
         """Request a report while nothing is in progress: its gauge must not count entries that have a receipt."""
         process.send(ReportRequest())
         answers, report = process.wait_for(Report, patience_s=self._settings.patience_s)
-        self._story.append(step_line(report))
+        self._story.append(_step_line(report))
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
         self._note_answers(answers)
@@ -334,7 +332,7 @@ class ProcessRuns:
         return self._life.operation(number).kind is OperationKind.PERSIST
 
     def _told(self, *end: str) -> tuple[str, ...]:
-        return (f"life {self._number} on a log of {ledgers(self._log)}", *map(step_line, self._story), *end)
+        return (f"life {self._number} on a log of {_ledgers(self._log)}", *map(_step_line, self._story), *end)
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
@@ -351,6 +349,41 @@ def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATI
         process.send(Operation(0, OperationKind.ACK, 1, 0), Operation(1, OperationKind.PERSIST))
         for _ in range(2):
             process.wait_for(Accepted, patience_s=patience_s)
+
+
+def _step_line(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one for each
+    """Return one step of a process run as a line of its story."""
+    match step:
+        case str():
+            return step
+        case Operation(number, OperationKind.PERSIST):
+            return f"asked {number}: persist"
+        case Operation(number, kind, ledger_id, entry_id):
+            return f"asked {number}: {kind.value} {ledger_id}:{entry_id}"
+        case Ready():
+            return "it is ready"
+        case Accepted(number, None):
+            return f"it accepted {number}"
+        case Accepted(number, gauge):
+            return f"it accepted {number}; a crash would bring back {gauge}"
+        case Durable(numbers):
+            return f"durable: {' '.join(map(str, numbers))}"
+        case Report(acked, gauge):
+            said = "" if gauge is None else f"; a crash would bring back {gauge}"
+            return f"it holds {listed(sorted(acked))}{said}"
+    raise AssertionError(step)
+
+
+def _complaint(error: SubjectError) -> tuple[str, ...]:
+    """Return the end of the subject's standard error, unless the error quotes all of it."""
+    if len(error.complaint) == 1 and str(error).endswith(f": {error.complaint[0]!r}"):
+        return ()
+    return ("the end of its standard error:", *(f"| {line}" for line in error.complaint)) if error.complaint else ()
+
+
+def _ledgers(log: Mapping[int, int]) -> str:
+    """Return the ledgers of a message log as text."""
+    return ", ".join(f"ledger {ledger_id} with {entry_count} entries" for ledger_id, entry_count in log.items())
 
 
 def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _CrashMoment:

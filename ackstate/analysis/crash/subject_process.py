@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import selectors
+import shlex
+import shutil
 import signal
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar, final
 
 from ackstate.analysis.crash.conversation import (
     AnswersDue,
@@ -22,7 +24,7 @@ from ackstate.analysis.crash.conversation import (
     request_line,
 )
 from ackstate.analysis.crash.dying import die_with, how_ended
-from ackstate.analysis.crash.serve import end_with_traceback, serve
+from ackstate.analysis.crash.serve import SUBJECTS, end_with_traceback, is_class_name, serve, subject_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -380,6 +382,35 @@ class SubjectProcess:
         """Return the last lines that it wrote to standard error, as a terminal shows them."""
         lines = self._complaint.decode(errors="backslashreplace").rstrip().splitlines()
         return tuple(printable(line.expandtabs(4)) for line in lines[-_COMPLAINT_LINES:])
+
+
+Launch: TypeAlias = "Callable[[], SubjectProcess]"
+"""Starts a subject in a new process."""
+
+
+def subject_launch(text: str, *, tracer: CallTracer | None = None) -> Launch:
+    """Return the launcher of the subject given by a user.
+
+    Args:
+        tracer: Kills it at a system call; None for processes that are not traced.
+        text: ``ours``, ``ours-limited``, ``naive``, ``module:Class`` for a `CrashSubject` in Python,
+            or a command line.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if is_class_name(text):
+        make_subject = subject_class(text)
+        return lambda: SubjectProcess.fork(make_subject, tracer=tracer)
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"subject {text!r}: {error}") from None
+    if not command or shutil.which(command[0]) is None:
+        raise ValueError(
+            f"subject {text!r}: neither one of {', '.join(SUBJECTS)}, nor module:Class, nor the command of a program"
+        )
+    return lambda: SubjectProcess.spawn(command, tracer=tracer)
 
 
 def _run_child(child: Callable[[], object], complaints: int, *, parent_pid: int) -> NoReturn:

@@ -9,40 +9,35 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from crash.crash_states.execution import Execution
 from crash.crash_states.log_trims import draw_log_workload, examine_log
-from crash.crash_states.moments import broken_by_error, differing, judge
 from crash.crash_states.processes import runs_side_by_side
 from crash.crash_states.recovery import broken_by_leftovers, open_cursors
 from crash.crash_states.sqlite import RecordedStorage, Recoveries, states_of, temporary_place
-from crash.crash_states.story import Examined, WorkloadFailure, outcome
-from crash.crash_states.workload import draw_workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ackstate.analysis.crash.layer import RunOutcome
-    from ackstate.analysis.crash.oracle import State
-    from ackstate.cursor.store import Store
-    from crash.crash_states.moments import Moment
-    from crash.crash_states.sqlite import Copy
-    from crash.crash_states.workload import Workload
+from crash.crash_states.workload import (
+    Examined,
+    WorkloadFailure,
+    broken_by_error,
+    differing,
+    draw_workload,
+    judge,
+    outcome,
+)
 
 _STEPS = 12
 _LOG_ONE_IN = 4
 _TRIES = 12
 
 
-def crash_states(first_seed: int) -> Iterator[RunOutcome]:
+def crash_states(first_seed):
     """Yield the runs of L1, in two processes; see `ackstate.analysis.crash.layer.Layer`."""
     return runs_side_by_side(run, first_seed)
 
 
-def run(seed: int) -> RunOutcome:
+def run(seed):
     """Return the outcome of the run of a seed, which trims a log for some seeds."""
     random = Random(seed)
     if seed % _LOG_ONE_IN == _LOG_ONE_IN // 2:
@@ -50,10 +45,10 @@ def run(seed: int) -> RunOutcome:
     return outcome(seed, draw_workload(random, step_count=_STEPS), examine, tries=_TRIES)
 
 
-def examine(workload: Workload) -> Examined:
+def examine(workload):
     """Execute a workload, and check its crash states up to the first that breaks a promise."""
 
-    def recover(store: Store) -> Mapping[str, State]:
+    def recover(store):
         views = open_cursors(store, workload)
         if (leftover := broken_by_leftovers(store, workload.subscriptions)) is not None:
             raise PromiseBrokenError(Promise.I11, leftover)
@@ -85,9 +80,7 @@ def examine(workload: Workload) -> Examined:
     return Examined(judged + recoveries.crashed_count, execution.counts + Counter(counts), found or failure)
 
 
-def _first_failure(
-    copies: Sequence[Copy], moments: Sequence[Moment], recoveries: Recoveries[Mapping[str, State]]
-) -> tuple[int, WorkloadFailure | None]:
+def _first_failure(copies, moments, recoveries):
     """Check the states that a power cut could leave; return their number, and the first failure."""
     judged = 0
     for made, state in states_of(copies):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.oracle import Oracle
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
-from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CursorFencedError
-from crash.crash_states.moments import Moment
 from crash.crash_states.recovery import left_of
+from crash.crash_states.workload import Moment
 from crash.flaky_store import FlakyStore
 from crash.observed_cursor import (
     NEVER_OPENED,
@@ -25,15 +23,7 @@ from crash.observed_cursor import (
     persist_together,
     state_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ackstate.analysis.crash.oracle import Expected
-    from ackstate.analysis.workloads.step import Step
-    from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.store import Store
-    from crash.crash_states.workload import Workload
+from crash.steps import StepKind
 
 _STEP_MS = 10_000
 
@@ -46,21 +36,13 @@ class _Known:
     opened: ObservedCursor | None = None
 
     @property
-    def observed(self) -> ObservedCursor:
+    def observed(self):
         assert self.opened is not None
         return self.opened
 
 
-@final
 class Execution:
     """A workload during its execution.
-
-    Args:
-        workload: The workload.
-        open_store: Opens the store; every call opens the same storage.
-        count_calls: Returns the number of calls of the storage.
-        kill: Makes the storage drop its owner, as if the process had died.
-        kill_after: Makes the storage die after this many more calls, with `ProcessKilledError`; no-op if it cannot.
 
     Attributes:
         moments: The promises at each moment; in order.
@@ -70,23 +52,22 @@ class Execution:
 
     def __init__(
         self,
-        workload: Workload,
-        open_store: Callable[[], Store],
+        workload,
+        open_store,
         *,
-        count_calls: Callable[[], int],
-        kill: Callable[[], None],
-        kill_after: Callable[[int], None],
-    ) -> None:
-        self.moments: list[Moment] = []
-        self.counts: Counter[str] = Counter({f"{workload.config.format.value.lower()}_workloads": 1})
+        count_calls,
+        kill,
+        kill_after,
+    ):
+        self.moments = []
+        self.counts = Counter({f"{workload.config.format.value.lower()}_workloads": 1})
         self._workload = workload
         self._open_store, self._count_calls = open_store, count_calls
         self._kill, self._kill_after = kill, kill_after
         self._known = {subscription: _Known() for subscription in workload.subscriptions}
         self.step = 0
-        self._store: FlakyStore
 
-    def run(self) -> None:
+    def run(self):
         """Execute the workload. Errors of the store or a cursor escape."""
         with self._noted():
             self._store = FlakyStore(self._open_store())
@@ -96,11 +77,11 @@ class Execution:
             self._do(step)
 
     @property
-    def _now_ms(self) -> int:
+    def _now_ms(self):
         return self.step * _STEP_MS
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _noted(self):
         """Record the promises during a step and after it."""
         first, before = self._count_calls(), self._expected()
         yield
@@ -111,25 +92,21 @@ class Execution:
         only = {subscription: (expected,) for subscription, expected in after.items()}
         self.moments.append(Moment(last, last, self.step, only))
 
-    def _expected(self) -> dict[str, Expected]:
+    def _expected(self):
         return {subscription: known.oracle.expected for subscription, known in self._known.items()}
 
-    def _open_cursors(self, subscriptions: Sequence[str]) -> None:
+    def _open_cursors(self, subscriptions):
         with self._noted():
             self._open_together(subscriptions)
 
-    def _open_together(self, subscriptions: Sequence[str]) -> None:
+    def _open_together(self, subscriptions):
         config = self._workload.config
         cursors = open_together(self._store, subscriptions, config=config, now_ms=self._now_ms)
         for subscription, cursor in zip(subscriptions, cursors, strict=True):
             self._opened(subscription, cursor)
 
-    def _opened(self, subscription: str, cursor: ManagedCursor) -> None:
-        """Follow a cursor that was opened: its acks are durable, and acks that it lacks must not reappear.
-
-        Raises:
-            PromiseBrokenError: It lacks a required ack, or has an impossible one.
-        """
+    def _opened(self, subscription, cursor):
+        """Follow a cursor that was opened: its acks are durable, and acks that it lacks must not reappear."""
         known, state = self._known[subscription], state_of(cursor)
         for promise, found, entry_count in known.oracle.judge(state):
             text = f"{subscription}: {found}, when it was opened"
@@ -138,7 +115,7 @@ class Execution:
         known.opened = ObservedCursor(cursor, self._workload.config, known.oracle, self._count)
         known.observed.look()
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step):
         subscription = self._workload.subscriptions[step.cursor]
         known = self._known[subscription]
         match step.kind:
@@ -175,12 +152,8 @@ class Execution:
                 with self._noted():
                     known.observed.do(step, now_ms=self._now_ms)
 
-    def _delete(self, subscription: str, known: _Known) -> None:
-        """Delete a subscription that is open; its owner must not bring anything back.
-
-        Raises:
-            PromiseBrokenError: Something is left, or the owner could write.
-        """
+    def _delete(self, subscription, known):
+        """Delete a subscription that is open; its owner must not bring anything back."""
         owner = known.observed.cursor
         with self._noted():
             delete_subscription(self._store, topic=TOPIC, subscription=subscription)
@@ -191,7 +164,7 @@ class Execution:
         if (left := left_of(self._store, subscription)) is not None:
             raise PromiseBrokenError(Promise.I17, f"{subscription}: {left} is left")
 
-    def _continue_until_killed(self, call_count: int) -> None:
+    def _continue_until_killed(self, call_count):
         """Persist, close and restart, and be killed anywhere in between, or after it."""
         self._kill_after(call_count)
         try:
@@ -205,26 +178,26 @@ class Execution:
             self._count("kills_in_the_middle")
         self._kill()
 
-    def _observed(self) -> list[ObservedCursor]:
+    def _observed(self):
         return [known.observed for known in self._known.values()]
 
-    def _start(self) -> None:
+    def _start(self):
         self._store = FlakyStore(self._open_store())
         self._open_together(self._workload.subscriptions)
 
-    def _close_cursor(self, known: _Known) -> None:
+    def _close_cursor(self, known):
         with self._noted():
             known.observed.close(now_ms=self._now_ms)
 
-    def _count(self, name: str) -> None:
+    def _count(self, name):
         self.counts[name] += 1
 
 
-def _check_fenced(owner: ManagedCursor, *, now_ms: int) -> None:
+def _check_fenced(owner, *, now_ms):
     """Check that the owner of a deleted subscription can write neither acks nor properties."""
     for position in owner.view.lowest_unacked(1):
         owner.ack(position, now_ms=now_ms)
-    writes: list[Callable[[], object]] = [lambda: owner.set_cursor_properties({"owner": "before"})]
+    writes = [lambda: owner.set_cursor_properties({"owner": "before"})]
     if owner.view.is_dirty:
         writes.append(lambda: owner.persist(now_ms=now_ms))
     for write in writes:

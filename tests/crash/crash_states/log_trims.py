@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple
 
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
@@ -18,16 +18,8 @@ from ackstate.position import Position
 from ackstate.topic.log_ownership import log_owner
 from ackstate.topic.message_log import Message, MessageLog
 from ackstate.topic.retention import Retention, trim_log
-from crash.crash_states.moments import broken_by_error
 from crash.crash_states.sqlite import RecordedStorage, Recoveries, states_of, temporary_place
-from crash.crash_states.story import Examined, WorkloadFailure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from random import Random
-
-    from ackstate.cursor.store import Store
-    from crash.crash_states.sqlite import Copy
+from crash.crash_states.workload import Examined, WorkloadFailure, broken_by_error
 
 _TOPIC, _SUBSCRIPTION = "t", "s"
 _STEPS = 12
@@ -50,7 +42,7 @@ class LogStep(NamedTuple):
     kind: LogStepKind
     number: int
 
-    def __str__(self) -> str:
+    def __str__(self):
         is_plain = self.kind in {LogStepKind.PERSIST, LogStepKind.TRIM, LogStepKind.REOPEN}
         return self.kind.value if is_plain else f"{self.kind.value} {self.number}"
 
@@ -77,14 +69,14 @@ class LogWorkload:
     entries_per_ledger_max: int
     steps: tuple[LogStep, ...]
 
-    def story(self) -> Iterator[str]:
+    def story(self):
         """Yield the workload as lines."""
         yield f"a message log with {self.entries_per_ledger_max} entries a ledger"
         for number, step in enumerate(self.steps, start=1):
             yield f"{number}. {step}"
 
 
-def draw_log_workload(random: Random) -> LogWorkload:
+def draw_log_workload(random):
     """Return a random workload."""
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=_STEPS)
     steps = []
@@ -131,7 +123,7 @@ class _Moment(NamedTuple):
     after: _KnownEntries
 
 
-def examine_log(workload: LogWorkload) -> Examined:
+def examine_log(workload):
     """Execute a workload, and check its crash states up to the first that breaks a promise."""
     with temporary_place() as place:
         storage = RecordedStorage(place)
@@ -155,7 +147,6 @@ def examine_log(workload: LogWorkload) -> Examined:
     return Examined(judged + recoveries.crashed_count, counts, found or failure)
 
 
-@final
 class _Execution:
     """A workload during its execution.
 
@@ -165,20 +156,20 @@ class _Execution:
         trimmed_count: How many ledgers trims have deleted.
     """
 
-    def __init__(self, workload: LogWorkload, storage: RecordedStorage) -> None:
-        self.moments: list[list[_Moment]] = []
+    def __init__(self, workload, storage):
+        self.moments = []
         self.step = self.trimmed_count = 0
         self._workload, self._storage = workload, storage
         self._known = _KnownEntries()
 
-    def run(self) -> None:
+    def run(self):
         """Open the log, and do all steps of the workload."""
         self._during(self._open)
         for step in self._workload.steps:
             self.step += 1
-            self._during(lambda step=step: self._do(step))  # type: ignore[misc]
+            self._during(lambda step=step: self._do(step))
 
-    def _during(self, call: Callable[[], None]) -> None:
+    def _during(self, call):
         before, first = self._known, self._storage.count_calls()
         call()
         last = self._storage.count_calls()
@@ -187,11 +178,11 @@ class _Execution:
             self.moments[made].append(_Moment(self.step, before, self._known))
         self.moments[-1].append(_Moment(self.step, self._known, self._known))
 
-    def _open(self) -> None:
+    def _open(self):
         self._store = self._storage.open()
         self._log, self._cursor = _opened(self._store, self._workload.entries_per_ledger_max)
 
-    def _do(self, step: LogStep) -> None:
+    def _do(self, step):
         match step.kind:
             case LogStepKind.PUBLISH:
                 self._publish(step.number)
@@ -216,26 +207,26 @@ class _Execution:
                 self._storage.kill()
                 self._open()
 
-    def _publish(self, count: int) -> None:
+    def _publish(self, count):
         first = self._known.attempted
         self._known = replace(self._known, attempted=first + count)
         positions = self._log.publish([Message(b"%d" % number) for number in range(first, first + count)])
         confirmed = self._known.confirmed | dict(zip(positions, range(first, first + count), strict=True))
         self._known = replace(self._known, confirmed=confirmed)
 
-    def _ack(self, number: int) -> None:
+    def _ack(self, number):
         positions = sorted(position for position in self._known.confirmed if position in self._log.ledgers)
         position = positions[min(number, len(positions)) - 1] if positions else None
         if position is not None and position > self._cursor.mark_delete_position:
             self._cursor.mark_delete(position, now_ms=0)
 
-    def _persist(self) -> None:
+    def _persist(self):
         position = self._cursor.mark_delete_position
         self._known = replace(self._known, acks_begun=position)
         self._cursor.persist(now_ms=0)
         self._known = replace(self._known, acked_up_to=position)
 
-    def _trim(self) -> None:
+    def _trim(self):
         ledgers, acked_up_to = self._log.ledgers, self._known.acked_up_to
         target = ledgers.first_ledger_id if acked_up_to is None else ledgers.next_valid(acked_up_to).ledger_id
         self._known = replace(self._known, first_ledger_id=max(target, self._known.first_ledger_id))
@@ -243,15 +234,13 @@ class _Execution:
         self._known = replace(self._known, trimmed_to=self._known.first_ledger_id)
 
 
-def _opened(store: Store, entries_per_ledger_max: int) -> tuple[MessageLog, ManagedCursor]:
+def _opened(store, entries_per_ledger_max):
     log = MessageLog.open(store, topic=_TOPIC, entries_per_ledger_max=entries_per_ledger_max)
     cursor = ManagedCursor.open(store, topic=_TOPIC, subscription=_SUBSCRIPTION, ledgers=log.ledgers, now_ms=0)
     return log, cursor
 
 
-def _first_failure(
-    copies: Sequence[Copy], moments: Sequence[Sequence[_Moment]], recoveries: Recoveries[_Recovered]
-) -> tuple[int, WorkloadFailure | None]:
+def _first_failure(copies, moments, recoveries):
     """Check the states that a power cut could leave; return their number, and the first failure."""
     judged = 0
     for made, state in states_of(copies):
@@ -267,11 +256,11 @@ def _first_failure(
     return judged, None
 
 
-def _differing(first: _Recovered, again: _Recovered) -> Broken | None:
+def _differing(first, again):
     return None if first == again else Broken(Promise.I5, f"first {first}, then {again}")
 
 
-def _recovered(store: Store) -> _Recovered:
+def _recovered(store):
     log, cursor = _opened(store, 1)
     ledger_ids, owned = list(log.ledgers), list(store.ledgers.owned_by(log_owner(_TOPIC)))
     hold(Promise.I11, owned == ledger_ids, f"the store has ledgers {owned}, the log {ledger_ids}")
@@ -280,7 +269,7 @@ def _recovered(store: Store) -> _Recovered:
     return _Recovered(ledger_ids, dict(zip(positions, numbers, strict=True)), cursor.mark_delete_position)
 
 
-def _judge(recovered: _Recovered, moment: _Moment) -> Broken | None:
+def _judge(recovered, moment):
     """Return the first promise that a recovery broke, None if it kept all."""
     try:
         _check(recovered, moment.before, moment.after)
@@ -289,7 +278,7 @@ def _judge(recovered: _Recovered, moment: _Moment) -> Broken | None:
     return None
 
 
-def _check(recovered: _Recovered, before: _KnownEntries, after: _KnownEntries) -> None:
+def _check(recovered, before, after):
     first = recovered.ledger_ids[0]
     hold(Promise.I11, first >= before.trimmed_to, f"the log begins with ledger {first}, trimmed to {before.trimmed_to}")
     for position, number in before.confirmed.items():

@@ -7,13 +7,6 @@ import logging
 import os
 from contextlib import suppress
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-
-    from ackstate.analysis.crash.layer import RunOutcome
 
 _PROCESSES_MAX = 2
 _RUNS_AHEAD = 2
@@ -21,13 +14,10 @@ _END_S = 10.0
 """A worker that has not ended by then is killed."""
 
 
-def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iterator[RunOutcome]:
+def runs_side_by_side(run, first_seed):
     """Yield the runs of `first_seed`, `first_seed` + 1, ... for ever; the processes end when this is closed.
 
     They are forked, so that code patched in this process is patched in them.
-
-    Raises:
-        RuntimeError: A process died.
     """
     count = min(_PROCESSES_MAX, len(os.sched_getaffinity(0)))
     context = get_context("fork")
@@ -45,7 +35,7 @@ def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iter
         while True:
             for _, pipe in workers:
                 try:
-                    outcome: RunOutcome = pipe.recv()
+                    outcome = pipe.recv()
                     pipe.send(None)
                 except (EOFError, OSError):
                     raise RuntimeError("a process that runs crash states has died") from None
@@ -60,7 +50,7 @@ def runs_side_by_side(run: Callable[[int], RunOutcome], first_seed: int) -> Iter
             worker.join()
 
 
-def _work(run: Callable[[int], RunOutcome], first_seed: int, stride: int, pipe: Connection) -> None:
+def _work(run, first_seed, stride, pipe):
     """Execute one run for each message received, until the parent closes the pipe."""
     # Warnings of cursors about limits are disabled: the workloads reach limits on purpose.
     logging.disable(logging.WARNING)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 from crash.observed_cursor import TOPIC, open_cursor, state_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ackstate.analysis.crash.oracle import State
-    from ackstate.cursor.store import Store
-    from crash.crash_states.workload import Workload
-
 _LATER_MS = 10_000_000
 
 
-def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
+def open_cursors(store, workload):
     """Open the cursors of a workload and return their states."""
     config = workload.config
     return {
@@ -29,18 +21,14 @@ def open_cursors(store: Store, workload: Workload) -> dict[str, State]:
 
 
 @cache
-def _names_of(subscription: str) -> tuple[str, str]:
+def _names_of(subscription):
     """Return a cursor's path and the owner of its ledgers."""
     path = cursor_path(TOPIC, subscription)
     return path, cursor_owner(path)
 
 
-def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> str | None:
-    """Check that each just opened cursor has exactly the ledger that its record names; return what is wrong.
-
-    Raises:
-        CorruptStateError: A record cannot be read.
-    """
+def broken_by_leftovers(store, subscriptions):
+    """Check that each just opened cursor has exactly the ledger that its record names; return what is wrong."""
     for subscription in subscriptions:
         path, owner = _names_of(subscription)
         value, owned = store.metadata.get(path), store.ledgers.owned_by(owner)
@@ -50,7 +38,7 @@ def broken_by_leftovers(store: Store, subscriptions: Iterable[str]) -> str | Non
     return None
 
 
-def left_of(store: Store, subscription: str) -> str | None:
+def left_of(store, subscription):
     """Return the parts of a subscription that a store has, in words; None for nothing."""
     path, owner = _names_of(subscription)
     if store.metadata.get(path) is not None:

@@ -17,20 +17,12 @@ import shutil
 import tempfile
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, final
+from typing import Generic, NamedTuple, TypeVar
 
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
-from crash.crash_states.moments import broken_by_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ackstate.analysis.crash.oracle import Broken
-    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
-    from ackstate.cursor.writes import Write
-    from ackstate.errors import AckStateError
+from crash.crash_states.workload import broken_by_error
 
 _Found = TypeVar("_Found")
 
@@ -56,7 +48,7 @@ class LeftOver(NamedTuple):
     lost: str
 
 
-def states_between(before: Copy, after: Copy) -> Iterator[LeftOver]:
+def states_between(before, after):
     """Yield the states that a power cut could leave during a change of a store, before the call returns."""
     is_copied = len(after.log) < len(before.log)
     if not is_copied:
@@ -75,7 +67,7 @@ def states_between(before: Copy, after: Copy) -> Iterator[LeftOver]:
         yield LeftOver(Copy(after.database, b""), "all pages were copied, and the log is gone")
 
 
-def _torn_logs(before: Copy, after: Copy) -> Iterator[LeftOver]:
+def _torn_logs(before, after):
     old, new = before.log, after.log
     first = len(_common_prefix(old, new))
     borders = [at for at in (0, *range(_LOG_HEADER, len(new) + 1, _FRAME)) if at >= first - _FRAME]
@@ -91,14 +83,14 @@ def _torn_logs(before: Copy, after: Copy) -> Iterator[LeftOver]:
             yield LeftOver(Copy(before.database, frame[: len(new)]), f"the frame of the log at {border} is zeros")
 
 
-def _common_prefix(one: bytes, other: bytes) -> bytes:
+def _common_prefix(one, other):
     if other.startswith(one):
         return one
     size = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:size]
 
 
-def _sets(items: Sequence[int]) -> Iterator[Sequence[int]]:
+def _sets(items):
     """Yield the empty set, each item alone, all but each item, and each prefix; not the full set."""
     yield ()
     for index, item in enumerate(items):
@@ -107,7 +99,7 @@ def _sets(items: Sequence[int]) -> Iterator[Sequence[int]]:
         yield items[:index]
 
 
-def _mixed(old: bytes, new: bytes, places: Sequence[tuple[int, int]]) -> bytes:
+def _mixed(old, new, places):
     """Return the old bytes with the new ones at some places; gaps before them are zeros."""
     mixed = bytearray(old)
     for at, size in places:
@@ -118,31 +110,26 @@ def _mixed(old: bytes, new: bytes, places: Sequence[tuple[int, int]]) -> bytes:
 
 
 @contextmanager
-def temporary_place() -> Iterator[Path]:
+def temporary_place():
     """Yield a new directory, in memory if possible, which is removed at the end."""
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
         yield Path(name)
 
 
-@final
 class RecordedStorage:
     """Opens one store again and again, and copies it after every call that changes it.
-
-    Args:
-        directory: An empty directory, or a missing one.
-        start: What is there at first; by default a new store.
 
     Attributes:
         copies: The first is the initial state.
         stores: To be closed at the end.
     """
 
-    def __init__(self, directory: Path, start: Copy | None = None) -> None:
+    def __init__(self, directory, start=None):
         self._directory = directory
         self._directory.mkdir(exist_ok=True)
         self._lives = 0
         self._calls_left = -1  # Negative: it lives for ever.
-        self.copies: list[Copy] = []
+        self.copies = []
         self.stores = ExitStack()
         if start is None:
             SqliteStore(self.place).close()
@@ -152,14 +139,14 @@ class RecordedStorage:
             self.copies.append(start)
 
     @property
-    def place(self) -> Path:
+    def place(self):
         return self._directory / f"life-{self._lives}"
 
-    def count_calls(self) -> int:
+    def count_calls(self):
         """Return two for each change: during it, and after its sync."""
         return 2 * (len(self.copies) - 1)
 
-    def open(self) -> Store:
+    def open(self):
         """Open the store, recorded from here on."""
         self.check_alive()
         store = SqliteStore(self.place)
@@ -167,37 +154,33 @@ class RecordedStorage:
         self.changed()
         return _RecordedStore(store, self)
 
-    def kill(self) -> None:
+    def kill(self):
         """Continue with a copy elsewhere: a killed process writes no more."""
         self._lives, self._calls_left = self._lives + 1, -1
         write_copy(self.copies[-1], self.place)
 
-    def kill_after(self, call_count: int) -> None:
+    def kill_after(self, call_count):
         """Kill the process later: after some more calls that change the store, the next one raises."""
         self._calls_left = call_count
 
-    def check_alive(self) -> None:
-        """Count a call that changes the store.
-
-        Raises:
-            ProcessKilledError: The process is dead by now.
-        """
+    def check_alive(self):
+        """Count a call that changes the store."""
         if self._calls_left == 0:
             raise ProcessKilledError
         self._calls_left -= 1
 
-    def changed(self) -> None:
+    def changed(self):
         """Copy the store."""
         self.copies.append(read_copy(self.place))
 
 
-def read_copy(place: Path) -> Copy:
+def read_copy(place):
     """Read the two files of a store."""
     log = place / f"{DATABASE}-wal"
     return Copy((place / DATABASE).read_bytes(), log.read_bytes() if log.exists() else b"")
 
 
-def write_copy(copy: Copy, place: Path) -> None:
+def write_copy(copy, place):
     """Create a directory with the two files."""
     place.mkdir()
     (place / DATABASE).write_bytes(copy.database)
@@ -205,16 +188,15 @@ def write_copy(copy: Copy, place: Path) -> None:
         (place / f"{DATABASE}-wal").write_bytes(copy.log)
 
 
-@final
 class _RecordedStore:
     """A store that reports every call that changed it."""
 
-    def __init__(self, store: SqliteStore, storage: RecordedStorage) -> None:
+    def __init__(self, store, storage):
         self._store, self._storage = store, storage
-        self.ledgers: LedgerStore = _Recorded(store.ledgers, storage)  # type: ignore[assignment]
-        self.metadata: MetadataStore = _Recorded(store.metadata, storage)  # type: ignore[assignment]
+        self.ledgers = _Recorded(store.ledgers, storage)
+        self.metadata = _Recorded(store.metadata, storage)
 
-    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
+    def write_all(self, writes):
         """Execute writes in one transaction; report the change even if it fails."""
         self._storage.check_alive()
         try:
@@ -222,25 +204,24 @@ class _RecordedStore:
         finally:
             self._storage.changed()
 
-    def close(self) -> None:
+    def close(self):
         self._storage.check_alive()
         self._store.close()
         self._storage.changed()
 
 
-@final
 class _Recorded:
     _CHANGES = frozenset({"create", "append", "append_all", "delete", "fence", "put"})
 
-    def __init__(self, part: object, storage: RecordedStorage) -> None:
+    def __init__(self, part, storage):
         self._part, self._storage = part, storage
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         call = getattr(self._part, name)
         if name not in self._CHANGES:
             return call
 
-        def recorded(*args: object, **named: object) -> object:
+        def recorded(*args, **named):
             """Call the method; report the change even if it fails, because part of it may be on disk."""
             self._storage.check_alive()
             try:
@@ -251,7 +232,7 @@ class _Recorded:
         return recorded
 
 
-def states_of(copies: Sequence[Copy]) -> Iterator[tuple[int, LeftOver]]:
+def states_of(copies):
     """Yield the states that a power cut could leave, each after the number of calls of the storage up to it.
 
     After an odd number a call is under way; after an even one it has returned, so that nothing may be lost.
@@ -262,14 +243,8 @@ def states_of(copies: Sequence[Copy]) -> Iterator[tuple[int, LeftOver]]:
         yield 2 * number, LeftOver(copies[number], "nothing is lost")
 
 
-@final
 class Recoveries(Generic[_Found]):
     """Opens each distinct state once.
-
-    Args:
-        directory: Empty.
-        recover: Opens what is in a store, and returns what was found; raises if the recovery itself broke a promise.
-        differing: Returns the promise that is broken if two recoveries of one state differ.
 
     Attributes:
         opened_count: How many distinct states were opened.
@@ -278,21 +253,21 @@ class Recoveries(Generic[_Found]):
 
     def __init__(
         self,
-        directory: Path,
-        recover: Callable[[Store], _Found],
-        differing: Callable[[_Found, _Found], Broken | None],
-    ) -> None:
+        directory,
+        recover,
+        differing,
+    ):
         self._directory, self._recover, self._differing = directory, recover, differing
-        self._opened: dict[Copy, _Found | Broken] = {}
+        self._opened = {}
         self.opened_count = self.crashed_count = 0
 
-    def open(self, copy: Copy) -> _Found | Broken:
+    def open(self, copy):
         """Return what a recovery finds in a state, or the promise that it breaks."""
         if copy not in self._opened:
             self._opened[copy] = self._open(copy)
         return self._opened[copy]
 
-    def _open(self, copy: Copy) -> _Found | Broken:
+    def _open(self, copy):
         self.opened_count += 1
         with temporary_place() as place:
             try:
@@ -306,12 +281,12 @@ class Recoveries(Generic[_Found]):
                 return broken_by_error(error)
             return self._differing(found, again) or found
 
-    def _found(self, copy: Copy, place: Path) -> _Found:
+    def _found(self, copy, place):
         write_copy(copy, place)
         with closing(SqliteStore(place)) as store:
             return self._recover(store)
 
-    def _crashed(self, storage: RecordedStorage, place: Path) -> _Found | Broken:
+    def _crashed(self, storage, place):
         """Recover, and again after each crash of this recovery."""
         with storage.stores:
             found = self._recover(storage.open())

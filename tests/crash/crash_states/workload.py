@@ -1,19 +1,26 @@
-"""The workload before a power cut: seeded steps of some cursors on one store."""
+"""The workload before a power cut, the promises at each of its moments, and its shortest failing story."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ackstate.analysis.workloads.cursor_steps import steps
-from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.analysis.crash import oracle
+from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
+from ackstate.analysis.crash.oracle import Broken, counts
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
+from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor import CursorConfig
 from ackstate.cursor.journal.format import Format
 from crash.observed_cursor import SUBSCRIPTIONS
+from crash.steps import Step, StepKind, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from random import Random
+    from collections.abc import Mapping
+
+    from ackstate.analysis.crash.oracle import Expected
+    from crash.crash_states.log_trims import LogWorkload
+
 
 _WEIGHTS = {
     StepKind.ACK: 10,
@@ -45,7 +52,7 @@ class Workload:
     config: CursorConfig
     steps: tuple[Step, ...]
 
-    def story(self) -> Iterator[str]:
+    def story(self):
         """Yield the workload as lines."""
         config = self.config
         yield (
@@ -56,13 +63,8 @@ class Workload:
             yield f"{number}. {step}"
 
 
-def draw_workload(random: Random, *, step_count: int) -> Workload:
-    """Return a random workload.
-
-    Args:
-        random: The source of randomness.
-        step_count: Number of steps; each joint persist of all cursors is preceded by an ack of each.
-    """
+def draw_workload(random, *, step_count):
+    """Return a random workload."""
     subscriptions = SUBSCRIPTIONS if random.random() < 0.3 else SUBSCRIPTIONS[:1]
     format_ = Format.NATIVE if random.random() < 0.7 else Format.PULSAR
     config = CursorConfig(
@@ -78,3 +80,100 @@ def draw_workload(random: Random, *, step_count: int) -> Workload:
         deletion = Step(StepKind.DELETE, random.randrange(len(subscriptions)))
         drawn.insert(random.randrange(len(drawn) // 2, len(drawn) + 1), deletion)
     return Workload(subscriptions, config, tuple(drawn))
+
+
+class Moment(NamedTuple):
+    """The promises during some calls of the disk.
+
+    Attributes:
+        first_call: First call count of the moment.
+        last_call: Last call count, inclusive.
+        step: The number of the step, from 1; 0 before the first.
+        alternatives: For each subscription, the expected states at the start and at the end of a step in progress:
+            either is right. Only one for a completed step.
+    """
+
+    first_call: int
+    last_call: int
+    step: int
+    alternatives: Mapping[str, tuple[Expected, ...]]
+
+
+def broken_by_error(error):
+    """Return the promise that is broken by an escaped error."""
+    if isinstance(error, PromiseBrokenError):
+        return Broken(error.promise, error.found, error.entry_count)
+    return Broken(Promise.I10, f"{type(error).__name__}: {error}")
+
+
+def judge(views, moment, *, is_worst):
+    """Return the first promise that a recovery broke, None if it kept all."""
+    for subscription, view in views.items():
+        for broken in oracle.judge(view, moment.alternatives[subscription], is_worst=is_worst):
+            return broken._replace(found=f"{subscription}: {broken.found}")
+    return None
+
+
+def differing(first, again):
+    """Return the broken promise if two successive recoveries differ."""
+    for subscription, view in first.items():
+        for broken in oracle.differing(view, again[subscription]):
+            return broken._replace(found=f"{subscription}: {broken.found}")
+    return None
+
+
+WorkloadT = TypeVar("WorkloadT", "Workload", "LogWorkload")
+
+
+class WorkloadFailure(NamedTuple):
+    """A promise that a workload broke.
+
+    Attributes:
+        broken: The promise.
+        step: The step during or after which the power was cut; 0 before the first.
+        disk: The last calls of the disk and the loss, one line each.
+    """
+
+    broken: Broken
+    step: int
+    disk: tuple[str, ...]
+
+    def told(self, workload):
+        """Return the promise with its story."""
+        story = (*replace(workload, steps=workload.steps[: self.step]).story(), *self.disk)
+        return BrokenPromise(self.broken.promise, self.broken.found, story)
+
+
+class Examined(NamedTuple):
+    """The result of one workload: the number of checked states, other counts, and the first failure."""
+
+    cycles: int
+    counts: Mapping[str, int]
+    failure: WorkloadFailure | None
+
+
+def outcome(seed, workload, examine, *, tries=25):
+    """Examine a workload and, if it fails, the shortest that fails like it."""
+    examined = examine(workload)
+    if examined.failure is None:
+        return RunOutcome(seed, examined.cycles, counts=examined.counts)
+    workload, failure = _shortest(workload, examined.failure, examine, tries=tries)
+    return RunOutcome(
+        seed,
+        examined.cycles,
+        **counts([failure.broken]),
+        broken=(failure.told(workload),),
+        counts=examined.counts,
+    )
+
+
+def _shortest(workload, failure, examine, *, tries):
+    """Remove steps as long as the same promise is broken."""
+
+    def attempt(steps):
+        found = examine(replace(workload, steps=steps)).failure
+        is_same = found is not None and found.broken.promise is failure.broken.promise
+        return Failing(steps[: found.step], found) if found is not None and is_same else None
+
+    found = shortest(Failing(workload.steps[: failure.step], failure), attempt, tries=tries)
+    return replace(workload, steps=found.steps), found.evidence

@@ -21,13 +21,12 @@ from dataclasses import replace
 from enum import Enum
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
-from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
@@ -35,15 +34,14 @@ from crash.damage.kinds import Reach, flipped
 from crash.damage.media import SqliteMedium
 from crash.damage.records import RecordMedium
 from crash.damage.repairs import repaired, what_fails_after, what_it_gave_up
-from crash.damage.story import OpenedCursor, Story, open_story, write_story
+from crash.damage.story import Story, open_story, write_story
+from crash.steps import LEDGERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ackstate.analysis.crash.oracle import Broken, State
-    from ackstate.cursor.store import Store
-    from crash.damage.kinds import Damage
-    from crash.damage.media import Files, Medium
+    from crash.damage.media import Files
 
 _PERSISTS_OF_SMALL = 3
 _PIECE = 512  # flips per outcome, so that a budget can be kept
@@ -62,16 +60,15 @@ class Outcome(Enum):
     BORDER_CUT = "border_cuts"
 
 
-@final
 class HangError(Exception):
     """Opening a damaged copy did not end."""
 
 
-def damage(first_seed: int) -> Iterator[RunOutcome]:
+def damage(first_seed):
     """Yield runs, each of many damaged copies of one store: an `SqliteStore`, and records in turn."""
     with scratch_directory("damage") as directory, quiet("ackstate.cursor"):
         sqlite = SqliteMedium(directory)
-        media: Sequence[Medium] = (sqlite, RecordMedium())
+        media = (sqlite, RecordMedium())
         for seed in count(first_seed):
             turn, which = divmod(seed, len(media))
             if media[which] is sqlite:
@@ -79,7 +76,7 @@ def damage(first_seed: int) -> Iterator[RunOutcome]:
             yield run(seed, media[which])
 
 
-def bits_in_turn(seed: int, medium: SqliteMedium, turn: int) -> RunOutcome:
+def bits_in_turn(seed, medium, turn):
     """Flip the next bits of two small stores; consecutive turns flip every bit of the database and of the log.
 
     A database has 300,000 bits when it is empty, and each takes 4 ms: too long for one run; a soak continues from seed
@@ -101,7 +98,7 @@ def bits_in_turn(seed: int, medium: SqliteMedium, turn: int) -> RunOutcome:
     return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts, is_last=False)
 
 
-def run(seed: int, medium: Medium) -> RunOutcome:
+def run(seed, medium):
     """Damage one store in many ways, and check each."""
     story = foreign_story = Story()
     try:
@@ -117,11 +114,11 @@ def run(seed: int, medium: Medium) -> RunOutcome:
     return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts)
 
 
-def _judged(seed: int, medium: Medium, good: GoodStore, damages: Iterable[Damage]) -> RunOutcome:
+def _judged(seed, medium, good, damages):
     """Check damaged copies of one store, one after the other."""
-    counts: Counter[str] = Counter()
-    broken: list[BrokenPromise] = []
-    found: list[Broken] = []
+    counts = Counter()
+    broken = []
+    found = []
     cycles = 0
     for damaged in damages:
         judgement = judge(medium, good, damaged)
@@ -133,11 +130,11 @@ def _judged(seed: int, medium: Medium, good: GoodStore, damages: Iterable[Damage
     return RunOutcome(seed, cycles, **oracle.counts(found), broken=tuple(broken[:_BROKEN_MAX]), counts=counts)
 
 
-def _not_made(seed: int, error: Exception, steps: tuple[str, ...]) -> RunOutcome:
+def _not_made(seed, error, steps):
     return RunOutcome(seed, 0, broken=(BrokenPromise(Promise.I10, f"{type(error).__name__}: {error}", steps),))
 
 
-def _bit_count(files: Files) -> int:
+def _bit_count(files):
     return 8 * sum(map(len, files.values()))
 
 
@@ -154,19 +151,19 @@ class GoodStore(NamedTuple):
     story: Story
     truth: State
 
-    def broken(self) -> Iterator[BrokenPromise]:
+    def broken(self):
         """Yield the promises that it breaks before any damage."""
         for broken in oracle.judge(self.truth, [self.story.expected(self.story.states[-1])]):
             yield BrokenPromise(broken.promise, f"in an undamaged copy: {broken.found}", tuple(self.story.steps))
 
 
-def good_store(seed: int, medium: Medium, story: Story | None = None, *, persist_count: int | None = None) -> GoodStore:
+def good_store(seed, medium, story=None, *, persist_count=None):
     """Create the store of a seed, and record the steps in a story; for `persist_count` see `write_story`."""
     chance = Random(seed)
     story = Story() if story is None else story
     is_closed = chance.random() < 0.5
 
-    def _work(store: Store) -> None:
+    def _work(store):
         write_story(store, chance, story, persist_count=persist_count)
 
     files = medium.write(_work, is_closed=is_closed, seed=seed)
@@ -189,7 +186,7 @@ class DamageJudgement(NamedTuple):
     found: Sequence[Broken] = ()
 
 
-def judge(medium: Medium, good: GoodStore, damaged: Damage) -> DamageJudgement:
+def judge(medium, good, damaged):
     """Open a damaged copy as a user would; if its cursor is refused, also with each offered repair."""
     try:
         opened, is_reported = _opened(medium, damaged.files)
@@ -203,15 +200,13 @@ def judge(medium: Medium, good: GoodStore, damaged: Damage) -> DamageJudgement:
     return _judge_state(opened, medium, good, damaged, is_reported=is_reported)
 
 
-def _judge_state(
-    opened: OpenedCursor, medium: Medium, good: GoodStore, damaged: Damage, *, is_reported: bool
-) -> DamageJudgement:
+def _judge_state(opened, medium, good, damaged, *, is_reported):
     """Compare the cursor's state of a damaged copy with the truth, or with the state that may be left of it."""
     found = opened.state
     if found == good.truth:
         return DamageJudgement({Outcome.HARMLESS.value: 1})
     # The record keeps its cursor properties even if an earlier entry is lost.
-    ignored: dict[str, Any] = {} if medium.loses_newest_first else {"rest": (), "names": (), "is_new": False}
+    ignored = {} if medium.loses_newest_first else {"rest": (), "names": (), "is_new": False}
     newest_first = list(dict.fromkeys(state._replace(**ignored) for state in reversed(good.story.states)))
     # A torn last record was never promised.
     reach = max(damaged.reach, Reach.LAST) if is_reported else damaged.reach
@@ -222,9 +217,9 @@ def _judge_state(
     return DamageJudgement({}, oracle.with_story(broken, _story(medium, good, damaged)), broken)
 
 
-def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: UnreadableCursorError) -> DamageJudgement:
-    told: list[BrokenPromise] = []
-    found: list[Broken] = []
+def _judge_repairs(medium, good, damaged, error):
+    told = []
+    found = []
     counts = Counter({Outcome.REFUSED.value: 1})
     for repair in error.repairs:
         try:
@@ -245,30 +240,30 @@ def _judge_repairs(medium: Medium, good: GoodStore, damaged: Damage, error: Unre
     return DamageJudgement(counts, tuple(told), found)
 
 
-def _opened(medium: Medium, files: Files) -> tuple[OpenedCursor, bool]:
+def _opened(medium, files):
     """Return the cursor, and whether a loss was reported."""
     with _no_longer_than(_HANGS_AFTER_S), closing(medium.open(files)) as store:
         _, opened = open_story(store)
         return opened, opened.is_reported
 
 
-def _broken(promise: Promise, found: str, medium: Medium, good: GoodStore, damaged: Damage) -> BrokenPromise:
+def _broken(promise, found, medium, good, damaged):
     return BrokenPromise(promise, found, _story(medium, good, damaged))
 
 
-def _story(medium: Medium, good: GoodStore, damaged: Damage) -> tuple[str, ...]:
+def _story(medium, good, damaged):
     log = f"a message log {LEDGERS}"
     return (f"{medium.name}, {log}", *good.story.steps, f"then the only damage: {damaged.text}")
 
 
 @contextmanager
-def _no_longer_than(seconds: float) -> Iterator[None]:
+def _no_longer_than(seconds):
     """Raise `HangError` after a time, if possible: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def _hang(*_: object) -> None:
+    def _hang(*_):
         raise HangError(f"not open after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, _hang)

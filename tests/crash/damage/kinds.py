@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from random import Random
+    from collections.abc import Sequence
 
 _CUTS_MIN = 30
 
@@ -61,32 +60,22 @@ class LogFile(NamedTuple):
     straddles: bool = False
 
     @property
-    def reach_of_change(self) -> Reach:
+    def reach_of_change(self):
         """The units that may be lost undetected by a changed byte."""
         return Reach.LAST if self.hides_last else Reach.NONE
 
     @property
-    def reach_of_loss(self) -> Reach:
+    def reach_of_loss(self):
         """The units that may be lost undetected with a missing unit."""
         if not self.hides_last:
             return Reach.NONE
         return Reach.LAST_THREE if self.straddles else Reach.LAST_TWO
 
 
-def damages(
-    files: Mapping[str, bytes], log: LogFile, foreign: bytes, chance: Random, *, flips: int
-) -> Iterator[Damage]:
-    """Yield copies of a store with one file damaged in one way: all ways if they are few, else a sample.
-
-    Args:
-        files: The store.
-        log: The file, and its units.
-        foreign: The same file of another, also valid store.
-        chance: Chooses the sample.
-        flips: Most flipped bits.
-    """
+def damages(files, log, foreign, chance, *, flips):
+    """Yield copies of a store with one file damaged in one way: all ways if they are few, else a sample."""
     content = files[log.name]
-    bits: Sequence[int] = range(8 * len(content))
+    bits = range(8 * len(content))
     bits = bits if len(bits) <= flips else sorted(chance.sample(bits, flips))
     yield from flipped(files, log.name, bits, log.reach_of_change)
     for text, data, reach in (
@@ -102,12 +91,8 @@ def damages(
     yield Damage(f"{log.name}: missing", rest, Reach.ANY if not rest or log.cut_size_min == 0 else Reach.NONE)
 
 
-def flipped(files: Mapping[str, bytes], name: str, bits: Iterable[int], reach: Reach) -> Iterator[Damage]:
-    """Yield copies of a store with one bit of a file flipped; bits count from 0, the lowest bit of each byte first.
-
-    Raises:
-        IndexError: The file has no such bit.
-    """
+def flipped(files, name, bits, reach):
+    """Yield copies of a store with one bit of a file flipped; bits count from 0, the lowest bit of each byte first."""
     for bit in bits:
         data = bytearray(files[name])
         data[bit // 8] ^= 1 << bit % 8
@@ -118,7 +103,7 @@ def flipped(files: Mapping[str, bytes], name: str, bits: Iterable[int], reach: R
 _Changed = tuple[str, bytes, Reach]
 
 
-def _cuts(content: bytes, log: LogFile, chance: Random, count: int) -> Iterator[_Changed]:
+def _cuts(content, log, chance, count):
     sizes = {*range(min(8, len(content))), *log.borders, *(border - 1 for border in log.borders)}
     sizes.update(chance.sample(range(len(content)), min(count, len(content))))
     possible = sorted(size for size in sizes if 0 <= size < len(content))
@@ -128,7 +113,7 @@ def _cuts(content: bytes, log: LogFile, chance: Random, count: int) -> Iterator[
         yield f"cut to {size} bytes", content[:size], Reach.ANY if is_unseen else Reach.NONE
 
 
-def _appended(content: bytes, chance: Random) -> Iterator[_Changed]:
+def _appended(content, chance):
     for text, more in (
         ("a zero", b"\0"),
         ("4096 zeros", bytes(4096)),
@@ -139,7 +124,7 @@ def _appended(content: bytes, chance: Random) -> Iterator[_Changed]:
         yield f"{text} appended", content + more, Reach.NONE
 
 
-def _moved_units(content: bytes, borders: Sequence[int], chance: Random, reach: Reach) -> Iterator[_Changed]:
+def _moved_units(content, borders, chance, reach):
     units = _units(content, borders)
     if len(units) < 2:
         return
@@ -161,9 +146,7 @@ def _moved_units(content: bytes, borders: Sequence[int], chance: Random, reach: 
             yield text, content[: borders[0]] + b"".join(parts) + content[borders[-1] :], reach
 
 
-def _foreign_units(
-    content: bytes, foreign: bytes, borders: Sequence[int], chance: Random, reach: Reach
-) -> Iterator[_Changed]:
+def _foreign_units(content, foreign, borders, chance, reach):
     units = _units(content, borders)
     for index in sorted(chance.sample(range(len(units)), min(8, len(units)))):
         begin, end = borders[index], borders[index + 1]
@@ -171,5 +154,5 @@ def _foreign_units(
             yield f"unit {index} of another store", content[:begin] + foreign[begin:end] + content[end:], reach
 
 
-def _units(content: bytes, borders: Sequence[int]) -> list[bytes]:
+def _units(content, borders):
     return [content[begin:end] for begin, end in pairwise(borders)]

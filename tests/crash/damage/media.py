@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from typing import TYPE_CHECKING, Protocol, final
+from typing import Protocol
 
 from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite import SqliteStore
 from crash.damage.kinds import LogFile, damages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-    from random import Random
-
-    from ackstate.cursor.store import Store
-    from crash.damage.kinds import Damage
 
 Files = dict[str, bytes]
 _DATABASE = sqlite_database.DATABASE
@@ -32,63 +24,52 @@ class Medium(Protocol):
     """A kind of store, and its files as bytes."""
 
     @property
-    def name(self) -> str:
+    def name(self):
         """Its name in a story."""
         ...
 
     @property
-    def flips_max(self) -> int:
+    def flips_max(self):
         """Number of bits flipped in a file per run, so that a run takes about a second."""
         ...
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
+    def write(self, work, *, is_closed, seed):
         """Return the files of a store after some work, which was then closed or killed.
 
         Another seed gives another store, and no file of one belongs to the other.
         """
         ...
 
-    def open(self, files: Mapping[str, bytes]) -> Store:
+    def open(self, files):
         """Open a store with these files; close stores opened before."""
         ...
 
-    def reopen(self) -> Store:
+    def reopen(self):
         """Open the last opened store again, after it was closed, in its present state."""
         ...
 
     @property
-    def loses_newest_first(self) -> bool:
+    def loses_newest_first(self):
         """Whether a cut removes the newest writes; else records and entries are lost individually."""
         ...
 
-    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
-        """Yield damaged copies of a store.
-
-        Args:
-            files: The store.
-            foreign: Another, also valid store.
-            chance: Chooses a sample if there are many.
-        """
+    def damages(self, files, foreign, chance):
+        """Yield damaged copies of a store."""
         ...
 
 
-@final
 class SqliteMedium:
-    """`SqliteStore` in a directory that is created again for each copy.
-
-    Args:
-        directory: An empty directory, preferably not on a real disk.
-    """
+    """`SqliteStore` in a directory that is created again for each copy."""
 
     name = "SqliteStore"
     loses_newest_first = True
     flips_max = 60
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self._directory = directory
-        self._opened: Store | None = None
+        self._opened = None
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> Files:
+    def write(self, work, *, is_closed, seed):
         """See `Medium.write`."""
         directory = self._empty_directory()
         with closing(SqliteStore(directory)) as store:
@@ -96,24 +77,24 @@ class SqliteMedium:
             files = _files_in(directory)
         return _files_in(directory) if is_closed else files
 
-    def open(self, files: Mapping[str, bytes]) -> Store:
+    def open(self, files):
         """See `Medium.open`."""
         directory = self._empty_directory()
         for name, data in files.items():
             (directory / name).write_bytes(data)
         return self.reopen()
 
-    def reopen(self) -> Store:
+    def reopen(self):
         """See `Medium.reopen`."""
         self._opened = SqliteStore(self._directory / "store")
         return self._opened
 
-    def damages(self, files: Files, foreign: Files, chance: Random) -> Iterator[Damage]:
+    def damages(self, files, foreign, chance):
         """See `Medium.damages`."""
         for log in self.logs(files):
             yield from damages(files, log, foreign.get(log.name, b""), chance, flips=self.flips_max)
 
-    def logs(self, files: Mapping[str, bytes]) -> Sequence[LogFile]:
+    def logs(self, files):
         """Return the units of each file."""
         found = []
         for name, data in files.items():
@@ -126,7 +107,7 @@ class SqliteMedium:
                 found.append(LogFile(name, borders, cut_size_min=0, hides_last=True, straddles=straddles))
         return found
 
-    def _empty_directory(self) -> Path:
+    def _empty_directory(self):
         if self._opened is not None:
             self._opened.close()
         directory = self._directory / "store"
@@ -135,7 +116,7 @@ class SqliteMedium:
         return directory
 
 
-def _files_in(directory: Path) -> Files:
+def _files_in(directory):
     names = (name for name in (_DATABASE, _LOG) if (directory / name).exists())
     files = {name: (directory / name).read_bytes() for name in names}
     return {name: data for name, data in files.items() if data}

@@ -6,8 +6,6 @@ Apache Pulsar's format has no checksum: there only unreadable bytes count as dam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
-
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.store import Versioned
@@ -16,18 +14,11 @@ from crash.damage.kinds import Damage, Reach, flipped
 from crash.damage.story import SUBSCRIPTION
 from crash.observed_cursor import TOPIC
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from random import Random
-
-    from ackstate.cursor.store import Store
-
 _PATH = cursor_path(TOPIC, SUBSCRIPTION)
 _RECORD = "record"
 _UNREADABLE = b"\xff" * 12
 
 
-@final
 class RecordMedium:
     """A cursor's data in a store, as files: ``record``, ``ledger 7``, which is empty, and ``ledger 7, entry 0``."""
 
@@ -35,10 +26,10 @@ class RecordMedium:
     loses_newest_first = False
     flips_max = 60
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._disk = MemoryDisk()
 
-    def write(self, work: Callable[[Store], None], *, is_closed: bool, seed: int) -> dict[str, bytes]:
+    def write(self, work, *, is_closed, seed):
         """See `Medium.write`."""
         store = MemoryStore()
         work(store)
@@ -50,7 +41,7 @@ class RecordMedium:
             files |= {_entry(ledger_id, entry_id): entry for entry_id, entry in enumerate(entries)}
         return files
 
-    def open(self, files: Mapping[str, bytes]) -> Store:
+    def open(self, files):
         """See `Medium.open`."""
         self._disk = disk = MemoryDisk()
         if _RECORD in files:
@@ -61,11 +52,11 @@ class RecordMedium:
             disk.ledgers[ledger_id].entries.extend(_entries(files, ledger_id))
         return MemoryStore(disk)
 
-    def reopen(self) -> Store:
+    def reopen(self):
         """See `Medium.reopen`."""
         return MemoryStore(self._disk)
 
-    def damages(self, files: Mapping[str, bytes], foreign: Mapping[str, bytes], chance: Random) -> Iterator[Damage]:
+    def damages(self, files, foreign, chance):
         """See `Medium.damages`."""
         decoded = decode_record(files[_RECORD])
         ledger_id = decoded.record.cursor_ledger_id
@@ -80,13 +71,13 @@ class RecordMedium:
         if ledger_id is not None:
             yield from _of_journal(files, _ledger(ledger_id), names)
 
-    def _flips(self, files: Mapping[str, bytes], name: str, chance: Random) -> Iterator[Damage]:
+    def _flips(self, files, name, chance):
         bits = range(len(files[name]) * 8)
         some = sorted(chance.sample(bits, min(len(bits), self.flips_max)))
         yield from flipped(files, name, some, Reach.NONE)
 
 
-def _of_journal(files: Mapping[str, bytes], ledger: str, names: Sequence[str]) -> Iterator[Damage]:
+def _of_journal(files, ledger, names):
     """Yield damages of the ledger that the record names."""
     gone = {ledger, *names}
     yield Damage(f"{ledger} missing", {name: data for name, data in files.items() if name not in gone}, Reach.NONE)
@@ -99,24 +90,24 @@ def _of_journal(files: Mapping[str, bytes], ledger: str, names: Sequence[str]) -
         yield Damage(f"{name} and all that follow missing", left, Reach.ANY if at else Reach.NONE)
 
 
-def _unreadable(files: Mapping[str, bytes], names: Sequence[str], reach: Reach) -> Iterator[Damage]:
+def _unreadable(files, names, reach):
     what = names[0] if len(names) == 1 else f"{names[0]} and all that follow"
     for text, data in (("emptied", b""), ("zeros", bytes(20)), ("noise", _UNREADABLE)):
         yield Damage(f"{what}: {text}", {**files, **dict.fromkeys(names, data)}, reach)
 
 
-def _ledger(ledger_id: int) -> str:
+def _ledger(ledger_id):
     return f"ledger {ledger_id}"
 
 
-def _entry(ledger_id: int, entry_id: int) -> str:
+def _entry(ledger_id, entry_id):
     return f"{_ledger(ledger_id)}, entry {entry_id}"
 
 
-def _ledger_ids(files: Mapping[str, bytes]) -> list[int]:
+def _ledger_ids(files):
     return sorted(int(name.split()[1]) for name in files if name != _RECORD and "," not in name)
 
 
-def _entries(files: Mapping[str, bytes], ledger_id: int) -> list[bytes]:
+def _entries(files, ledger_id):
     count = sum(name.startswith(f"{_ledger(ledger_id)}, ") for name in files)
     return [files[_entry(ledger_id, entry_id)] for entry_id in range(count)]

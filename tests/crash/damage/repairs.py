@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
 
-from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.position import Position
 from crash.damage.story import SUBSCRIPTION, open_story
 from crash.observed_cursor import NUMBERING, TOPIC
-
-if TYPE_CHECKING:
-    from ackstate.analysis.crash.acked_set import AckedSet
-    from ackstate.analysis.crash.oracle import State
-    from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.store import Store
-    from crash.damage.media import Files, Medium
-    from crash.damage.story import Story
+from crash.steps import LEDGERS
 
 _PATH = cursor_path(TOPIC, SUBSCRIPTION)
 
 
-def repaired(medium: Medium, files: Files, repair: Repair) -> tuple[State, AckedSet]:
-    """Open a damaged copy with a repair, and return the cursor's state, and the acks that it must have.
-
-    Raises:
-        AckStateError: The store is refused.
-    """
+def repaired(medium, files, repair):
+    """Open a damaged copy with a repair, and return the cursor's state, and the acks that it must have."""
     with closing(medium.open(files)) as store:
         least = _least(store, repair)
         return open_story(store, repair=repair)[1].state, least
 
 
-def what_fails_after(medium: Medium, state: State) -> str:
+def what_fails_after(medium, state):
     """Open a just repaired cursor again, and return an error text; empty if it works.
 
     Its state must be unchanged, and one ack written there must survive another opening.
-
-    Raises:
-        AckStateError: It cannot be opened or written.
     """
     with closing(medium.reopen()) as store:
         cursor, opened = open_story(store)
@@ -62,7 +46,7 @@ def what_fails_after(medium: Medium, state: State) -> str:
         )
 
 
-def what_it_gave_up(repair: Repair, state: State, least: AckedSet, story: Story) -> str:
+def what_it_gave_up(repair, state, least, story):
     """Check that a repaired state gives up exactly the announced acks; return an error text, empty if it does."""
     if lost := least - state.acked:
         return f"{lost} below the mark-delete of the record are lost"
@@ -73,12 +57,12 @@ def what_it_gave_up(repair: Repair, state: State, least: AckedSet, story: Story)
     return f"{state}, which never was durable" if is_older and not was_durable else ""
 
 
-def _least(store: Store, repair: Repair) -> AckedSet:
+def _least(store, repair):
     value = store.metadata.get(_PATH) if repair is Repair.USE_METADATA_SNAPSHOT else None
     mark_delete = None if value is None else decode_record(value.data).record.mark_delete
     return NUMBERING.nothing if mark_delete is None else NUMBERING.up_to(*mark_delete)
 
 
-def _first_unacked(cursor: ManagedCursor) -> Position:
+def _first_unacked(cursor):
     positions = (Position(ledger_id, entry_id) for ledger_id, count in LEDGERS.items() for entry_id in range(count))
     return next(position for position in positions if not cursor.is_acked(position))

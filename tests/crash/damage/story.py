@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple
 
 from ackstate.analysis.crash.oracle import Oracle, State
-from ackstate.analysis.workloads.cursor_steps import steps
-from ackstate.analysis.workloads.step import StepKind
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format, Repair
 from ackstate.wire.pulsar import Compression, RangeForm
 from crash.flaky_store import FlakyStore
 from crash.observed_cursor import NEVER_OPENED, SUBSCRIPTIONS, ObservedCursor, open_cursor, state_of
-
-if TYPE_CHECKING:
-    from random import Random
-
-    from ackstate.analysis.crash.oracle import Expected
-    from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.store import Store
+from crash.steps import StepKind, steps
 
 SUBSCRIPTION, _OTHER = SUBSCRIPTIONS
 _STEP_MS = 60_000
@@ -41,7 +33,6 @@ class OpenedCursor(NamedTuple):
     is_reported: bool
 
 
-@final
 @dataclass(slots=True)
 class Story:
     """The steps of a good store, and its state after each of them.
@@ -58,32 +49,25 @@ class Story:
     steps: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def expected(self, state: State) -> Expected:
+    def expected(self, state):
         """Return the expectation of a recovery that ends at a state."""
         return Oracle(state, knows_states=True).expected._replace(requested=self.oracle.expected.requested)
 
-    def note(self, cursor: ManagedCursor) -> None:
+    def note(self, cursor):
         """Record the present state as durable."""
         state = state_of(cursor)._replace(is_new=False)
         if state != self.states[-1]:
             self.states.append(state)
 
 
-def open_story(store: Store, *, repair: Repair = Repair.NONE) -> tuple[ManagedCursor, OpenedCursor]:
+def open_story(store, *, repair=Repair.NONE):
     """Open the story's cursor as a user would."""
     cursor = open_cursor(store, SUBSCRIPTION, repair=repair)
     return cursor, OpenedCursor(state_of(cursor), bool(cursor.recovery_report.discarded_reason))
 
 
-def write_story(store: Store, chance: Random, story: Story, *, persist_count: int | None = None) -> None:
-    """Run a cursor and another one on an empty store; all steps are completed, and neither is closed.
-
-    Args:
-        store: An empty store.
-        chance: Decides the steps.
-        story: Receives the steps.
-        persist_count: Number of persists; 4 to 11, at random, if not given.
-    """
+def write_story(store, chance, story, *, persist_count=None):
+    """Run a cursor and another one on an empty store; all steps are completed, and neither is closed."""
     config = _config(chance)
     flaky = FlakyStore(store)
     other = ObservedCursor(open_cursor(flaky, _OTHER, config=config), config, Oracle(NEVER_OPENED), lambda _: None)
@@ -109,7 +93,7 @@ def write_story(store: Store, chance: Random, story: Story, *, persist_count: in
                 other.do(beside, now_ms=now_ms)
 
 
-def _config(chance: Random) -> CursorConfig:
+def _config(chance):
     return CursorConfig(
         format=chance.choice(list(Format)),
         compaction_bytes_min=chance.choice([100, 300, 64 * 1024]),

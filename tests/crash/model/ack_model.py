@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.analysis.crash.promises import Promise, hold
-from crash.model.properties import Properties
+from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from crash.model.numbered_log import NumberedLog
+    from ackstate.cursor.results import Receipt
 
 
 class AckModel:
@@ -30,31 +27,31 @@ class AckModel:
         counts_entries: Whether the limit on ranges counts acked entries, as by a rule of Pulsar's; see `changed`.
     """
 
-    def __init__(self, log: NumberedLog) -> None:
+    def __init__(self, log):
         self.log = log
-        self.acked: set[int] = set()
-        self.durable: set[int] = set()
-        self.resets: list[set[int]] = []
-        self.unacked_of_batch: dict[int, set[int]] = {}
-        self.last_unacked_of_batch: dict[int, set[int]] = {}
-        self.durable_unacked_of_batch: dict[int, set[int]] = {}
+        self.acked = set()
+        self.durable = set()
+        self.resets = []
+        self.unacked_of_batch = {}
+        self.last_unacked_of_batch = {}
+        self.durable_unacked_of_batch = {}
         self.properties = Properties()
         self.counts_entries = False
         self._floor = 0
-        self._counted: tuple[int, int] | None = None
+        self._counted = None
         self.begin_reading()
 
-    def begin_reading(self) -> None:
+    def begin_reading(self):
         """Clear the messages in flight: the reader restarts."""
-        self.in_flight: dict[int, str] = {}
-        self.not_before: dict[int, int] = {}
-        self.sent_count: dict[int, int] = {}
+        self.in_flight = {}
+        self.not_before = {}
+        self.sent_count = {}
 
-    def changed(self) -> None:
+    def changed(self):
         """Called after the log or one of the sets has changed."""
         self._counted = None
 
-    def counted(self, also: Collection[int] = ()) -> tuple[int, int]:
+    def counted(self, also=()):
         """Return the bytes of acked entries that are not durable, and the runs of all acks above mark-delete.
 
         If the disk may have several states, the one that excludes most bytes counts. With `also`: the numbers if those
@@ -75,12 +72,12 @@ class AckModel:
             self._floor, self._counted = floor, counted
         return counted
 
-    def first_unacked(self) -> int:
+    def first_unacked(self):
         """Return the lowest unacked number, or that of the next entry if all are acked."""
         self.counted()
         return self._floor
 
-    def ack(self, numbers: Collection[int]) -> None:
+    def ack(self, numbers):
         """Ack entries."""
         self.acked.update(numbers)
         for number in numbers:
@@ -90,19 +87,15 @@ class AckModel:
                 self.last_unacked_of_batch[number] = left
         self.changed()
 
-    def ack_part(self, number: int, left: set[int]) -> None:
+    def ack_part(self, number, left):
         """Ack all messages of a batch except some; ack the entry if none is left."""
         if left:
             self.unacked_of_batch[number] = left
         else:
             self.ack([number])
 
-    def sent(self, number: int, consumer: str, redelivery_count: int, *, now_ms: int) -> None:
-        """Record a delivery.
-
-        Raises:
-            PromiseBrokenError: It should not have been sent, not now, or not with this count.
-        """
+    def sent(self, number, consumer, redelivery_count, *, now_ms):
+        """Record a delivery."""
         position, message = self.log.positions[number], self.log.messages[number]
         hold(Promise.I12, number not in self.acked, f"{position} was acked and is sent again")
         hold(Promise.I12, number not in self.in_flight, f"{position} is with two consumers")
@@ -114,22 +107,22 @@ class AckModel:
         self.sent_count[number] = redelivery_count + 1
         self.in_flight[number] = consumer
 
-    def give_back(self, number: int, *, until_ms: int = 0) -> None:
+    def give_back(self, number, *, until_ms=0):
         """Record that a message was given back, to be sent again, not before a time."""
         del self.in_flight[number]
         if until_ms:
             self.not_before[number] = until_ms
 
-    def restart(self, first: int) -> None:
+    def restart(self, first):
         """Reset: exactly the entries below a number are acked, and all of them are durable."""
         self.recovered(set(range(first)), {})
 
-    def recreate(self, first: int) -> None:
+    def recreate(self, first):
         """Forget everything, as of a deleted subscription: a new one begins at a number."""
         self.properties = Properties()
         self.restart(first)
 
-    def recovered(self, acked: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
+    def recovered(self, acked, unacked_of_batch):
         """Continue from the state of a disk."""
         self.acked, self.durable, self.resets = acked, set(acked), []
         self.unacked_of_batch, self.last_unacked_of_batch = unacked_of_batch, {}
@@ -138,17 +131,17 @@ class AckModel:
         self.begin_reading()
         self.changed()
 
-    def wrote(self, held: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
+    def wrote(self, held, unacked_of_batch):
         """Set the durable state to that of the disk."""
         self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []
         self.changed()
 
-    def may_have_restarted(self, first: int) -> None:
+    def may_have_restarted(self, first):
         """Remove from the durable state everything excluded by a reset that may be on the disk."""
         self.resets.append(set(range(first)))
         self.changed()
 
-    def may_have_lost(self, held: set[int], unacked_of_batch: dict[int, set[int]]) -> None:
+    def may_have_lost(self, held, unacked_of_batch):
         """Remove from the durable state everything excluded by a whole state that may be on the disk."""
         self.durable &= held
         kept = self.durable_unacked_of_batch
@@ -161,15 +154,15 @@ class AckModel:
         self.changed()
 
     @property
-    def lost_count(self) -> int:
+    def lost_count(self):
         """The number of acked messages that the worst crash redelivers."""
         return max(len(self.acked - held) for held in (self.durable, *self.resets))
 
-    def is_durable(self, numbers: Collection[int]) -> bool:
+    def is_durable(self, numbers):
         """Return whether all of some entries are certain to survive."""
         return all(held.issuperset(numbers) for held in (self.durable, *self.resets))
 
-    def is_part_durable(self, number: int, left: set[int]) -> bool:
+    def is_part_durable(self, number, left):
         """Return whether a partial ack of a batch, which leaves some messages, is certain to survive."""
         if not all(number in reset for reset in self.resets):
             return False
@@ -178,18 +171,18 @@ class AckModel:
         known = self.durable_unacked_of_batch.get(number)
         return known is not None and known <= left
 
-    def unacked(self, consumer: str | None = None) -> int:
+    def unacked(self, consumer=None):
         """Return the number of messages in flight, to one consumer or all, counting those of batches individually."""
         return sum(
             self.weight(number) for number, holder in self.in_flight.items() if consumer is None or holder == consumer
         )
 
-    def weight(self, number: int) -> int:
+    def weight(self, number):
         """Return the number of unacked messages of an entry."""
         left = self.unacked_of_batch.get(number)
         return self.log.message_count(number) if left is None else len(left)
 
-    def sendable(self, *, now_ms: int, tick_ms: int) -> Iterator[int]:
+    def sendable(self, *, now_ms, tick_ms):
         """Yield the entries that are neither acked nor in flight, and are certainly due."""
         first, log = self.first_unacked(), self.log
         for number in range(first, len(log)):
@@ -198,3 +191,106 @@ class AckModel:
             message = log.messages[number]
             if message is None or message.deliver_at_ms < 0 or message.deliver_at_ms + tick_ms <= now_ms:
                 yield number
+
+
+class Properties:
+    """The properties of one cursor, those of the mark-delete position and its own.
+
+    Attributes:
+        marked: Properties of the latest mark-delete.
+    """
+
+    def __init__(self):
+        self.marked = {}
+        self._durable = [{}]  # the possible states of the disk
+        self._attached = [{}]
+
+    def mark(self, properties):
+        """Record the properties of a mark-delete."""
+        self.marked = properties
+        self._durable.append(properties)
+
+    def attach(self, properties, *, is_certain):
+        """Record properties of the cursor that are now, or may be, on the disk."""
+        self._attached = [properties] if is_certain else [*self._attached, properties]
+
+    def reset(self, *, is_certain):
+        """Record a reset, whose outcome may be unknown."""
+        self._durable.append({})
+        if is_certain:
+            self.marked, self._durable = {}, [{}]
+
+    def wrote(self, marked, instants):
+        """Check the written properties of a persist against those of the possible instants."""
+        hold(Promise.I9, marked in instants, f"mark-delete properties {marked} were written, there were {self.marked}")
+        self._durable = [marked, self.marked]
+
+    def check_attached(self, found):
+        """Check the properties in the record."""
+        hold(Promise.I6, found in self._attached, f"cursor properties are {found}, not one of {self._attached}")
+
+    def recovered(self, marked, attached):
+        """Check the recovered properties, and continue with them."""
+        self.check_attached(attached)
+        found = f"mark-delete properties are {dict(marked)}, not one of {self._durable}"
+        hold(Promise.I2, dict(marked) in self._durable, found)
+        self.marked = dict(marked)
+        self._durable, self._attached = [self.marked], [dict(attached)]
+
+
+class _Given(NamedTuple):
+    receipt: Receipt
+    numbers: frozenset[int]
+    left: frozenset[int] | None  # of the one batch that it is for, if it is not for whole entries
+
+
+class Receipts:
+    """The receipts of one open cursor."""
+
+    def __init__(self, log):
+        self._log = log
+        self._given = []
+        self._pending = []  # the receipts that were not durable at the last check
+
+    def add(self, receipt, numbers, *, left=None):
+        """Store a receipt."""
+        given = _Given(receipt, frozenset(numbers), None if left is None else frozenset(left))
+        self._given.append(given)
+        self._pending.append(given)
+
+    def check_none_lies(self, cursor, model, *, count_max=None):
+        """Check the receipts that may have become durable: all, or a number of the earliest and of the latest.
+
+        The earliest pending ones are those that persists have skipped.
+        """
+        asked = self._pending
+        if count_max is not None and len(asked) > 2 * count_max:
+            asked = asked[:count_max] + asked[-count_max:]
+        for given in asked:
+            says_durable, is_durable = cursor.durable(given.receipt), _is_durable(given, model)
+            is_late = is_durable and not says_durable and not cursor.view.is_dirty
+            hold(Promise.I15, not is_late, f"a receipt is late: {self._log.text(given.numbers)} is on the disk")
+            if says_durable and not is_durable:
+                found = f"a receipt lied: {self._log.text(given.numbers)} counts as durable and is not on the disk"
+                raise PromiseBrokenError(Promise.I2, found, entry_count=len(given.numbers - model.durable) or 1)
+        if count_max is None:
+            self._pending = [given for given in self._pending if not cursor.durable(given.receipt)]
+
+    def check_survivors(self, cursor, model):
+        """Check all receipts, including durable ones, whose acks others may have displaced."""
+        self._pending = list(self._given)
+        self.check_none_lies(cursor, model)
+
+    def check_void(self, cursor):
+        """Check that no receipt counts after a reset, and remove all."""
+        for given in self._given:
+            found = f"a receipt from before the reset counts: {self._log.text(given.numbers)}"
+            hold(Promise.I13, not cursor.durable(given.receipt), found)
+        self._given.clear()
+        self._pending.clear()
+
+
+def _is_durable(given, model):
+    if given.left is None:
+        return model.is_durable(given.numbers)
+    return all(model.is_part_durable(number, set(given.left)) for number in given.numbers)

@@ -4,40 +4,41 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.journal.format import Format
+from ackstate.cursor.journal.journal import cursor_owner
 from ackstate.cursor.managed import ManagedCursor, persist_all
-from ackstate.cursor.results import PersistTarget
+from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.cursor.store import StoreError
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.stores.memory import FaultKind, MemoryDisk, MemoryStore
+from ackstate.errors import AckStateError, CorruptStateError, CursorFencedError, UnsupportedVersionError
+from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
+from ackstate.topic.retention import Retention, trim_log
 from crash.model import client_events
-from crash.model.callbacks import Waiter
-from crash.model.earlier_owner import EarlierOwner
+from crash.model.earlier import EarlierOwner
 from crash.model.settings import CONSUMERS, drawn_config, drawn_limits
+from crash.model.simulated_subscription import Waiter
 
 if TYPE_CHECKING:
-    from ackstate.cursor.config import CursorConfig
-    from crash.model.simulated_subscription import SimulatedSubscription
-    from crash.model.simulation import BrokerSimulation
+    from collections.abc import Callable
 
 
-def persist(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def persist(simulation, side):
     """Persist while others use the subscription."""
     simulation.note("persist")
     simulation.interleave([side], lambda: side.cursor.persist(now_ms=simulation.now_ms))
 
 
-def promote(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def promote(simulation, side):
     """Persist young acks, too, while others use the subscription."""
     left = simulation.random.choice((0, 0, 100, 500))
     simulation.note(f"promote until {left} bytes are left")
     simulation.interleave([side], lambda: side.cursor.promote(left, now_ms=simulation.now_ms))
 
 
-def persist_in_vain(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def persist_in_vain(simulation, side):
     """Persist, and retry held-back and cut-off acks: no write succeeds, and acks move the mark-delete."""
     # Acks to be displaced by a whole state count as lost even if no ledger was created for it; the sets do not model
     # that.
@@ -63,7 +64,7 @@ def persist_in_vain(simulation: BrokerSimulation, side: SimulatedSubscription) -
         simulation.meanwhile = before
 
 
-def tick(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def tick(simulation, side):
     """Persist if it is due, while others use the subscription."""
     simulation.note("tick")
     is_over = simulation.now_ms - side.persisted_ms >= side.config.flush_interval_ms
@@ -73,7 +74,7 @@ def tick(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     hold(Promise.I15, has_written or not is_due, "the flush interval is over, and the waiting acks were not written")
 
 
-def persist_together(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def persist_together(simulation, side):
     """Ack entries and persist all subscriptions together, while others use them: new ledgers, then one sync."""
     if len(simulation.sides) == 1:
         persist(simulation, side)
@@ -84,7 +85,7 @@ def persist_together(simulation: BrokerSimulation, side: SimulatedSubscription) 
         _persist_all(simulation)
 
 
-def _persist_all(simulation: BrokerSimulation) -> None:
+def _persist_all(simulation):
     sides = simulation.random.sample(simulation.sides, len(simulation.sides))
     simulation.note(f"persist all: {' '.join(each.name for each in sides)}")
     cursors = [each.cursor for each in sides]
@@ -100,7 +101,7 @@ def _persist_all(simulation: BrokerSimulation) -> None:
             raise outcome
 
 
-def set_cursor_properties(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def set_cursor_properties(simulation, side):
     """Set properties of the cursor."""
     properties = {"number": str(simulation.random.randrange(10))}
     simulation.note(f"cursor properties {properties}")
@@ -116,21 +117,21 @@ def set_cursor_properties(simulation: BrokerSimulation, side: SimulatedSubscript
     hold(Promise.I6, side.written.cursor_properties == properties, "cursor properties that were set are not there")
 
 
-def go_on_before(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def go_on_before(simulation, side):
     """Run an owner from before a crash."""
     simulation.go_on_before()
     if side.earlier is not None:
         side.earlier.go_on(side)
 
 
-def wait(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def wait(simulation, side):
     """Advance the clock."""
     passed_ms = simulation.random.choice((10, 100, 1_000, 3_000))
     simulation.note(f"wait {passed_ms} ms")
     simulation.now_ms += passed_ms
 
 
-def change_limits(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def change_limits(simulation, side):
     """Change the limits, but not the release ratio, which the checks of needless blocking use."""
     limits = drawn_limits(simulation.random)
     ratio = side.limits.unpersisted_release_ratio
@@ -140,7 +141,7 @@ def change_limits(simulation: BrokerSimulation, side: SimulatedSubscription) -> 
     side.forgive()
 
 
-def change_broker_limit(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def change_broker_limit(simulation, side):
     """Change the limit shared by all subscriptions."""
     if simulation.broker is not None:
         simulation.broker_max = simulation.random.choice((6, 12, 30))
@@ -148,21 +149,21 @@ def change_broker_limit(simulation: BrokerSimulation, side: SimulatedSubscriptio
         simulation.broker.change_limit(simulation.broker_max)
 
 
-def break_ledgers(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def break_ledgers(simulation, side):
     """Make ledgers unwritable from now on."""
     if simulation.settings.fault_share:
         simulation.note("ledgers break")
         side.store.break_ledgers()
 
 
-def mend_ledgers(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def mend_ledgers(simulation, side):
     """Make ledgers writable again."""
     if side.store.has_broken_ledgers:
         simulation.note("ledgers are mended")
         side.store.mend_ledgers()
 
 
-def crash(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def crash(simulation, side):
     """The whole broker dies and is restarted, sometimes with other settings; it may die again meanwhile."""
     simulation.note("crash")
     is_second = simulation.random.random() < 0.25
@@ -180,13 +181,13 @@ def crash(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
         _crash_again(simulation)
 
 
-def note_known(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def note_known(simulation, side):
     """Add the recovered acks of a subscription to the story."""
     known = sorted(side.model.acked)
     simulation.note(f"{side.name} knows" if known else f"{side.name} has nothing of it", known)
 
 
-def _crash_again(simulation: BrokerSimulation) -> None:
+def _crash_again(simulation):
     simulation.open_broker()
     for each in simulation.sides:
         simulation.crash_count += 1
@@ -199,7 +200,7 @@ def _crash_again(simulation: BrokerSimulation) -> None:
         hold(Promise.I5, is_same or gives_up, found)
 
 
-def reconfigure(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def reconfigure(simulation, side):
     """Choose other settings for the next opening of a subscription, if the simulation reconfigures."""
     if not simulation.settings.reconfigures or simulation.random.random() < 0.6:
         return
@@ -212,12 +213,12 @@ def reconfigure(simulation: BrokerSimulation, side: SimulatedSubscription) -> No
     simulation.note(_limits_text(side))
 
 
-def _limits_text(side: SimulatedSubscription) -> str:
+def _limits_text(side):
     limits = side.limits
     return f"limits: {limits.max_unpersisted_ack_record_bytes} bytes, {limits.max_unacked_ranges} ranges"
 
 
-def reopen(simulation: BrokerSimulation, side: SimulatedSubscription, *, config: CursorConfig | None = None) -> None:
+def reopen(simulation, side, *, config=None):
     """Close one subscription gracefully: then everything is durable, except acks beyond a state limit."""
     simulation.note("close")
     try:
@@ -236,7 +237,7 @@ def reopen(simulation: BrokerSimulation, side: SimulatedSubscription, *, config:
         hold(Promise.I2, side.model.acked == acked, "closing lost acks")
 
 
-def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int | None = None) -> None:
+def seek(simulation, side, number=None):
     """Reset to some entry: earlier acks do not count after it."""
     if not simulation.log.kept:
         return
@@ -259,21 +260,21 @@ def seek(simulation: BrokerSimulation, side: SimulatedSubscription, number: int 
     side.restarted(number, epoch)
 
 
-def seek_in_vain(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def seek_in_vain(simulation, side):
     """Reset to some entry while writes fail, before or after they take effect."""
     if simulation.settings.fault_share and simulation.log.kept:
         simulation.script_faults(side, simulation.random.choice((FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER)), count=6)
         seek(simulation, side)
 
 
-def wait_for_gate(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def wait_for_gate(simulation, side):
     """Add a waiter for the gate to open."""
     waiter = Waiter(simulation.random.choice(CONSUMERS))
     side.waiters.append(waiter)
     side.subscription.when_open(waiter, waiter.consumer)
 
 
-def open_damaged_copy(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def open_damaged_copy(simulation, side):
     """Check that an unreadable record does not count as absent, and is not changed."""
     copy, path = MemoryDisk(), side.cursor_path
     copy.ledgers, copy.values = dict(side.disk.ledgers), dict(side.disk.values)
@@ -295,3 +296,216 @@ def open_damaged_copy(simulation: BrokerSimulation, side: SimulatedSubscription)
         )  # fmt: skip
         hold(Promise.I10, False, f"{damage} is read as a state")
     hold(Promise.I10, copy.values == before, "an unreadable value was changed")
+
+
+_KINDS = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL)
+
+
+def trim(simulation, side):
+    """Trim the log; if a write of the trim fails, the broker dies, and its log may have been trimmed."""
+    log, numbered = simulation.message_log, simulation.log
+    contents = [each.written.find(log.ledgers).recovered.content for each in simulation.sides]
+    acked = set.intersection(*map(numbered.held_by, contents), *(each.model.acked for each in simulation.sides))
+    simulation.note("trim")
+    try:
+        count = _trim(simulation)
+    except StoreError as error:
+        simulation.note(f"-> {error}")
+        simulation.counts["failed_trims"] += 1
+        crash(simulation, side)
+    else:
+        simulation.counts["trimmed_ledgers"] += count
+        if all(each.is_certain for each in simulation.sides):
+            _check_rest(simulation, acked)
+    ledgers = simulation.message_log.ledgers
+    lost = [number for number, each in enumerate(numbered.positions) if number not in acked and each not in ledgers]
+    hold(Promise.I12, not lost, f"trimmed, and not acked durably by all: {numbered.text(lost)}")
+
+
+def lose_ledger(simulation, side):
+    """A ledger below the last message is gone, empty or shorter when the broker starts again after a crash.
+
+    Its messages no longer exist: no number counts them, and all others are acked or sent as before.
+    """
+    if not simulation.settings.crash_weight:
+        return
+    crash(simulation, side)  # From here on nothing is known but the disk.
+    ledgers, numbered = simulation.message_log.ledgers, simulation.log
+    below = ledgers.ledgers_between(-1, ledgers.last_confirmed.ledger_id)
+    if not below:
+        return
+    ledger_id, kind = simulation.random.choice(below), simulation.random.choice(("gone", "empty", "shorter"))
+    left = simulation.random.randrange(ledgers.entry_count(ledger_id) + 1) if kind == "shorter" else 0
+    simulation.lose_entries(ledger_id, left, is_gone=kind == "gone")
+    simulation.note(f"ledger {ledger_id} is {kind}, {left} entries are left")
+    simulation.counts["lost_ledgers"] += 1
+    simulation.open_broker()
+    for each in simulation.sides:
+        each.crash_and_recover()
+        _check_backlog(each, len(numbered) - len(each.model.acked))
+
+
+def _check_backlog(side, expected):
+    found = f"after a ledger was lost the backlog is {side.cursor.backlog}, {expected} messages are unacked"
+    hold(Promise.I4, side.cursor.backlog == expected, found)
+
+
+def _trim(simulation):
+    """Trim, with or without a fault at one of the writes, and return how many ledgers left the log."""
+    store, random = simulation.log_store, simulation.random
+    if simulation.settings.fault_share and random.random() < 0.4:
+        ahead, kind = random.randrange(4), random.choice(_KINDS)
+        simulation.note(f"[{kind.name} at write {ahead} of the trim]")
+        store.inject(Fault(store.mutation_count + ahead, kind))
+    log, numbered = simulation.message_log, simulation.log
+    cursors = {each.name: each.cursor for each in simulation.sides}
+    try:
+        return trim_log(log, Retention(), cursors, now_ms=simulation.now_ms, stored={})
+    finally:
+        store.forget_faults()
+        numbered.trimmed_count = max(numbered.trimmed_count, numbered.count_up_to(log.ledgers.first_position))
+
+
+def _check_rest(simulation, acked):
+    """Check that a subscription needs the first ledger, unless it is the last one."""
+    ledgers, numbered = simulation.message_log.ledgers, simulation.log
+    lowest = ledgers.first_ledger_id
+    inside = {number for number, position in enumerate(numbered.positions) if position.ledger_id == lowest}
+    is_needed = lowest == ledgers.current_ledger_id or not inside <= acked
+    hold(Promise.I11, is_needed, f"a trim left ledger {lowest}, which every subscription has acked durably")
+
+
+def delete(simulation, side, number=None):
+    """Delete a subscription, and create it again at some entry.
+
+    A deletion that fails has happened or not, and the next open finds out; its owner writes meanwhile.
+    """
+    if not simulation.log.kept:
+        return
+    number = simulation.random.choice(simulation.log.kept) if number is None else number
+    simulation.note("delete, and create at", [number])
+    _close_parts(side)
+    is_deleted = False
+    side.is_writing, side.rival = True, _Owner(side)
+    try:
+        delete_subscription(simulation.cursor_store, topic="t", subscription=side.name)
+        is_deleted = True
+    except StoreError as error:
+        simulation.excuse(error, side)
+    finally:
+        side.is_writing, side.rival = False, None
+    if is_deleted:
+        _check_fenced(side)
+        _check_nothing_left(side)
+    owner = EarlierOwner(side, race_count=0)
+    side.is_certain, side.start = is_deleted, simulation.log.positions[number]
+    side.open()
+    if is_deleted or side.cursor.recovery_report.source is RecoverySource.NEW:
+        hold(Promise.I17, side.cursor.recovery_report.source is RecoverySource.NEW, "it opens a deleted subscription")
+        side.model.recreate(number)
+        side.judge(None)
+        hold(Promise.I17, not side.cursor.view.batch, "a new subscription has partly acked batches")
+        simulation.counts["deletions"] += 1
+    else:
+        side.judge(None)
+    side.earlier = owner
+    owner.go_on(side)
+
+
+def _close_parts(side):
+    """Close everything of a subscription but its cursor, as if its owner were another broker."""
+    delayed = side.subscription._messages.delayed
+    delayed.clear()
+    delayed.close()
+    side.gate.close()
+
+
+def _check_fenced(side):
+    """Check that the owner of the deleted subscription cannot write, not even a whole state in a new ledger."""
+    side.store.forget_faults()
+    try:
+        side.cursor.reset(side.simulation.log.positions[0], now_ms=side.simulation.now_ms)
+    except CursorFencedError:
+        return
+    hold(Promise.I14, False, "the owner of a deleted subscription could write")
+
+
+def _check_nothing_left(side):
+    owned = MemoryStore(side.disk).ledgers.owned_by(cursor_owner(side.cursor_path))
+    is_recorded = side.cursor_path in side.disk.values
+    hold(Promise.I17, not owned and not is_recorded, f"ledgers {owned} are left, and a record: {is_recorded}")
+
+
+class _Owner:
+    """The owner of the subscription that is being deleted: it writes if it can, also a new ledger."""
+
+    def __init__(self, side):
+        self._is_over = False
+        side.cursor.remove_listener(side)
+        # As of another broker: its faults are its own, and its writes are not those of this one.
+        side.cursor._persister.journal.store = MemoryStore(side.disk)
+
+    def race(self, side):
+        """Ack and persist once, before the record is replaced for the first or for the second time."""
+        if self._is_over or side.simulation.random.random() < 0.5:
+            return
+        self._is_over = True
+        cursor, now_ms = side.cursor, side.simulation.now_ms
+        for position in cursor.view.lowest_unacked(1):
+            side.model.ack([side.simulation.log.numbers[position]])
+            cursor.ack(position, now_ms=now_ms)
+        with suppress(CursorFencedError, StoreError):
+            cursor.persist(now_ms=now_ms)
+
+
+class ModelEvent(NamedTuple):
+    """An event of a schedule.
+
+    Attributes:
+        weight: Relative frequency.
+        happen: Applies the event to a subscription of a simulation.
+    """
+
+    weight: float
+    happen: Callable[..., Any]
+
+
+EVENTS = {
+    "publish": ModelEvent(14, client_events.publish),
+    "fall_behind": ModelEvent(4, client_events.fall_behind),
+    "dispatch": ModelEvent(34, client_events.dispatch_some),
+    "ack_some": ModelEvent(34, client_events.ack_some),
+    "ack_late": ModelEvent(3, client_events.ack_late),
+    "ack_cumulative": ModelEvent(1, client_events.ack_cumulative),
+    "ack_many": ModelEvent(2, client_events.ack_many),
+    "ack_into_batch": ModelEvent(3, client_events.ack_into_batch),
+    "nack": ModelEvent(6, client_events.nack),
+    "close_consumer": ModelEvent(2, client_events.close_consumer),
+    "persist": ModelEvent(7, persist),
+    "persist_in_vain": ModelEvent(5, persist_in_vain),
+    "promote": ModelEvent(2, promote),
+    "tick": ModelEvent(6, tick),
+    "persist_together": ModelEvent(5, persist_together),
+    "set_cursor_properties": ModelEvent(2, set_cursor_properties),
+    "go_on_before": ModelEvent(3, go_on_before),
+    "wait": ModelEvent(8, wait),
+    "change_limits": ModelEvent(2, change_limits),
+    "change_broker_limit": ModelEvent(1, change_broker_limit),
+    "break_ledgers": ModelEvent(1.5, break_ledgers),
+    "mend_ledgers": ModelEvent(3, mend_ledgers),
+    "crash": ModelEvent(0, crash),
+    "reopen": ModelEvent(1, reopen),
+    "seek": ModelEvent(1, seek),
+    "seek_in_vain": ModelEvent(2, seek_in_vain),
+    "skip": ModelEvent(1, client_events.skip),
+    "clear_backlog": ModelEvent(0.3, client_events.clear_backlog),
+    "wait_for_gate": ModelEvent(2, wait_for_gate),
+    "open_damaged_copy": ModelEvent(1, open_damaged_copy),
+    "delete": ModelEvent(0.7, delete),
+    "trim": ModelEvent(2, trim),
+    "lose_ledger": ModelEvent(0.4, lose_ledger),
+    "ack": ModelEvent(0, client_events.ack),
+    "ack_up_to": ModelEvent(0, client_events.ack_up_to),
+    "give_back": ModelEvent(0, client_events.give_back),
+}
+"""The events by name; those of weight 0 are only called by explicit stories."""

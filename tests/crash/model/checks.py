@@ -5,30 +5,23 @@ These are I4 and I8; `crash.model.written` checks the durable state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal.format import Format
 from ackstate.limits.rules import Rule
 from crash.model.numbered_log import indexes
 from crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from crash.model.simulated_subscription import SimulatedSubscription
-
 NO_LIMIT = 2**62
 NEW_RECORD_BYTES = 124
 _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)
 
 
-def consumer_max(side: SimulatedSubscription) -> int:
+def consumer_max(side):
     """Return the limit on unacked messages of one consumer."""
     return side.gate.limits.max_unacked_messages_per_consumer or NO_LIMIT
 
 
-def uses(side: SimulatedSubscription) -> Iterator[tuple[Rule, int, int]]:
+def uses(side):
     """Yield each rule on acked entries and messages in flight, with its recounted usage and its limit."""
     model, limits, deliveries = side.model, side.gate.limits, side.subscription.deliveries
     record_bytes, range_count = model.counted()
@@ -42,15 +35,15 @@ def uses(side: SimulatedSubscription) -> Iterator[tuple[Rule, int, int]]:
     yield Rule.UNACKED_MESSAGES, model.unacked(), limits.max_unacked_messages or NO_LIMIT
 
 
-def forgiven(side: SimulatedSubscription) -> dict[Rule | str, int]:
+def forgiven(side):
     """Return the allowed usage of each rule: a usage above the limit may stay, but not grow."""
-    allowed: dict[Rule | str, int] = {rule: max(limit, used) for rule, used, limit in uses(side)}
+    allowed = {rule: max(limit, used) for rule, used, limit in uses(side)}
     for consumer in CONSUMERS:
         allowed[consumer] = max(consumer_max(side), side.model.unacked(consumer))
     return allowed
 
 
-def check(side: SimulatedSubscription) -> None:
+def check(side):
     """Check that no limit is exceeded and the counters equal the model. Complexity: O(acked and in flight)."""
     model, cursor, subscription = side.model, side.cursor, side.subscription
     for rule, used, limit in uses(side):
@@ -79,7 +72,7 @@ def check(side: SimulatedSubscription) -> None:
     _check_waiters(side)
 
 
-def check_writing(side: SimulatedSubscription) -> None:
+def check_writing(side):
     """Check from the view of another thread during a persist; messages being sent at this moment may be invisible."""
     usage, allowed = side.subscription.usage(), side.allowed
     _count(side.cursor.stats().unpersisted_record_bytes, usage.unpersisted_record_bytes, "un-persisted bytes")
@@ -90,7 +83,7 @@ def check_writing(side: SimulatedSubscription) -> None:
     hold(Promise.I4, fits, f"{range_count} ranges of {allowed[Rule.UNACKED_RANGES]} while a persist writes")
 
 
-def check_all(side: SimulatedSubscription) -> None:
+def check_all(side):
     """Do the same as `check`, and recount everything. Complexity: O(entries of the log)."""
     check(side)
     side.subscription.check_invariants()
@@ -119,9 +112,9 @@ def check_all(side: SimulatedSubscription) -> None:
     _count(side.cursor.backlog, len(log) - len(model.acked), "backlog")
 
 
-def check_keys(side: SimulatedSubscription) -> None:
+def check_keys(side):
     """Check that no two consumers have messages of one key."""
-    holders: dict[bytes, str] = {}
+    holders = {}
     for number, consumer in side.model.in_flight.items():
         message = side.model.log.messages[number]
         key = None if message is None else message.key
@@ -130,24 +123,14 @@ def check_keys(side: SimulatedSubscription) -> None:
         )
 
 
-def closed_for(side: SimulatedSubscription, consumer: str) -> dict[Rule | None, int]:
+def closed_for(side, consumer):
     """Return the rules that are closed for a consumer, and the usage at which each opens."""
     verdicts = side.gate.why_blocked(side.subscription.usage(consumer), consumer)
     return {verdict.rule: verdict.released_at for verdict in verdicts}
 
 
-def check_shortage(
-    side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int], *, weight_elsewhere: int = 0
-) -> None:
-    """Check that a limit, truthfully, explains why a consumer did not receive more.
-
-    Args:
-        side: The subscription, after the dispatch.
-        consumer: The consumer.
-        closed_before: The rules that were closed for it before, and the usage at which each opens.
-        weight_elsewhere: The most messages of an entry that the same round gave to another consumer. It may have been
-            refused to this one first, and the rule that refused it stays closed until it opens by an ack.
-    """
+def check_shortage(side, consumer, closed_before, *, weight_elsewhere=0):
+    """Check that a limit, truthfully, explains why a consumer did not receive more."""
     model, log, now_ms = side.model, side.model.log, side.simulation.now_ms
     waiting = list(model.sendable(now_ms=now_ms, tick_ms=TICK_MS))
     if not waiting:
@@ -172,14 +155,14 @@ def check_shortage(
         hold(Promise.I8, not is_by_young, "young acks keep the gate shut")
 
 
-def is_covered(side: SimulatedSubscription, number: int) -> bool:
+def is_covered(side, number):
     """Return whether the worst case of an ack is reserved."""
     log = side.model.log
     sent = side.subscription.deliveries.get(log.positions[number])
     return sent is not None and sent.range_count == 1 and sent.record_bytes == log.isolated_bytes(number)
 
 
-def check_refusal(side: SimulatedSubscription, numbers: Sequence[int], *, were_covered: bool) -> None:
+def check_refusal(side, numbers, *, were_covered):
     """Check that refused acks had no reservation, and together would have exceeded a limit."""
     position, model = side.model.log.positions[numbers[0]], side.model
     hold(Promise.I8, not were_covered, f"the ack of {position} was refused, although it was reserved for")
@@ -194,11 +177,11 @@ def check_refusal(side: SimulatedSubscription, numbers: Sequence[int], *, were_c
     hold(Promise.I8, passes, f"the ack of {position} was refused for nothing")
 
 
-def _count(kept: int, recounted: int, what: str) -> None:
+def _count(kept, recounted, what):
     hold(Promise.I4, kept == recounted, f"{what}: {kept} are counted, there are {recounted}")
 
 
-def _check_gauge(side: SimulatedSubscription) -> None:
+def _check_gauge(side):
     model, stats = side.model, side.cursor.stats()
     _count(stats.redelivery_if_crashed, model.lost_count, "messages that a crash brings back")
     causes = stats.redelivery_unwritten, stats.redelivery_young, stats.redelivery_cut
@@ -213,7 +196,7 @@ def _check_gauge(side: SimulatedSubscription) -> None:
     hold(Promise.I4, not stats.redelivery_young or side.config.become_old_ack_record_seconds != 0, of_causes)
 
 
-def _check_waiters(side: SimulatedSubscription) -> None:
+def _check_waiters(side):
     for waiter in side.waiters:
         is_closed = side.gate.is_closed_for(waiter.consumer)
         hold(Promise.I8, waiter.calls <= 1, f"a waiter was told {waiter.calls} times")
@@ -221,16 +204,14 @@ def _check_waiters(side: SimulatedSubscription) -> None:
     side.waiters = [waiter for waiter in side.waiters if not waiter.calls]
 
 
-def _check_consumer(side: SimulatedSubscription, consumer: str) -> None:
+def _check_consumer(side, consumer):
     used, allowed = side.model.unacked(consumer), side.allowed[consumer]
     is_alone = used > allowed and list(side.model.in_flight.values()).count(consumer) == 1
     hold(Promise.I4, used <= allowed or is_alone, f"{consumer} has {used} of {allowed}")
     side.allowed[consumer] = max(consumer_max(side), min(used, allowed))
 
 
-def _binding(
-    side: SimulatedSubscription, consumer: str, closed_before: Mapping[Rule | None, int], *, cost: int, weight: int
-) -> set[Rule]:
+def _binding(side, consumer, closed_before, *, cost, weight):
     """Return the rules that have no room for a message, or were closed and had no reason to open."""
     needs = {
         Rule.UNPERSISTED_ACK_RECORD_BYTES: cost,
@@ -257,7 +238,7 @@ def _binding(
     return binding
 
 
-def _works(side: SimulatedSubscription) -> bool:
+def _works(side):
     """Return whether a promotion would make young acks durable now."""
     failed = side.simulation.now_ms - side.failed_ms < RETRY_MS or side.store.has_broken_ledgers
     return not side.is_limited and not failed

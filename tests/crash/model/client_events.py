@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.store import PayloadTooLargeError
@@ -14,16 +13,8 @@ from crash.model import checks
 from crash.model.numbered_log import words_of
 from crash.model.settings import CONSUMERS, TICK_MS, Tracker
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from ackstate.dispatch.delivery import Delivery
-    from ackstate.topic.message_log import MessageLog
-    from crash.model.simulated_subscription import SimulatedSubscription
-    from crash.model.simulation import BrokerSimulation
-
-
-def publish(simulation: BrokerSimulation, side: SimulatedSubscription, count: int | None = None) -> None:
+def publish(simulation, side, count=None):
     """Publish some messages: plain, delayed, batches, with keys."""
     draw, settings = simulation.random, simulation.settings
     count = min(count or draw.choice((1, 3, 10, 20, 20)), settings.count_max)
@@ -45,7 +36,7 @@ def publish(simulation: BrokerSimulation, side: SimulatedSubscription, count: in
     append(simulation, messages)
 
 
-def append(simulation: BrokerSimulation, messages: Sequence[Message], *, log: MessageLog | None = None) -> None:
+def append(simulation, messages, *, log=None):
     """Publish given messages, to the broker's log or to another owner's."""
     first = len(simulation.log)
     simulation.log.append((log or simulation.message_log).publish(messages), messages)
@@ -61,9 +52,7 @@ def append(simulation: BrokerSimulation, messages: Sequence[Message], *, log: Me
         simulation.note(f"due in {delay_ms} ms", [number for number, each in delayed.items() if each == delay_ms])
 
 
-def dispatch(
-    simulation: BrokerSimulation, side: SimulatedSubscription, consumer: str | None = None, count: int | None = None
-) -> int:
+def dispatch(simulation, side, consumer=None, count=None):
     """Dispatch messages to a consumer, and return the number of entries."""
     consumer = consumer or simulation.random.choice(CONSUMERS[: simulation.settings.consumer_count])
     count = min(simulation.random.choice((1, 5, 20, 40)) if count is None else count, simulation.settings.count_max)
@@ -84,7 +73,7 @@ def dispatch(
     return len(sent)
 
 
-def note_dead_letters(simulation: BrokerSimulation, side: SimulatedSubscription) -> bool:
+def note_dead_letters(simulation, side):
     """Record the dead letters of a dispatch as acked, and return whether there were any."""
     side.model.ack(side.handed_over)
     numbers, side.handed_over = side.handed_over, []
@@ -93,9 +82,7 @@ def note_dead_letters(simulation: BrokerSimulation, side: SimulatedSubscription)
     return bool(numbers)
 
 
-def note_sent(
-    simulation: BrokerSimulation, side: SimulatedSubscription, consumer: str, sent: Sequence[Delivery]
-) -> None:
+def note_sent(simulation, side, consumer, sent):
     """Record the messages that a consumer receives."""
     log = simulation.log
     simulation.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
@@ -104,7 +91,7 @@ def note_sent(
         side.model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=simulation.now_ms)
 
 
-def fall_behind(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def fall_behind(simulation, side):
     """Delayed messages passed by all readers fall due, but only the first subscription polls."""
     settings = simulation.settings
     if not settings.delay_share or settings.tracker is not Tracker.VIEW or len(simulation.sides) == 1:
@@ -120,9 +107,7 @@ def fall_behind(simulation: BrokerSimulation, side: SimulatedSubscription) -> No
     dispatch(simulation, simulation.sides[0], count=40)
 
 
-def ack_some(
-    simulation: BrokerSimulation, side: SimulatedSubscription, *, only_covered: bool = False, count: int | None = None
-) -> None:
+def ack_some(simulation, side, *, only_covered=False, count=None):
     """Ack some messages in flight, in varying order."""
     numbers = list(side.model.in_flight)
     simulation.random.shuffle(numbers)
@@ -146,13 +131,13 @@ def ack_some(
         ack_at_once(simulation, side, whole)
 
 
-def ack_lowest(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def ack_lowest(simulation, side):
     """Ack the messages in flight right after the mark-delete position, so that it moves."""
     while (number := side.model.first_unacked()) in side.model.in_flight and checks.is_covered(side, number):
         ack(simulation, side, number)
 
 
-def ack(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
+def ack(simulation, side, number):
     """Ack one entry."""
     was_covered = checks.is_covered(side, number)
     try:
@@ -164,7 +149,7 @@ def ack(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) 
         side.took(receipt, [number])
 
 
-def ack_at_once(simulation: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int]) -> None:
+def ack_at_once(simulation, side, numbers):
     """Ack entries, at least one, by one call."""
     were_covered = all(checks.is_covered(side, number) for number in numbers)
     positions = [simulation.log.positions[number] for number in numbers]
@@ -177,7 +162,7 @@ def ack_at_once(simulation: BrokerSimulation, side: SimulatedSubscription, numbe
         side.took(receipt, numbers)
 
 
-def ack_part(simulation: BrokerSimulation, side: SimulatedSubscription, number: int) -> None:
+def ack_part(simulation, side, number):
     """Ack some messages of a batch."""
     model = side.model
     known = model.unacked_of_batch.get(number) or set(range(simulation.log.message_count(number)))
@@ -193,7 +178,7 @@ def ack_part(simulation: BrokerSimulation, side: SimulatedSubscription, number: 
         side.took_part(receipt, number, left)
 
 
-def ack_late(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def ack_late(simulation, side):
     """Ack messages that are not in flight: given back, or sent before a crash."""
     model, draw = side.model, simulation.random
     numbers = [n for n in range(model.first_unacked(), len(simulation.log)) if n not in model.in_flight]
@@ -209,7 +194,7 @@ def ack_late(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
             ack(simulation, side, number)
 
 
-def ack_cumulative(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def ack_cumulative(simulation, side):
     """Ack everything up to one entry."""
     first = side.model.first_unacked()
     if first < len(simulation.log):
@@ -217,7 +202,7 @@ def ack_cumulative(simulation: BrokerSimulation, side: SimulatedSubscription) ->
         ack_up_to(simulation, side, simulation.random.randrange(first, last))
 
 
-def ack_up_to(simulation: BrokerSimulation, side: SimulatedSubscription, last: int) -> None:
+def ack_up_to(simulation, side, last):
     """Ack everything up to an entry, inclusive."""
     properties = {"number": simulation.random.randrange(10)} if simulation.random.random() < 0.5 else None
     receipt = side.subscription.ack_cumulative(
@@ -230,7 +215,7 @@ def ack_up_to(simulation: BrokerSimulation, side: SimulatedSubscription, last: i
     side.took(receipt, covered)
 
 
-def ack_many(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def ack_many(simulation, side):
     """Ack entries that are not in flight in one call of the cursor itself, which has no gate."""
     model, log, draw = side.model, simulation.log, simulation.random
     numbers = [n for n in range(model.first_unacked(), len(log)) if n not in model.in_flight and n not in model.acked]
@@ -249,7 +234,7 @@ def ack_many(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     _acked_directly(simulation, side)
 
 
-def ack_into_batch(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def ack_into_batch(simulation, side):
     """Ack everything below a batch, and its first messages, by a call of the cursor itself."""
     model, log = side.model, simulation.log
     first = model.first_unacked()
@@ -269,14 +254,14 @@ def ack_into_batch(simulation: BrokerSimulation, side: SimulatedSubscription) ->
     _acked_directly(simulation, side)
 
 
-def _acked_directly(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def _acked_directly(simulation, side):
     """Update the subscription after calls of its cursor, and allow the usage that exceeds limits."""
     side.subscription.skip(0, now_ms=simulation.now_ms)
     side.model.changed()
     side.forgive()
 
 
-def nack(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def nack(simulation, side):
     """Give some messages back, with a delay or without."""
     numbers, draw = list(side.model.in_flight), simulation.random
     delay_ms = draw.choice((0, 0, 100, 2_000))
@@ -284,9 +269,7 @@ def nack(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
     give_back(simulation, side, draw.sample(numbers, count), delay_ms=delay_ms)
 
 
-def give_back(
-    simulation: BrokerSimulation, side: SimulatedSubscription, numbers: Sequence[int], *, delay_ms: int = 0
-) -> None:
+def give_back(simulation, side, numbers, *, delay_ms=0):
     """Give messages in flight back."""
     for number in numbers:
         position = simulation.log.positions[number]
@@ -296,7 +279,7 @@ def give_back(
         simulation.note(f"nack for {delay_ms} ms" if delay_ms else "nack", [number])
 
 
-def close_consumer(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def close_consumer(simulation, side):
     """Close a consumer; it returns with the next dispatch."""
     consumer = simulation.random.choice(CONSUMERS[: simulation.settings.consumer_count])
     held = [number for number, holder in side.model.in_flight.items() if holder == consumer]
@@ -308,7 +291,7 @@ def close_consumer(simulation: BrokerSimulation, side: SimulatedSubscription) ->
     simulation.note(f"{consumer} goes, and gives back", held)
 
 
-def skip(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def skip(simulation, side):
     """Ack a number of entries above the mark-delete position."""
     model = side.model
     count = simulation.random.choice((0, 1, 5, 20))
@@ -320,14 +303,14 @@ def skip(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
         side.took(receipt, covered)
 
 
-def clear_backlog(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def clear_backlog(simulation, side):
     """Ack everything."""
     simulation.note("clear the backlog")
     receipt = side.subscription.clear_backlog(now_ms=simulation.now_ms)
     side.took(receipt, range(len(simulation.log)))
 
 
-def work_meanwhile(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def work_meanwhile(simulation, side):
     """Do the work of another thread while a persist writes."""
     settings = simulation.settings
     for _ in range(simulation.random.randrange(4)):
@@ -344,12 +327,8 @@ def work_meanwhile(simulation: BrokerSimulation, side: SimulatedSubscription) ->
             dispatch(simulation, side)
 
 
-def drain(simulation: BrokerSimulation) -> None:
-    """Make consumers ack all deliveries until no message is left.
-
-    Raises:
-        PromiseBrokenError: There is no progress, but messages are left.
-    """
+def drain(simulation):
+    """Make consumers ack all deliveries until no message is left."""
     for side in simulation.sides:
         side.store.mend_ledgers()
     idle_count = 0
@@ -363,11 +342,11 @@ def drain(simulation: BrokerSimulation) -> None:
         simulation.now_ms += 5_000
 
 
-def _progress(simulation: BrokerSimulation) -> list[tuple[int, int]]:
+def _progress(simulation):
     return [(len(side.model.acked), len(side.model.durable)) for side in simulation.sides]
 
 
-def _drain_once(simulation: BrokerSimulation, side: SimulatedSubscription) -> None:
+def _drain_once(simulation, side):
     for consumer in CONSUMERS[: simulation.settings.consumer_count]:
         dispatch(simulation, side, consumer, 50)
         for number in list(side.model.in_flight):
@@ -375,3 +354,43 @@ def _drain_once(simulation: BrokerSimulation, side: SimulatedSubscription) -> No
     with suppress(PayloadTooLargeError):  # until the ledger is tried again
         side.cursor.tick(now_ms=simulation.now_ms)
     checks.check(side)
+
+
+_ROUND_EVERY = 3
+
+
+def dispatch_some(simulation, side, consumer=None, count=None):
+    """Dispatch to one consumer or, if none is given, now and then to all; return the number of entries."""
+    if consumer is None and simulation.step_count % _ROUND_EVERY == 0:
+        return dispatch_all(simulation, side)
+    return dispatch(simulation, side, consumer, count)
+
+
+def dispatch_all(simulation, side):
+    """Give some consumers permits and dispatch to all of them, and return the number of entries."""
+    subscription, count_max = side.subscription, simulation.settings.count_max
+    for consumer in CONSUMERS[: simulation.settings.consumer_count]:
+        if consumer not in subscription.consumers:
+            subscription.consumer_opened(consumer)
+        if count := min(simulation.random.choice((0, 5, 20)), count_max):
+            subscription.add_permits(consumer, count)
+    before = {consumer: checks.closed_for(side, consumer) for consumer in subscription.consumers}
+    deliveries = []
+    was_handed_over = False
+    try:
+        deliveries, _ = subscription.dispatch_all(now_ms=simulation.now_ms)
+    finally:
+        was_handed_over = note_dead_letters(simulation, side)
+    for consumer, sent in deliveries:
+        note_sent(simulation, side, consumer, sent)
+    if simulation.settings.kind is SubscriptionType.KEY_SHARED:
+        checks.check_keys(side)
+    elif not was_handed_over:
+        for consumer, closed_before in before.items():
+            if subscription.permits(consumer) > 0:
+                sent_elsewhere = [each for other, sent in deliveries if other != consumer for each in sent]
+                weight = max(
+                    (side.model.weight(side.model.log.numbers[each.position]) for each in sent_elsewhere), default=0
+                )
+                checks.check_shortage(side, consumer, closed_before, weight_elsewhere=weight)
+    return sum(len(sent) for _, sent in deliveries)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ackstate.position import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from ackstate.cursor.journal.format import CursorState
-    from ackstate.topic.message_log import Message
 
 
 class NumberRun(NamedTuple):
@@ -21,7 +15,7 @@ class NumberRun(NamedTuple):
     last: int
 
 
-def varint_bytes(number: int) -> int:
+def varint_bytes(number):
     """Return the size of a non-negative number in protobuf, in bytes."""
     length = 1
     while number >= 128:
@@ -30,7 +24,7 @@ def varint_bytes(number: int) -> int:
     return length
 
 
-def range_bytes(ledger_id: int, first: int, last: int) -> int:
+def range_bytes(ledger_id, first, last):
     """Return the size of one `MessageRange`, whose lower end is the entry before the first; -1 takes ten bytes."""
     lower = 2 + varint_bytes(ledger_id) + (varint_bytes(first - 1) if first else 10)
     upper = 2 + varint_bytes(ledger_id) + varint_bytes(last)
@@ -44,40 +38,40 @@ class NumberedLog:
     outcome is unknown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.trimmed_count = 0
-        self.positions: list[Position] = []
-        self.numbers: dict[Position, int] = {}
-        self.messages: list[Message | None] = []
+        self.positions = []
+        self.numbers = {}
+        self.messages = []
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.positions)
 
     @property
-    def kept(self) -> range:
+    def kept(self):
         """The numbers of the entries that were not trimmed."""
         return range(self.trimmed_count, len(self.positions))
 
-    def append(self, positions: Sequence[Position], messages: Iterable[Message | None]) -> None:
+    def append(self, positions, messages):
         """Number the next entries; an unknown message counts as plain and undelayed."""
         for position in positions:
             self.numbers[position] = len(self.positions)
             self.positions.append(position)
         self.messages += messages
 
-    def isolated_bytes(self, number: int) -> int:
+    def isolated_bytes(self, number):
         """Return the size of an entry as a separate range."""
         ledger_id, entry_id = self.positions[number]
         return range_bytes(ledger_id, entry_id, entry_id)
 
-    def message_count(self, number: int) -> int:
+    def message_count(self, number):
         """Return the number of messages in an entry."""
         message = self.messages[number]
         return 1 if message is None else message.message_count
 
-    def runs(self, numbers: Iterable[int]) -> list[NumberRun]:
+    def runs(self, numbers):
         """Return the ranges of rising numbers, split at the ends of ledgers."""
-        runs: list[NumberRun] = []
+        runs = []
         for number in numbers:
             if runs and number == runs[-1].last + 1 and self.positions[number].entry_id:
                 runs[-1] = NumberRun(runs[-1].first, number)
@@ -85,7 +79,7 @@ class NumberedLog:
                 runs.append(NumberRun(number, number))
         return runs
 
-    def record_bytes(self, runs: Iterable[NumberRun]) -> int:
+    def record_bytes(self, runs):
         """Return the size of ranges as Pulsar would write them."""
         total = 0
         for first, last in runs:
@@ -93,11 +87,11 @@ class NumberedLog:
             total += range_bytes(ledger_id, first_id, first_id + last - first)
         return total
 
-    def count_up_to(self, position: Position) -> int:
+    def count_up_to(self, position):
         """Return the number of entries at or below a position."""
         return bisect_right(self.positions, position)
 
-    def held_by(self, content: CursorState) -> set[int]:
+    def held_by(self, content):
         """Return the numbers of all entries acked in a durable state."""
         held = set(range(self.count_up_to(content.mark_delete)))
         for ledger_id, first, end in content.deleted.runs():
@@ -105,7 +99,7 @@ class NumberedLog:
             held.update(number for number in runs if number is not None)  # The log may have lost some.
         return held
 
-    def lose(self, lost: Collection[Position]) -> dict[int, int]:
+    def lose(self, lost):
         """Number the entries again without some, and return the numbers of the others: before -> from now on."""
         kept = [number for number, position in enumerate(self.positions) if position not in lost]
         self.messages = [self.messages[number] for number in kept]
@@ -113,7 +107,7 @@ class NumberedLog:
         self.numbers = {position: number for number, position in enumerate(self.positions)}
         return {before: number for number, before in enumerate(kept)}
 
-    def text(self, numbers: Iterable[int]) -> str:
+    def text(self, numbers):
         """Return entries as text: ``"1:0 1:4-9"``; a set is sorted, other collections keep their order."""
         texts = []
         for first, last in self.runs(sorted(numbers) if isinstance(numbers, set | frozenset) else numbers):
@@ -122,12 +116,12 @@ class NumberedLog:
         return " ".join(texts) or "nothing"
 
 
-def indexes(words: Iterable[int]) -> set[int]:
+def indexes(words):
     """Return the messages whose bits are set in Pulsar's words."""
     return {64 * word + bit for word, bits in enumerate(words) for bit in range(64) if bits >> bit & 1}
 
 
-def words_of(left: Iterable[int]) -> list[int]:
+def words_of(left):
     """Return the two words, signed, in which the bits of some messages below 128 are set."""
     words = [sum(1 << index % 64 for index in left if index // 64 == word) for word in range(2)]
     return [word - 2**64 if word >> 63 else word for word in words]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
@@ -13,9 +12,6 @@ from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep
 from ackstate.stores.memory import FaultKind
 from ackstate.wire.pulsar import LimitRule, RangeForm
-
-if TYPE_CHECKING:
-    from random import Random
 
 CONSUMERS = ("a", "b", "c", "d")
 TICK_MS = 10  # tick time of delayed messages
@@ -94,12 +90,12 @@ class Settings:
     reconfigures: bool = False
     count_max: int = 1_000
 
-    def text(self) -> str:
+    def text(self):
         """Return the differences from the defaults, listing limits and settings of a cursor individually."""
         return ", ".join(_differences(self, Settings())) or "nothing"
 
 
-def drawn(random: Random) -> Settings:
+def drawn(random):
     """Return the settings that a schedule draws first."""
     draw = random.choice
     delay_share = draw((0, 0, 0.2, 0.5))
@@ -135,7 +131,7 @@ def drawn(random: Random) -> Settings:
     return settings
 
 
-def _with_failing_writes(settings: Settings, random: Random) -> Settings:
+def _with_failing_writes(settings, random):
     """Return a broker with a tiny log whose writes fail more often than not, several in a row.
 
     Few entries meet in every combination: an ack advances the mark-delete position while a persist fails on every
@@ -169,7 +165,7 @@ def _with_failing_writes(settings: Settings, random: Random) -> Settings:
     )
 
 
-def drawn_limits(random: Random) -> GateLimits:
+def drawn_limits(random):
     """Return limits of a gate: none, narrow ones, wide ones."""
     draw = random.choice
     return GateLimits(
@@ -182,7 +178,7 @@ def drawn_limits(random: Random) -> GateLimits:
     )
 
 
-def drawn_config(random: Random) -> CursorConfig:
+def drawn_config(random):
     """Return settings of a cursor under which small states already compact, exceed limits, and are young."""
     draw = random.choice
     config = CursorConfig(
@@ -206,7 +202,7 @@ def drawn_config(random: Random) -> CursorConfig:
     return config
 
 
-def _differences(value: Settings | GateLimits | CursorConfig, default: object) -> list[str]:
+def _differences(value, default):
     texts = []
     for each in fields(value):
         mine, usual = getattr(value, each.name), getattr(default, each.name)

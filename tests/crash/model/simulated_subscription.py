@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.journal import cursor_path
@@ -17,29 +15,20 @@ from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.limits.gate import DispatchGate
 from ackstate.stores.memory import MemoryStore
 from ackstate.wire.pulsar import LimitRule
-from crash.model.ack_model import AckModel
-from crash.model.callbacks import CountedRequests, Waiter
+from crash.model.ack_model import AckModel, Receipts
 from crash.model.checks import forgiven
-from crash.model.excluded import Excluded, check_excluded
 from crash.model.numbered_log import indexes
-from crash.model.receipts import Receipts
 from crash.model.settings import CONSUMERS, RETRY_MS
-from crash.model.work import Work
-from crash.model.written import BYTES_MIN, AckSnapshot, Written, attempted_states, held_of, instant_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from ackstate.cursor.results import PersistResult, Receipt
-    from ackstate.cursor.store import Store
-    from ackstate.dispatch.delivery import Delivery
-    from ackstate.limits.rules import Rule
-    from ackstate.position import Position
-    from ackstate.stores.memory import Fault
-    from crash.model.earlier_owner import EarlierOwner
-    from crash.model.settings import Encoded
-    from crash.model.simulation import BrokerSimulation
-    from crash.model.written import Held
+from crash.model.written import (
+    BYTES_MIN,
+    Excluded,
+    Work,
+    Written,
+    attempted_states,
+    check_excluded,
+    held_of,
+    instant_of,
+)
 
 _HOUR = 3_600_000
 
@@ -66,7 +55,7 @@ class SimulatedSubscription(CursorListener):
         start: Where the cursor begins if it is new.
     """
 
-    def __init__(self, simulation: BrokerSimulation, name: str) -> None:
+    def __init__(self, simulation, name):
         self.simulation, self.name = simulation, name
         self.model = AckModel(simulation.log)
         self.disk = simulation.cursor_disk
@@ -77,18 +66,18 @@ class SimulatedSubscription(CursorListener):
         self.is_writing = self.has_failed = False
         self.failed_ms = -RETRY_MS
         self.persisted_ms = self.epoch = 0
-        self.rival: EarlierOwner | None = None
-        self.earlier: EarlierOwner | None = None
-        self.start: Position | None = None
-        self.waiters: list[Waiter] = []
-        self.allowed: dict[Rule | str, int] = {}
-        self.excluded: Excluded | None = Excluded()
-        self.instants: list[AckSnapshot] = []
+        self.rival = None
+        self.earlier = None
+        self.start = None
+        self.waiters = []
+        self.allowed = {}
+        self.excluded = Excluded()
+        self.instants = []
         self.open()
 
-    def open(self, faults: Sequence[Fault] = ()) -> None:
+    def open(self, faults=()):
         """Open the cursor, again if a fault ends the first attempt, and the subscription on it."""
-        self.handed_over: list[int] = []
+        self.handed_over = []
         self.waiters = []
         self.receipts = Receipts(self.simulation.log)
         try:
@@ -109,16 +98,16 @@ class SimulatedSubscription(CursorListener):
         self.work = Work(self.config, now_ms=self.simulation.now_ms)
         self._open_subscription()
 
-    def _open_cursor(self, faults: Sequence[Fault]) -> None:
+    def _open_cursor(self, faults):
         simulation = self.simulation
         self.store = MemoryStore(self.disk, faults=faults)
-        self._attempted: list[tuple[Encoded, bytes]] = []
+        self._attempted = []
         simulation.cursor_store.join(self, self.store)
         self.left_ledgers_clean = self.is_writing = True  # This write is not a persist.
         self.highest_sent = -1
         try:
-            self.cursor: ManagedCursor = ManagedCursor.open(
-                cast("Store", simulation.cursor_store), topic="t", subscription=self.name,
+            self.cursor = ManagedCursor.open(
+                simulation.cursor_store, topic="t", subscription=self.name,
                 ledgers=simulation.message_log.ledgers, config=self.config, start=self.start, now_ms=simulation.now_ms,
             )  # fmt: skip
             self.model.counts_entries = self.config.ledger_limits.rule is not LimitRule.EXACT
@@ -127,7 +116,7 @@ class SimulatedSubscription(CursorListener):
             self.is_writing = False
             self.store.forget_faults()
 
-    def _open_subscription(self) -> None:
+    def _open_subscription(self):
         simulation, settings = self.simulation, self.simulation.settings
         self.gate = DispatchGate(self.limits, broker=simulation.broker)
         tracker = simulation.open_tracker(self.cursor.is_acked)
@@ -147,16 +136,8 @@ class SimulatedSubscription(CursorListener):
         for consumer in CONSUMERS[: settings.consumer_count]:
             self.subscription.consumer_opened(consumer)
 
-    def crash_and_recover(self, faults: Sequence[Fault] = (), *, rival: EarlierOwner | None = None) -> None:
-        """Lose everything that is not on the disk, and check the recovered state.
-
-        Args:
-            faults: Faults of the recovery, which is retried if one ends it.
-            rival: The previous owner, if it continues meanwhile.
-
-        Raises:
-            PromiseBrokenError: A durable ack is lost, an ack is invented, or the gauge was wrong.
-        """
+    def crash_and_recover(self, faults=(), *, rival=None):
+        """Lose everything that is not on the disk, and check the recovered state."""
         self.receipts.check_survivors(self.cursor, self.model)
         before, self.rival = self.cursor, rival
         try:
@@ -167,19 +148,15 @@ class SimulatedSubscription(CursorListener):
             self.rival = None
         self.judge(before.redelivery_if_crashed)
 
-    def lost(self, numbers: Mapping[int, int]) -> None:
+    def lost(self, numbers):
         """Go on with other numbers, right after a recovery: those of entries that the log has not lost."""
         model, self.earlier = self.model, None
         batches = {numbers[number]: left for number, left in model.unacked_of_batch.items() if number in numbers}
         model.recovered({numbers[number] for number in model.acked if number in numbers}, batches)
         self.written = Written(self.simulation.log, self.disk, self.cursor_path)
 
-    def judge(self, gauge: int | None) -> None:
-        """Check the recovered state, and continue with it.
-
-        Args:
-            gauge: The reported redelivery; None without a report.
-        """
+    def judge(self, gauge):
+        """Check the recovered state, and continue with it."""
         model, log = self.model, self.simulation.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
         parts = {
@@ -198,7 +175,7 @@ class SimulatedSubscription(CursorListener):
         self._wrote(held)
         self.forgive()
 
-    def _check_survived(self, found: set[int], parts: dict[int, set[int]]) -> None:
+    def _check_survived(self, found, parts):
         model, log = self.model, self.simulation.log
         lost, invented = model.durable - found, found - model.acked
         if lost:
@@ -215,13 +192,13 @@ class SimulatedSubscription(CursorListener):
             acked = number in model.acked or left >= model.unacked_of_batch.get(number, {-1})
             hold(Promise.I1, acked, f"acks in batch {log.positions[number]} were invented")
 
-    def _check_gauge(self, found: set[int], gauge: int) -> None:
+    def _check_gauge(self, found, gauge):
         model, log = self.model, self.simulation.log
         back = model.acked - found
         is_kept = len(back) == gauge if self.is_certain else len(back) <= gauge
         hold(Promise.I3, is_kept, f"{gauge} were to be redelivered, {len(back)} are: {log.text(back)}")
 
-    def _check_kept(self, recovered: set[int]) -> None:
+    def _check_kept(self, recovered):
         """Check that the next recovery would find the same; Pulsar's format drops acks beyond its limits."""
         log = self.simulation.log
         if self.config.format is Format.NATIVE:
@@ -229,18 +206,18 @@ class SimulatedSubscription(CursorListener):
             found = f"recovered were {log.text(recovered)}, and the disk holds {log.text(kept)} then"
             hold(Promise.I5, kept == recovered, found)
 
-    def _read_disk(self) -> Held:
+    def _read_disk(self):
         """Read the disk after an open or a reset; its state must not go back from now on."""
         found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
         self.written.restarted(held)
         return held
 
-    def forgive(self) -> None:
+    def forgive(self):
         """Recompute the allowed usage: usage above a limit may stay, but not grow."""
         self.allowed = forgiven(self)
 
-    def restarted(self, first: int, epoch_before: int) -> None:
+    def restarted(self, first, epoch_before):
         """Check that a reset counts and earlier acks do not, and continue from it."""
         self.receipts.check_void(self.cursor)
         self.model.restart(first)
@@ -257,11 +234,11 @@ class SimulatedSubscription(CursorListener):
         self.forget_attempts()
         self.forgive()
 
-    def record_bytes_max(self) -> int | None:
+    def record_bytes_max(self):
         """See `CursorListener`."""
         return self.subscription.record_bytes_max()
 
-    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+    def persisted(self, outcome):
         """Update the durable state: that of the disk, or after a failed write the part that it leaves."""
         if isinstance(outcome, AckStateError) or self.has_failed or not self.is_certain:
             self.work.failed()
@@ -281,7 +258,7 @@ class SimulatedSubscription(CursorListener):
         self.model.changed()
         self.subscription.persisted(outcome)
 
-    def _persisted(self, result: PersistResult) -> None:
+    def _persisted(self, result):
         found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
         self._count(result, held)
@@ -301,12 +278,12 @@ class SimulatedSubscription(CursorListener):
         self._wrote(held)
         self.receipts.check_none_lies(self.cursor, self.model)
 
-    def _check_work(self, result: PersistResult) -> None:
+    def _check_work(self, result):
         if self.is_certain and not self.has_failed and result.route is PersistTarget.DELTA:
             self.work.check_delta(self.simulation.log, self._attempted[-1][1], self.model.durable)
         self.work.check(result, self._attempted, self.written.entry_sizes, now_ms=self.simulation.now_ms)
 
-    def _check_counters(self, result: PersistResult) -> None:
+    def _check_counters(self, result):
         before, after = self._counted, self.cursor.stats()
         counted = (
             after.ledger_write_count - before.ledger_write_count,
@@ -318,13 +295,13 @@ class SimulatedSubscription(CursorListener):
         found = f"{counted} ledger writes, metadata writes and bytes are counted, there were {expected}"
         hold(Promise.I4, counted == expected and result.bytes_written > 0, found)
 
-    def took(self, receipt: Receipt, numbers: Collection[int]) -> None:
+    def took(self, receipt, numbers):
         """Record an ack of entries, and check that the receipt counts the newly acked ones."""
         self._check_newly_acked(receipt, len(set(numbers) - self.model.acked))
         self.model.ack(numbers)
         self.receipts.add(receipt, numbers)
 
-    def took_part(self, receipt: Receipt, number: int, left: set[int], *, below: Collection[int] = ()) -> None:
+    def took_part(self, receipt, number, left, *, below=()):
         """Record an ack of all but some messages of a batch, and of entries below it; see `took`."""
         model, was_acked = self.model, number in self.model.acked
         newly_acked = len(set(below) - model.acked) + (not left and not was_acked)
@@ -334,11 +311,11 @@ class SimulatedSubscription(CursorListener):
             model.ack_part(number, left)
         self.receipts.add(receipt, [number], left=left if left and not was_acked else None)
 
-    def _check_newly_acked(self, receipt: Receipt, expected: int) -> None:
+    def _check_newly_acked(self, receipt, expected):
         found = f"{receipt.newly_acked} entries are counted as newly acked, there are {expected}"
         hold(Promise.I4, receipt.newly_acked == expected, found)
 
-    def _count(self, result: PersistResult, held: Held) -> None:
+    def _count(self, result, held):
         self.persisted_ms = self.simulation.now_ms
         counts = self.simulation.counts
         counts[result.route.name.lower()] += 1
@@ -346,30 +323,30 @@ class SimulatedSubscription(CursorListener):
         counts["held_back"] += result.messages_held_back > 0
         counts["batches"] += bool(held.unacked_of_batch)
 
-    def wrote_before(self) -> None:
+    def wrote_before(self):
         """Record the writes of the previous owner while the cursor was opened."""
         self._wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
 
     @property
-    def is_limited(self) -> bool:
+    def is_limited(self):
         """Whether a limit may keep acks from becoming durable."""
         config = self.config
         is_small = config.metadata_bytes_max < BYTES_MIN
         return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
 
-    def closed(self) -> None:
+    def closed(self):
         """Record the writes of a graceful close."""
         self._wrote(self._read_disk())
 
-    def _wrote(self, held: Held) -> None:
+    def _wrote(self, held):
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
-    def failed_to_close(self) -> None:
+    def failed_to_close(self):
         """Record a failed close."""
         self._may_have_written()
 
-    def _may_have_written(self) -> None:
+    def _may_have_written(self):
         """Remove from the durable state everything excluded by a write that may have happened.
 
         A delta of the native format displaces no ack.
@@ -383,18 +360,18 @@ class SimulatedSubscription(CursorListener):
             held = held_of(self.simulation.log, content)
             self.model.may_have_lost(held.acked, held.unacked_of_batch)
 
-    def forget_attempts(self) -> None:
+    def forget_attempts(self):
         """Clear the attempted writes: they were not a persist, or are already checked."""
         self._counted = self.cursor.stats()
         self._attempted.clear()
         self.instants.clear()
         self.has_failed = False
 
-    def attempt(self, encoded: Encoded, data: bytes) -> None:
+    def attempt(self, encoded, data):
         """Record an attempted write."""
         self._attempted.append((encoded, data))
 
-    def begins_write(self) -> None:
+    def begins_write(self):
         """Run other threads' work before a write."""
         if not self.is_writing:
             instant = instant_of(self.model)
@@ -402,5 +379,33 @@ class SimulatedSubscription(CursorListener):
                 self.instants.append(instant)
         self.simulation.while_writing(self)
 
-    def _hand_over(self, delivery: Delivery) -> None:
+    def _hand_over(self, delivery):
         self.handed_over.append(self.simulation.log.numbers[delivery.position])
+
+
+class Waiter:
+    """Waits for a gate, and counts its calls."""
+
+    def __init__(self, consumer):
+        self.consumer, self.calls = consumer, 0
+
+    def __call__(self):
+        """Count the call."""
+        self.calls += 1
+
+
+class CountedRequests:
+    """Passes a delay view's requests to its subscription, and counts the requests for missed messages."""
+
+    def __init__(self, subscription, simulation):
+        self._subscription, self._simulation = subscription, simulation
+
+    def discard_acked(self, ledger_id, entries):
+        """See `AckedAndSent`."""
+        self._subscription.discard_acked(ledger_id, entries)
+
+    def not_sent_between(self, first, end):
+        """See `AckedAndSent`."""
+        missed = self._subscription.not_sent_between(first, end)
+        self._simulation.counts["derived"] += len(missed) > 0
+        return missed

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TypeVar
 
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.cursor.store import PayloadTooLargeError, StoreError
@@ -23,18 +23,13 @@ from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message_log import Message, MessageLog
 from crash.model import checks
+from crash.model.broker_events import EVENTS
 from crash.model.client_events import drain, work_meanwhile
-from crash.model.earlier_log import EarlierLog, open_log
-from crash.model.events import EVENTS
+from crash.model.earlier import EarlierLog, open_log
 from crash.model.numbered_log import NumberedLog
-from crash.model.settings import TICK_MS, Settings, Tracker, drawn
+from crash.model.settings import TICK_MS, Tracker, drawn
 from crash.model.simulated_subscription import SimulatedSubscription
 from crash.model.watched_store import WatchedStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ackstate.delay.tracker import DelayedDeliveryTracker
 
 EVENT_COUNT_MIN, EVENT_COUNT_MAX = 70, 150
 _RECOUNT_EVERY = 16
@@ -47,13 +42,8 @@ _BUCKETS = DelayConfig(
 )  # fmt: skip
 
 
-@final
 class BrokerSimulation:
     """One broker, from one seed; `run` executes its events, or the caller executes events by name.
-
-    Args:
-        seed: Decides each event and, if not given, the settings.
-        settings: The settings of the broker.
 
     Attributes:
         now_ms: The current time.
@@ -69,25 +59,25 @@ class BrokerSimulation:
         meanwhile_share: Probability of that work at each write: 0 to 1.
     """
 
-    def __init__(self, seed: int, settings: Settings | None = None) -> None:
+    def __init__(self, seed, settings=None):
         self.seed = seed
         self.random = self.random_of("settings")
         self.settings = drawn(self.random) if settings is None else settings
         self.now_ms = 0
-        self.event_number: int | None = None
+        self.event_number = None
         self.crash_count = self.fault_count = self.step_count = 0
-        self.counts: Counter[str] = Counter()
-        self.meanwhile: Callable[[BrokerSimulation, SimulatedSubscription], None] = work_meanwhile
+        self.counts = Counter()
+        self.meanwhile = work_meanwhile
         self.meanwhile_share = 0.5
         self.broker_max = self.settings.broker_max
         self.log = NumberedLog()
         self._fault_share = self.settings.fault_share
-        self._lines: list[_Line] = []
-        self._interleaved: Sequence[SimulatedSubscription] = ()
-        self._stores_at_begin: Sequence[MemoryStore] = ()
+        self._lines = []
+        self._interleaved = ()
+        self._stores_at_begin = ()
         self._fired_before = 0
         self.cursor_disk = MemoryDisk()
-        self.cursor_store: WatchedStore = WatchedStore(self.cursor_disk)
+        self.cursor_store = WatchedStore(self.cursor_disk)
         self._log_disk = _copied(_disk_with_a_long_ledger()) if self.settings.starts_high else MemoryDisk()
         if not self.settings.starts_high:
             self._log_disk.next_ledger_id = self.settings.first_ledger_id
@@ -96,7 +86,7 @@ class BrokerSimulation:
             (ledger_id,) = self.message_log.ledgers
             positions = [Position(ledger_id, entry_id) for entry_id in range(_HIGH_FIRST, _HIGH_END)]
             self.log.append(positions, [None] * len(positions))
-        self.sides: list[SimulatedSubscription] = []
+        self.sides = []
         self.sides = [SimulatedSubscription(self, name) for name in "xy"[: self.settings.subscription_count]]
         self.at_work = self.sides[0]
         for side in self.sides:
@@ -106,22 +96,22 @@ class BrokerSimulation:
                 side.cursor.persist(now_ms=0)
                 side.cursor.reader.rewind()
 
-    def open_broker(self) -> None:
+    def open_broker(self):
         """Restart with the log, and with the state that a crash leaves."""
         self.earlier_log = EarlierLog(self, race_count_max=self.settings.race_count_max) if self.step_count else None
         self.log_store = MemoryStore(self._log_disk)
         self.cursor_store.is_left = True
         self.cursor_store = WatchedStore(self.cursor_disk)
-        self.message_log: MessageLog = open_log(self, self.log_store, rival=self.earlier_log)
-        self.broker: BrokerLimit | None = BrokerLimit(self.broker_max) if self.broker_max else None
+        self.message_log = open_log(self, self.log_store, rival=self.earlier_log)
+        self.broker = BrokerLimit(self.broker_max) if self.broker_max else None
         self._index = self._open_index() if self.settings.delay_share else None
 
-    def go_on_before(self) -> None:
+    def go_on_before(self):
         """Make the owner of the log before a crash publish."""
         if self.earlier_log is not None:
             self.earlier_log.go_on(self._log_disk)
 
-    def lose_entries(self, ledger_id: int, left: int, *, is_gone: bool) -> None:
+    def lose_entries(self, ledger_id, left, *, is_gone):
         """Remove the entries of a ledger of the log but the first ones, or the ledger, from the disk and the models."""
         lost = {position for position in self.log.positions if position.ledger_id == ledger_id}
         lost = {position for position in lost if position.entry_id >= left}
@@ -135,7 +125,7 @@ class BrokerSimulation:
         for side in self.sides:
             side.lost(numbers)
 
-    def _open_index(self) -> TopicDelayIndex | BucketedDelayIndex | None:
+    def _open_index(self):
         """Return the index that all subscriptions share, if the tracker is shared."""
         tracker = self.settings.tracker
         if tracker is Tracker.VIEW:
@@ -143,17 +133,17 @@ class BrokerSimulation:
         return None if tracker is Tracker.IN_MEMORY or self._is_bucketed_alone else self._recovered_buckets()
 
     @property
-    def _is_bucketed_alone(self) -> bool:
+    def _is_bucketed_alone(self):
         # A storage belongs to one subscription, or all share the index.
         return self.settings.tracker is Tracker.BUCKETED and self.settings.subscription_count == 1
 
-    def _recovered_buckets(self) -> BucketedDelayIndex:
+    def _recovered_buckets(self):
         storage = SnapshotStorage(
             self.log_store.ledgers, MetadataBucketRegistry(self.log_store.metadata, "/buckets"), "delayed"
         )
         return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=self.now_ms)[0]
 
-    def open_tracker(self, is_acked: Callable[[Position], bool]) -> DelayedDeliveryTracker | None:
+    def open_tracker(self, is_acked):
         """Return the tracker of delayed messages for a subscription that is opened."""
         if not self.settings.delay_share:
             return None
@@ -163,20 +153,16 @@ class BrokerSimulation:
             return self._recovered_buckets()
         return InMemoryDelayTracker(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
 
-    def random_of(self, part: int | str) -> Random:
+    def random_of(self, part):
         """Return the source of randomness of one part of the schedule, independent of other parts."""
         return Random(f"{self.seed}/{part}")
 
-    def event_count(self) -> int:
+    def event_count(self):
         """Return the number of events in the schedule of this seed."""
         return self.random_of("count").randint(EVENT_COUNT_MIN, EVENT_COUNT_MAX)
 
-    def run(self, numbers: Iterable[int] | None = None, *, ends: bool = True) -> None:
-        """Execute events, all of the seed or some by number, and, if it ends, ack everything that is left.
-
-        Raises:
-            PromiseBrokenError: The product broke a promise; no other error is raised.
-        """
+    def run(self, numbers=None, *, ends=True):
+        """Execute events, all of the seed or some by number, and, if it ends, ack everything that is left."""
         weights = {name: event.weight for name, event in EVENTS.items()} | {"crash": self.settings.crash_weight}
         for name in ("persist", "persist_in_vain", "promote", "tick"):
             weights[name] *= self.settings.write_weight
@@ -190,7 +176,7 @@ class BrokerSimulation:
             if ends:
                 self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self):
         self.random = self.random_of("end")
         if self.settings.crash_weight and self.random.random() < 0.5:
             self.step("crash")
@@ -198,21 +184,15 @@ class BrokerSimulation:
         if self.settings.crash_weight:
             self.step("crash")
 
-    def drain(self) -> None:
+    def drain(self):
         """Repair the store and make consumers ack all deliveries: no message may stay."""
         self._fault_share = 0
         self._lines.append(_Line(self.now_ms, "", [("everything is sent, acked and persisted", ())]))
         drain(self)
         self.check_all()
 
-    def step(self, event: str | Callable[..., object], *args: Any, **named: Any) -> None:
-        """Execute one event on one subscription, with or without a fault of its store, and check.
-
-        Args:
-            event: Its name, or the function of the event.
-            args: Its arguments besides the simulation and the subscription.
-            named: Its keyword arguments.
-        """
+    def step(self, event, *args, **named):
+        """Execute one event on one subscription, with or without a fault of its store, and check."""
         happen = EVENTS[event].happen if isinstance(event, str) else event
         side = self.random.choice(self._asked())
         self.step_count += 1
@@ -233,19 +213,13 @@ class BrokerSimulation:
             each.store.forget_faults()
         self.check()
 
-    def _asked(self) -> Sequence[SimulatedSubscription]:
+    def _asked(self):
         """Return the subscriptions for the next event: occasionally the second one lags behind."""
         size = self.settings.lag_events
         return self.sides[:1] if size and (self.event_number or 0) // size % 2 else self.sides
 
-    def excuse(self, error: StoreError, side: SimulatedSubscription, *others: SimulatedSubscription) -> None:
-        """Accept an error that a fault of this event or a limit explains, and raise any other.
-
-        Args:
-            error: The error of a subscription's write.
-            side: The subscription.
-            others: Those that were written together with it.
-        """
+    def excuse(self, error, side, *others):
+        """Accept an error that a fault of this event or a limit explains, and raise any other."""
         self.note(f"-> {error}")
         # A scripted fault that did not happen explains nothing.
         if _fired(self._stores_at_begin) > self._fired_before:
@@ -256,20 +230,20 @@ class BrokerSimulation:
             raise error
         hold(Promise.ERRORS, side.is_limited, f"refused as too large, and no limit was set: {error}")
 
-    def _script_fault(self, side: SimulatedSubscription) -> None:
+    def _script_fault(self, side):
         settings = self.settings
         kind, ahead = self.random.choice(settings.fault_kinds), self.random.choice((0, 0, 1, 2))
         count = self.random.randint(2, 6) if self.random.random() < settings.burst_share else 1
         self.script_faults(side, kind, ahead=ahead, count=count)
 
-    def script_faults(self, side: SimulatedSubscription, kind: FaultKind, *, ahead: int = 0, count: int) -> None:
+    def script_faults(self, side, kind, *, ahead=0, count):
         """Make some consecutive writes of the current event fail."""
         for number in range(ahead, ahead + count):
             side.store.inject(Fault(side.store.mutation_count + number, kind))
         self.fault_count += count
         self.note(f"[{kind.name} at write {ahead}{f' and {count - 1} more' if count > 1 else ''}]")
 
-    def drawn_faults(self) -> list[Fault]:
+    def drawn_faults(self):
         """Return the faults of the broker's start: mostly none."""
         if self.random.random() >= self._fault_share:
             return []
@@ -278,7 +252,7 @@ class BrokerSimulation:
         self.note(f"[{kind.name} at write {mutation} of the recovery]")
         return [Fault(mutation, kind)]
 
-    def check(self) -> None:
+    def check(self):
         """Recount the cheap counters."""
         for side in self.sides:
             checks.check(side)
@@ -287,12 +261,12 @@ class BrokerSimulation:
             found = f"the broker counts {self.broker.unacked_messages} unacked messages, there are {unacked}"
             hold(Promise.I4, self.broker.unacked_messages == unacked, found)
 
-    def check_all(self) -> None:
+    def check_all(self):
         """Recount everything."""
         for side in self.sides:
             checks.check_all(side)
 
-    def interleave(self, sides: Sequence[SimulatedSubscription], write: Callable[[], _Result]) -> _Result:
+    def interleave(self, sides, write):
         """Make subscriptions write while other threads use them."""
         self._interleaved = sides
         try:
@@ -300,7 +274,7 @@ class BrokerSimulation:
         finally:
             self._interleaved = ()
 
-    def while_writing(self, writer: SimulatedSubscription) -> None:
+    def while_writing(self, writer):
         """Check as another thread would, and run its work."""
         if writer.is_writing and not self._interleaved:
             return
@@ -317,28 +291,28 @@ class BrokerSimulation:
         finally:
             writer.is_writing = was_writing
 
-    def note(self, what: str, numbers: Iterable[int] = ()) -> None:
+    def note(self, what, numbers=()):
         """Add an action and its entries to the story."""
         if self._lines:
             self._lines[-1].notes.append((what, tuple(numbers)))
 
-    def story(self) -> tuple[str, ...]:
+    def story(self):
         """Return the story, a line for each event that had an effect."""
         *others, last = self._lines
         return tuple(line.text(self) for line in (*(each for each in others if each.tells), last))
 
 
-def _fired(stores: Iterable[MemoryStore]) -> int:
+def _fired(stores):
     return sum(store.fired_fault_count for store in stores)
 
 
 class judged:  # noqa: N801 - reads as a statement
     """Converts any escaped error into a broken promise."""
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         """Begin."""
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def __exit__(self, _, error, __):
         """Convert the error, if any."""
         if error is None or isinstance(error, PromiseBrokenError) or not isinstance(error, Exception):
             return
@@ -354,23 +328,23 @@ class judged:  # noqa: N801 - reads as a statement
 class _Line:
     """One event of the story."""
 
-    def __init__(self, now_ms: int, side: str, notes: list[tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(self, now_ms, side, notes):
         self.now_ms, self.side, self.notes = now_ms, side, notes
 
     @property
-    def tells(self) -> bool:
+    def tells(self):
         """Whether the event had an effect."""
         return any(numbers or not what.startswith("send") for what, numbers in self.notes)
 
-    def settle(self, simulation: BrokerSimulation) -> None:
+    def settle(self, simulation):
         """Name the entries, whose numbers are about to change."""
         self.notes = [
             (f"{what} {simulation.log.text(numbers)}" if numbers else what, ()) for what, numbers in self.notes
         ]
 
-    def text(self, simulation: BrokerSimulation) -> str:
+    def text(self, simulation):
         """Return the line, with adjacent actions of one kind merged."""
-        merged: list[tuple[str, list[int] | None]] = []
+        merged = []
         for what, numbers in self.notes:
             if merged and merged[-1][0] == what and numbers:
                 known = merged[-1][1]
@@ -385,7 +359,7 @@ class _Line:
 
 
 @cache
-def _disk_with_a_long_ledger() -> MemoryDisk:
+def _disk_with_a_long_ledger():
     """Return a disk whose log has one ledger of 16,450 entries: 16,384 is the first id of three bytes."""
     store = MemoryStore()
     log = MessageLog.open(store, topic="t", entries_per_ledger_max=20_000)
@@ -393,7 +367,7 @@ def _disk_with_a_long_ledger() -> MemoryDisk:
     return store.disk
 
 
-def _copied(disk: MemoryDisk) -> MemoryDisk:
+def _copied(disk):
     copy = MemoryDisk()
     for ledger_id, ledger in disk.ledgers.items():
         copy.ledgers[ledger_id] = replace(ledger, entries=list(ledger.entries))

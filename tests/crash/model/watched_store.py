@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
-
 from ackstate.cursor.store import StoreError
 from ackstate.stores.memory import MemoryStore
 from crash.model.settings import Encoded
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
-    from ackstate.stores.memory import MemoryDisk
-    from crash.model.simulated_subscription import SimulatedSubscription
-
-
-@final
 class WatchedStore:
     """Calls a schedule before and after each write, and records attempted writes.
 
@@ -29,21 +20,21 @@ class WatchedStore:
         is_left: Whether the broker is considered dead: its further writes are not watched.
     """
 
-    def __init__(self, disk: MemoryDisk) -> None:
+    def __init__(self, disk):
         self._disk = disk
-        self._joined: dict[str, tuple[SimulatedSubscription, MemoryStore]] = {}
+        self._joined = {}
         self.ledgers, self.metadata = _WatchedLedgers(self), _Metadata(self)
         self.is_left = False
 
-    def join(self, side: SimulatedSubscription, session: MemoryStore) -> None:
+    def join(self, side, session):
         """Route all calls for the cursor of a subscription to a session from now on."""
         self._joined.pop(side.cursor_path, None)
         self._joined[side.cursor_path] = side, session
 
-    def close(self) -> None:
+    def close(self):
         """Do nothing: sessions end by themselves."""
 
-    def of_path(self, path: str) -> tuple[SimulatedSubscription, MemoryStore]:
+    def of_path(self, path):
         """Return the subscription and session of a path, or of an owner's name that ends with a path.
 
         A path of no cursor belongs to the one that joined last.
@@ -51,16 +42,16 @@ class WatchedStore:
         found = next((joined for known, joined in self._joined.items() if known in path), None)
         return list(self._joined.values())[-1] if found is None else found
 
-    def of_ledger(self, ledger_id: int) -> tuple[SimulatedSubscription, MemoryStore]:
+    def of_ledger(self, ledger_id):
         """Return the subscription and session of a ledger; any one if the ledger does not exist."""
         ledger = self._disk.ledgers.get(ledger_id)
         return next(iter(self._joined.values())) if ledger is None else self.of_path(ledger.owner)
 
-    def children(self, path: str) -> list[str]:
+    def children(self, path):
         """Return the children of a path that belongs to no cursor."""
         return MemoryStore(self._disk).metadata.children(path)
 
-    def write(self, sides: Sequence[SimulatedSubscription], write: Callable[[], Any]) -> Any:
+    def write(self, sides, write):
         """Write, and run other threads' work before and after."""
         if self.is_left:
             return write()
@@ -76,32 +67,31 @@ class WatchedStore:
             side.simulation.while_writing(side)
         return result
 
-    def attempt(self, side: SimulatedSubscription, encoded: Encoded, data: bytes) -> None:
+    def attempt(self, side, encoded, data):
         """Record an attempted write."""
         if not self.is_left:
             side.attempt(encoded, data)
 
-    def take_over(self, side: SimulatedSubscription) -> None:
+    def take_over(self, side):
         """Run the previous owner, if a cursor is being opened and this call is about to fence it."""
         if not self.is_left and side.rival is not None:
             side.rival.race(side)
 
 
-@final
 class _WatchedLedgers:
-    def __init__(self, store: WatchedStore) -> None:
+    def __init__(self, store):
         self._store = store
 
-    def create(self, owner: str) -> int:
+    def create(self, owner):
         side, session = self._store.of_path(owner)
         return int(self._store.write([side], lambda: session.ledgers.create(owner)))
 
-    def append(self, ledger_id: int, entry: bytes) -> Any:
+    def append(self, ledger_id, entry):
         side, session = self._store.of_ledger(ledger_id)
         self._store.attempt(side, Encoded.ENTRY, entry)
         return self._store.write([side], lambda: session.ledgers.append(ledger_id, entry))
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> Any:
+    def append_all(self, entries):
         """See `LedgerStore.append_all`; watched by every subscription that has an entry in it."""
         joined = [self._store.of_ledger(ledger_id) for ledger_id, _ in entries]
         for (side, _), (_, entry) in zip(joined, entries, strict=True):
@@ -112,33 +102,32 @@ class _WatchedLedgers:
         session = next((each for each in sessions.values() if each.has_broken_ledgers), session)
         return self._store.write([side for side, _ in joined], lambda: session.ledgers.append_all(entries))
 
-    def fence(self, ledger_id: int) -> int:
+    def fence(self, ledger_id):
         side, session = self._store.of_ledger(ledger_id)
         self._store.take_over(side)
         return session.ledgers.fence(ledger_id)
 
-    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+    def read(self, ledger_id, first, end):
         return self._store.of_ledger(ledger_id)[1].ledgers.read(ledger_id, first, end)
 
-    def last(self, ledger_id: int) -> int:
+    def last(self, ledger_id):
         return self._store.of_ledger(ledger_id)[1].ledgers.last(ledger_id)
 
-    def delete(self, ledger_id: int) -> None:
+    def delete(self, ledger_id):
         self._store.of_ledger(ledger_id)[1].ledgers.delete(ledger_id)
 
-    def owned_by(self, owner: str) -> list[int]:
+    def owned_by(self, owner):
         return self._store.of_path(owner)[1].ledgers.owned_by(owner)
 
 
-@final
 class _Metadata:
-    def __init__(self, store: WatchedStore) -> None:
+    def __init__(self, store):
         self._store = store
 
-    def get(self, path: str) -> Any:
+    def get(self, path):
         return self._store.of_path(path)[1].metadata.get(path)
 
-    def put(self, path: str, data: bytes, *, expected_version: int) -> Any:
+    def put(self, path, data, *, expected_version):
         """See `MetadataStore.put`; watched."""
         side, session = self._store.of_path(path)
         if path != side.cursor_path:
@@ -147,8 +136,8 @@ class _Metadata:
         self._store.attempt(side, Encoded.RECORD, data)
         return self._store.write([side], lambda: session.metadata.put(path, data, expected_version=expected_version))
 
-    def delete(self, path: str, *, expected_version: int) -> None:
+    def delete(self, path, *, expected_version):
         self._store.of_path(path)[1].metadata.delete(path, expected_version=expected_version)
 
-    def children(self, path: str) -> list[str]:
+    def children(self, path):
         return self._store.children(path)

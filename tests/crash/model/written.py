@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal.format import Format
@@ -12,6 +12,7 @@ from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
 from ackstate.position import Position
+from ackstate.selection import Keep
 from ackstate.stores.memory import MemoryStore
 from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule
@@ -19,17 +20,7 @@ from crash.model.numbered_log import indexes
 from crash.model.settings import Encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-
-    from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.journal.format import CursorState, JournalFormat
-    from ackstate.cursor.journal.recovery import StoredCursor
-    from ackstate.cursor.results import PersistResult
-    from ackstate.cursor.state.persist_limits import PersistLimits
-    from ackstate.ledger_map import LedgerMap
-    from ackstate.stores.memory import MemoryDisk
-    from crash.model.ack_model import AckModel
-    from crash.model.numbered_log import NumberedLog
+    from collections.abc import Mapping
 
 
 BYTES_MIN = 10_000
@@ -57,64 +48,53 @@ class Held(NamedTuple):
     properties: Mapping[str, int]
 
 
-@final
 class Written:
-    """The disk of one cursor.
+    """The disk of one cursor."""
 
-    Args:
-        log: The message log by number.
-        disk: The disk.
-        path: The path of the cursor.
-    """
-
-    def __init__(self, log: NumberedLog, disk: MemoryDisk, path: str) -> None:
+    def __init__(self, log, disk, path):
         self._log = log
         self._disk = disk
         self._path = path
-        self._replayed_ledger_id: int | None = None
+        self._replayed_ledger_id = None
         self._replayed_count = 0
         self._replayed = Held(Position(0, -1), set(), {}, {})
         self._mark_delete = Position(0, -1)  # the durable one, below which it must not go
-        self._durable: Set[int] = frozenset()  # acked entries that may stay, even beyond a lowered limit
+        self._durable = frozenset()  # acked entries that may stay, even beyond a lowered limit
 
-    def raw(self) -> tuple[bytes, tuple[bytes, ...]]:
+    def raw(self):
         """Return the raw record and the raw entries of the ledger that it names."""
         ledger_id = self.cursor_ledger_id
         entries = () if ledger_id is None else tuple(self._disk.ledgers[ledger_id].entries)
         return self._disk.values[self._path].data, entries
 
     @property
-    def cursor_properties(self) -> Mapping[str, str]:
+    def cursor_properties(self):
         """The cursor properties in the record."""
         return dict(decode_record(self._disk.values[self._path].data).record.cursor_properties)
 
     @property
-    def epoch(self) -> int:
+    def epoch(self):
         """The epoch in the record."""
         return decode_record(self._disk.values[self._path].data).record.epoch
 
     @property
-    def cursor_ledger_id(self) -> int | None:
+    def cursor_ledger_id(self):
         """The ledger in the record; None if the record has the state itself."""
         return decode_record(self._disk.values[self._path].data).record.cursor_ledger_id
 
     @property
-    def state_bytes(self) -> int:
+    def state_bytes(self):
         """The size of the record if it has the state itself; 0 if it names a ledger."""
         return len(self._disk.values[self._path].data) if self.cursor_ledger_id is None else 0
 
     @property
-    def entry_sizes(self) -> list[int]:
+    def entry_sizes(self):
         """The sizes of the entries of the record's ledger, in bytes; empty if the record has the state."""
         ledger_id = self.cursor_ledger_id
         return [] if ledger_id is None else [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
 
-    def find(self, ledgers: LedgerMap) -> StoredCursor:
-        """Read the state from which a recovery would start.
-
-        Raises:
-            PromiseBrokenError: It cannot be read.
-        """
+    def find(self, ledgers):
+        """Read the state from which a recovery would start."""
         try:
             found = Recovery(MemoryStore(self._disk), self._path, ledgers).find(())
         except AckStateError as error:
@@ -123,12 +103,8 @@ class Written:
         assert found is not None
         return found
 
-    def read(self, found: StoredCursor) -> Held:
-        """Return the stored state by number, and check it against a replay of all records.
-
-        Raises:
-            PromiseBrokenError: The journal differs.
-        """
+    def read(self, found):
+        """Return the stored state by number, and check it against a replay of all records."""
         content = found.recovered.content
         held = self._held(content)
         if found.form.name is Format.NATIVE:
@@ -141,28 +117,19 @@ class Written:
             hold(Promise.I6, replayed.properties == held.properties, "its properties differ from a replay's")
         return held
 
-    def restarted(self, held: Held) -> None:
+    def restarted(self, held):
         """Set the state after a recovery or a reset, which must not go back from now on."""
         self._mark_delete, self._durable = held.mark_delete, held.acked
 
     def check_persist(
         self,
-        found: StoredCursor,
-        held: Held,
-        result: PersistResult,
-        instants: Sequence[AckSnapshot],
-        config: CursorConfig,
-    ) -> None:
-        """Check that a completed persist wrote the expected acks.
-
-        Args:
-            found: The state of the disk after it.
-            held: The same state by number.
-            result: The result of the persist.
-            instants: Possible states when it was planned, several if others acked meanwhile; the last is the present
-                one.
-            config: Configuration of the cursor.
-        """
+        found,
+        held,
+        result,
+        instants,
+        config,
+    ):
+        """Check that a completed persist wrote the expected acks."""
         hold(
             Promise.I7,
             held.mark_delete >= self._mark_delete,
@@ -174,16 +141,14 @@ class Written:
         self._check_cut(result, instants, config)
         self._check_size(found, config)
 
-    def check_one_journal(self) -> None:
+    def check_one_journal(self):
         """Check that only the ledger in the record exists; after an open without a fault."""
         ledger_id = self.cursor_ledger_id
         owned = MemoryStore(self._disk).ledgers.owned_by(cursor_owner(self._path))
         named = [] if ledger_id is None else [ledger_id]
         hold(Promise.I11, owned == named, f"ledgers {owned} are kept, the record names {named}")
 
-    def _check_instant(
-        self, held: Held, result: PersistResult, instants: Sequence[AckSnapshot], *, has_young: bool
-    ) -> None:
+    def _check_instant(self, held, result, instants, *, has_young):
         floor, log = self._log.count_up_to(held.mark_delete), self._log
         left_out = result.messages_held_back + result.messages_cut
         acked = set().union(*(instant.acked for instant in instants))
@@ -203,7 +168,7 @@ class Written:
             f"acked were {log.text(instant.acked)}",
         )
 
-    def _check_limits(self, held: Held, result: PersistResult, config: CursorConfig) -> None:
+    def _check_limits(self, held, result, config):
         floor = self._log.count_up_to(held.mark_delete)
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
         # Durable acks are not displaced if the gate would be exceeded by that, or in the native format.
@@ -223,7 +188,7 @@ class Written:
             f"{batch_count} batches are durable, {batch_limit} may be",
         )
 
-    def _usage(self, acked: Iterable[int], limits: PersistLimits, *, floor: int) -> int:
+    def _usage(self, acked, limits, *, floor):
         """Return the usage of a limit on ranges: ranges or, in Pulsar's words form, entries."""
         above = sorted(number for number in acked if number >= floor)
         ranges = len(self._log.runs(above))
@@ -237,7 +202,7 @@ class Written:
         )
         return ranges if is_list else len(above)
 
-    def _check_cut(self, result: PersistResult, instants: Sequence[AckSnapshot], config: CursorConfig) -> None:
+    def _check_cut(self, result, instants, config):
         """Check that no ack is cut if all fit."""
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
         if not result.messages_cut or (
@@ -250,7 +215,7 @@ class Written:
         found = f"{result.messages_cut} messages were cut of at most {most} ranges, {limit} may be durable"
         hold(Promise.I15, limit is not None and most > limit, found)
 
-    def _check_size(self, found: StoredCursor, config: CursorConfig) -> None:
+    def _check_size(self, found, config):
         """Check that deltas exceed four times the snapshot, or a minimum, by at most one delta; also count entries."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
@@ -267,7 +232,7 @@ class Written:
         bound = snapshot + max(4 * snapshot, config.compaction_bytes_min) + max(deltas, default=0)
         hold(Promise.I11, sum(sizes) <= bound, f"the journal has {sum(sizes)} bytes, a snapshot {snapshot}")
 
-    def _replay(self, found: StoredCursor) -> None:
+    def _replay(self, found):
         """Replay every new record, one by one."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
@@ -284,7 +249,7 @@ class Written:
             self._take_in(self._held(content_of(native.decode(entry))))
         self._replayed_count = found.entry_count
 
-    def _take_in(self, said: Held) -> None:
+    def _take_in(self, said):
         _, acked, batches, _ = self._replayed
         acked |= said.acked
         for number, left in said.unacked_of_batch.items():
@@ -293,32 +258,155 @@ class Written:
         acked.update(number for number, left in batches.items() if not left)
         self._replayed = Held(said.mark_delete, acked, remaining, said.properties)
 
-    def _held(self, content: CursorState) -> Held:
+    def _held(self, content):
         return held_of(self._log, content)
 
 
-def held_of(log: NumberedLog, content: CursorState) -> Held:
+def held_of(log, content):
     """Return a durable state by number."""
     batches = {log.numbers[each]: indexes(words) for each, words in content.batch.items() if each in log.numbers}
     return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
 
 
-def instant_of(model: AckModel) -> AckSnapshot:
+def instant_of(model):
     """Return the present acks."""
     return AckSnapshot(
         model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch)
     )
 
 
-def attempted_states(
-    attempts: Iterable[tuple[Encoded, bytes]], form: JournalFormat, ledgers: LedgerMap
-) -> Iterator[CursorState]:
+def attempted_states(attempts, form, ledgers):
     """Yield the whole states among attempted writes."""
     for encoded, data in attempts:
-        content: CursorState | None
         if encoded is Encoded.RECORD:
             content = decode_record(data, ledgers).record.content
         else:
             content = form.recover(lambda *_, data=data: [data], 1, what="", epoch=0, ledgers=ledgers).content
         if content is not None:
             yield content
+
+
+class Excluded(NamedTuple):
+    """The acks excluded by the last persist: young ones, and those beyond a limit."""
+
+    young: frozenset[int] = frozenset()
+    cut: frozenset[int] = frozenset()
+
+
+def check_excluded(model, held, result, config, *, has_failed):
+    """Check that a persist without concurrent acks wrote the acks that fit the settings, and return the others."""
+    log, covered = model.log, set(range(model.first_unacked()))
+    before, keep = model.durable - covered, config.keep
+    waiting = sorted(model.acked - model.durable - covered)
+    candidates = set(waiting[: len(waiting) - result.messages_held_back])
+    durable = model.durable
+    if has_failed and result.route is PersistTarget.METADATA:
+        # The ledger may have the written state, and the acks that it displaced are then lost.
+        tried = fitting(log, before, candidates, config.ledger_limits, keep)
+        before, durable = before & tried, durable & (covered | tried)
+        waiting = sorted(model.acked - durable - covered)
+        candidates = set(waiting[: len(waiting) - result.messages_held_back])
+    limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
+    kept = fitting(log, before, candidates, limits, keep)
+    excluded = Excluded(frozenset(waiting) - candidates, frozenset((candidates | before) - kept))
+    found = f"written were {log.text(held.acked - covered)} above the mark-delete, {log.text(kept)} were to be"
+    hold(Promise.I15, held.acked == covered | kept, found)
+    counted = result.messages_covered, result.messages_cut
+    expected = len(held.acked) - len(durable), len(excluded.cut)
+    hold(Promise.I4, counted == expected, f"{counted} messages are counted as covered and cut, there are {expected}")
+    left_out = {number: model.last_unacked_of_batch.get(number) for number in (*excluded.young, *excluded.cut)}
+    batches = model.unacked_of_batch | {number: left for number, left in left_out.items() if left is not None}
+    within = dict(sorted(batches.items())[: limits.batch_count_max])
+    found = f"written were the batches {held.unacked_of_batch}, {within} were to be"
+    hold(Promise.I15, held.unacked_of_batch == within, found)
+    return excluded
+
+
+def fitting(log, durable, candidates, limits, keep):
+    """Return the acks that fit into a durable state, among durable ones and candidates, all above the mark-delete."""
+    everything = set(durable | candidates)
+    if limits.range_count_max is None:
+        return everything
+    if limits.rule is not LimitRule.EXACT:
+        kept = _whole_ledgers(log, everything, limits.range_count_max, limits.rule)
+        if kept or limits.rule is not LimitRule.PULSAR_5_0:
+            return kept
+    runs = log.runs(sorted(everything))
+    others = [run for run in runs if limits.displaces or durable.isdisjoint(range(run.first, run.last + 1))]
+    room = max(limits.range_count_max - (len(runs) - len(others)), 0)
+    if keep is Keep.WIDEST:
+        others.sort(key=lambda run: (run.first - run.last, run.first))
+    return everything.difference(*(range(run.first, run.last + 1) for run in others[room:]))
+
+
+def _whole_ledgers(log, acked, limit, rule):
+    """Return the acks kept by Pulsar's words form: whole ledgers, up to the first excluded one."""
+    kept = set()
+    for ledger_id in sorted({log.positions[number].ledger_id for number in acked}):
+        entries = {number for number in acked if log.positions[number].ledger_id == ledger_id}
+        if len(kept) + len(entries) * (rule is LimitRule.PULSAR_5_0) > limit:
+            break
+        kept |= entries
+    return kept
+
+
+_WRITES = {
+    PersistTarget.NOTHING: [],
+    PersistTarget.DELTA: [Encoded.ENTRY],
+    PersistTarget.WHOLE: [Encoded.ENTRY],
+    PersistTarget.SNAPSHOT: [Encoded.ENTRY, Encoded.RECORD],
+    PersistTarget.METADATA: [Encoded.RECORD],
+}
+_COMPACTION_RATIO = 4  # As `CursorConfig.compaction_bytes_min` documents it.
+
+
+class Work:
+    """The work of one cursor's persists."""
+
+    def __init__(self, config, *, now_ms):
+        self._config = config
+        self._begun_ms = now_ms
+        self._sizes = None  # of the ledger's entries, if it may be appended to
+        self._has_failed = False  # whether a write has failed since a ledger was last written
+
+    def begun(self, sizes, *, now_ms):
+        """Record a reset: the sizes of the entries of its new ledger; None without one."""
+        self._sizes, self._has_failed = sizes, sizes is None
+        self._begun_ms = now_ms if sizes else self._begun_ms
+
+    def failed(self):
+        """Record a failed write."""
+        self._has_failed = True
+
+    def check(self, result, attempted, sizes, *, now_ms):
+        """Check that a completed persist did no more than necessary."""
+        if not self._has_failed:
+            self._check_writes(result, attempted)
+        if result.route is PersistTarget.SNAPSHOT:
+            hold(Promise.I16, self._needs_ledger(now_ms=now_ms), f"a whole state was written after {self._sizes} bytes")
+            self._begun_ms = now_ms
+        is_ledger = result.route is not PersistTarget.METADATA
+        self._sizes, self._has_failed = (sizes if is_ledger else None), not is_ledger
+
+    def check_delta(self, log, entry, durable):
+        """Check that a delta repeats no durable ack."""
+        content = content_of(native.decode(entry))
+        repeated = (log.held_by(content) - set(range(log.count_up_to(content.mark_delete)))) & durable
+        hold(Promise.I16, not repeated, f"a delta repeats {log.text(repeated)}, which is durable")
+
+    def _check_writes(self, result, attempted):
+        kinds, route = [encoded for encoded, _ in attempted], result.route
+        hold(Promise.I16, kinds == _WRITES[route], f"{route.name} wrote {[kind.value for kind in kinds]}")
+        is_needed = route is not PersistTarget.METADATA or self._config.format is Format.PULSAR
+        hold(Promise.I16, is_needed, "the metadata store was written, and no ledger had failed")
+        size = len(attempted[0][1]) if attempted else 0
+        hold(Promise.I4, result.bytes_written == size, f"{result.bytes_written} bytes are counted, {size} were written")
+
+    def _needs_ledger(self, *, now_ms):
+        """Return whether a persist has a reason to start a new ledger."""
+        config, sizes = self._config, self._sizes
+        if sizes is None or self._has_failed or len(sizes) >= config.ledger_entry_count_max:
+            return True
+        is_old = 0 < config.ledger_rollover_ms <= now_ms - self._begun_ms
+        outgrown = max(_COMPACTION_RATIO * sizes[0], config.compaction_bytes_min)
+        return is_old or (config.format is Format.NATIVE and sum(sizes[1:]) > outgrown)

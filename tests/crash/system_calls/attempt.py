@@ -12,23 +12,16 @@ from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.dying import die_with
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.shim import Action, CallFault, FaultShim, SystemCall
-from ackstate.analysis.workloads.cursor_steps import LEDGERS
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.stores.sqlite import SqliteStore
 from crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
-from crash.system_calls.program import FaultedProgram
-from crash.system_calls.program_log import ProgramLog
-from crash.system_calls.script import Setting
+from crash.steps import LEDGERS
+from crash.system_calls.program import FaultedProgram, ProgramLog, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from ackstate.analysis.crash.oracle import State
-    from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.store import Store
-    from crash.system_calls.script import Script
 
 _PROGRAM_S_MAX = 30
 # In one of this many attempts, the recovery is killed as well, and another one must succeed.
@@ -57,11 +50,11 @@ class SyscallFault(NamedTuple):
     is_power_cut: bool = True
 
     @property
-    def kills(self) -> bool:
+    def kills(self):
         """Whether it kills the program."""
         return self.dies_later > 0 or self.action in {Action.TORN_KILL, Action.KILL_BEFORE, Action.KILL_AFTER}
 
-    def of(self, at: int) -> CallFault:
+    def of(self, at):
         """Return the fault for call `at`; the first call is 1."""
         return CallFault(at, self.action, self.error, self.lasts, self.dies_later)
 
@@ -100,17 +93,11 @@ class Attempt:
     bytes_left: int
 
 
-def attempt(stage: Stage, played: Script, at: int) -> Attempt:
-    """Run a program once in the stage's directory, which must be empty, and check the recovery.
-
-    Args:
-        stage: The environment.
-        played: The script of the program.
-        at: The faulted call: 1 is the first, `NEVER` none.
-    """
+def attempt(stage, played, at):
+    """Run a program once in the stage's directory, which must be empty, and check the recovery."""
     shim, directory, log = stage.shim, stage.directory, ProgramLog(played.cursor_count)
 
-    def play(say: Callable[[bytes], None]) -> None:
+    def play(say):
         FaultedProgram(played, directory / "store", SqliteStore, say).run()
 
     perform = _forked if stage.fault.kills else _in_place
@@ -136,9 +123,9 @@ def attempt(stage: Stage, played: Script, at: int) -> Attempt:
     )
 
 
-def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
+def _in_place(play, stage, fault):
     """Run in this process, in half the time of a fork, if no fault kills; return the output, and 0."""
-    lines: list[bytes] = []
+    lines = []
     stage.shim.arm(stage.directory, fault)
     try:
         play(lines.append)
@@ -147,7 +134,7 @@ def _in_place(play: Callable[[Callable[[bytes], None]], object], stage: Stage, f
     return b"".join(lines), 0
 
 
-def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fault: CallFault) -> tuple[bytes, int]:
+def _forked(play, stage, fault):
     """Run in a forked child with a fault; return its output and its wait status."""
     parent_pid, (reader, writer) = os.getpid(), os.pipe()
     pid = os.fork()
@@ -171,23 +158,23 @@ def _forked(play: Callable[[Callable[[bytes], None]], object], stage: Stage, fau
     return said, status
 
 
-def _write_whole(descriptor: int, line: bytes) -> None:
+def _write_whole(descriptor, line):
     while line:
         line = line[os.write(descriptor, line) :]
 
 
-def _open_cursors(store: Store, cursor_count: int) -> list[ManagedCursor]:
+def _open_cursors(store, cursor_count):
     config = Setting.NATIVE.config
     return [open_cursor(store, subscription, config=config) for subscription in SUBSCRIPTIONS[:cursor_count]]
 
 
-def _recover(stage: Stage, cursor_count: int) -> list[State]:
+def _recover(stage, cursor_count):
     """Open the store and the cursors, and return their states."""
     with closing(SqliteStore(stage.directory / "store")) as store:
         return [state_of(cursor) for cursor in _open_cursors(store, cursor_count)]
 
 
-def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
+def _finish(stage, cursor_count):
     """Ack everything, close, and return the states before, and the number of ledgers after."""
     with closing(SqliteStore(stage.directory / "store")) as store:
         cursors = _open_cursors(store, cursor_count)
@@ -198,7 +185,7 @@ def _finish(stage: Stage, cursor_count: int) -> tuple[list[State], int]:
         return before, sum(len(store.ledgers.owned_by(owner)) for owner in store.ledgers.owners())
 
 
-def _check_end(log: ProgramLog, status: int, *, may_be_killed: bool) -> None:
+def _check_end(log, status, *, may_be_killed):
     """Check that the program ended as expected: killed by the fault, or at the end of its script."""
     was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if may_be_killed and was_killed:
@@ -207,7 +194,7 @@ def _check_end(log: ProgramLog, status: int, *, may_be_killed: bool) -> None:
         log.breaks(Promise.CONVERSATION, f"it ended with wait status {status:#x}")
 
 
-def _check_recovery(log: ProgramLog, stage: Stage, cursor_count: int) -> None:
+def _check_recovery(log, stage, cursor_count):
     """Recover the store several times, and check it."""
     try:
         found = _recover(stage, cursor_count)

@@ -13,38 +13,20 @@ from __future__ import annotations
 
 import errno
 import gc
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
-from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count, islice
-from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.dying import die_with, end_worker
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
+from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome, quiet
 from ackstate.analysis.crash.oracle import counts, with_story
 from ackstate.analysis.crash.promises import Promise, gravest
-from ackstate.analysis.crash.scratch import remove_leftovers, scratch_directory
-from ackstate.analysis.crash.shim import NEVER, Action, compiled, environment, loaded
+from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.shim import NEVER, Action, loaded
 from ackstate.analysis.crash.shrink import Failing, shortest
-from ackstate.analysis.workloads.cursor_steps import LEDGERS
-from crash import PATHS
+from crash.steps import LEDGERS
 from crash.system_calls.attempt import Stage, SyscallFault, attempt
-from crash.system_calls.script import script
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from ackstate.analysis.crash.shim import FaultShim
-    from ackstate.analysis.workloads.step import Step
-    from crash.system_calls.attempt import Attempt
-    from crash.system_calls.script import Script
-
+from crash.system_calls.program import script
 
 SYSCALL_FAULTS = (
     SyscallFault("fails with EIO", Action.FAIL, errno.EIO),
@@ -66,53 +48,27 @@ SYSCALL_FAULTS = (
 )
 """The faults of programs, in turn."""
 _CYCLES_AT_ONCE = 12
-_PATIENCE_S = 10.0
 _PURPOSE = "calls"
 _SHRINK_TRIES = 100
 _SHRINK_S = 5.0
 
 
-def system_calls(first_seed: int) -> Iterator[RunOutcome]:
-    """See `Layer`: in place if this process has the shim, otherwise in a worker that is started with it.
-
-    Raises:
-        LayerSkippedError: There is no compiler, or this is not a 64-bit Linux.
-    """
-    shim = loaded()
-    if shim is not None:
-        yield from faulted_runs(first_seed, shim)
-        return
-    with scratch_directory("shim") as directory:
-        worker = subprocess.Popen(
-            # Without -P, a directory in the current one could shadow our packages.
-            [sys.executable, "-P", "-m", __package__, str(os.getpid()), str(first_seed)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env={**environment(compiled(directory)), **PATHS},
-        )
-        try:
-            assert worker.stdout is not None
-            yield from map(_outcome, worker.stdout)
-            raise RuntimeError(f"the worker that has the fault shim ended by itself with status {worker.wait()}")
-        finally:
-            if not end_worker(worker, patience_s=_PATIENCE_S):
-                remove_leftovers(_PURPOSE)
+def system_calls(first_seed):
+    """Yield the runs from a seed on; this process must have been started with the shim, as `python -m crash` is."""
+    if (shim := loaded()) is None:
+        raise LayerSkippedError("failing system calls needs the fault shim: a 64-bit Linux and a C compiler")
+    yield from faulted_runs(first_seed, shim)
 
 
 def faulted_runs(
-    first_seed: int,
-    shim: FaultShim,
+    first_seed,
+    shim,
     *,
-    faults: Sequence[SyscallFault] = SYSCALL_FAULTS,
-) -> Generator[RunOutcome]:
+    faults=SYSCALL_FAULTS,
+):
     """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills.
 
     A run has several outcomes, of some cycles each; all have its seed, which replays them all.
-
-    Args:
-        first_seed: 0 or more.
-        shim: The shim of this process.
-        faults: The faults of the programs.
     """
     # Garbage collection in a child would copy every shared page.
     gc.freeze()
@@ -122,20 +78,19 @@ def faulted_runs(
             yield from _Run(seed, Stage(shim, directory / "run", fault)).outcomes()
 
 
-@final
 class _Run:
     """The program of one seed, repeated with the next call faulted each time."""
 
-    def __init__(self, seed: int, stage: Stage) -> None:
+    def __init__(self, seed, stage):
         self._seed, self._stage, self._script = seed, stage, script(seed)
 
-    def outcomes(self) -> Iterator[RunOutcome]:
+    def outcomes(self):
         """Try every n, up to the first broken promise."""
         undisturbed = self._try(self._script, NEVER)
         broken = self._told(undisturbed, NEVER)
         faulted = iter(()) if broken else self._faulted(undisturbed)
         counts, is_over = undisturbed.log.counts + Counter(calls=undisturbed.calls), False
-        tally: Counter[str] = Counter()
+        tally = Counter()
         _add(tally, undisturbed)
         while not is_over:
             some = list(islice(faulted, _CYCLES_AT_ONCE))
@@ -148,7 +103,7 @@ class _Run:
             yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts), is_last=is_over)
             counts, tally = Counter(), Counter(cycles=0)
 
-    def _faulted(self, undisturbed: Attempt) -> Iterator[tuple[Attempt, tuple[BrokenPromise, ...]]]:
+    def _faulted(self, undisturbed):
         """Yield the attempt of each n that faults a call, with its broken promises; stop after the first failure."""
         for at in count(1):
             tried = self._try(self._script, at)
@@ -159,14 +114,14 @@ class _Run:
             if broken:
                 return
 
-    def _told(self, tried: Attempt, at: int) -> tuple[BrokenPromise, ...]:
+    def _told(self, tried, at):
         """Return the broken promises, with the story of the shortest script that breaks the same at the same call."""
         if not tried.log.broken:
             return ()
         promise = gravest(found.promise for found in tried.log.broken)
         met = tried.met
 
-        def attempt(steps: tuple[Step, ...]) -> Failing[Step, Attempt] | None:
+        def attempt(steps):
             again = self._try(replace(self._script, steps=steps), at)
             is_same = again.met == met and any(found.promise is promise for found in again.log.broken)
             return Failing(steps, again) if is_same else None
@@ -175,14 +130,14 @@ class _Run:
         story = self._story(found.evidence, at)
         return with_story(found.evidence.log.broken, story)
 
-    def _story(self, tried: Attempt, at: int) -> tuple[str, ...]:
+    def _story(self, tried, at):
         begun = f"{self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"
         if tried.met is None:
             return (begun, *tried.log.history)
         faulted = f"{self._stage.fault.name}: call {at}, {tried.met.name} of {tried.met.path}"
         return (begun, f"the program {faulted}", *tried.log.history)
 
-    def _leftovers(self, tried: Attempt, undisturbed: Attempt, at: int) -> tuple[BrokenPromise, ...]:
+    def _leftovers(self, tried, undisturbed, at):
         """Check that a fault does not leave much more data than the program itself."""
         files_max, bytes_max = undisturbed.files_left + 4, 2 * undisturbed.bytes_left + (64 << 10)
         if tried.files_left <= files_max and tried.bytes_left <= bytes_max:
@@ -191,7 +146,7 @@ class _Run:
         story = self._story(tried, at)
         return (BrokenPromise(Promise.I11, found, story),)
 
-    def _try(self, played: Script, at: int) -> Attempt:
+    def _try(self, played, at):
         directory = self._stage.directory
         directory.mkdir()
         try:
@@ -200,30 +155,5 @@ class _Run:
             shutil.rmtree(directory)
 
 
-def _add(tally: Counter[str], tried: Attempt) -> None:
+def _add(tally, tried):
     tally.update(cycles=1, **counts(tried.log.broken))
-
-
-def _outcome(line: bytes) -> RunOutcome:
-    fields = json.loads(line)
-    broken = tuple(
-        BrokenPromise(Promise(each["promise"]), each["found"], tuple(each["story"])) for each in fields.pop("broken")
-    )
-    return RunOutcome(**fields, broken=broken)
-
-
-def work(parent_pid: int, first_seed: int) -> None:
-    """Stream the outcomes to standard output until the parent closes it, or dies."""
-    asked_to_end: list[int] = []
-    # A handler must not raise: an exception in a fork callback would be printed and lost.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
-    die_with(parent_pid)
-    shim = loaded()
-    assert shim is not None, "the worker was not started with the shim"
-    with closing(faulted_runs(first_seed, shim)) as outcomes:
-        for outcome in outcomes:
-            if asked_to_end:
-                return
-            sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
-            sys.stdout.flush()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.layers.kills import SHRINK_TRIES, KillPlan, Kills
 from ackstate.analysis.crash.process_layer import RunSize
-from ackstate.analysis.crash.subject_launch import subject_launch
+from ackstate.analysis.crash.subject_process import subject_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.layer import RunOutcome
-    from ackstate.analysis.crash.subject_launch import Launch
-    from ackstate.analysis.crash.subject_process import SubjectProcess
+    from ackstate.analysis.crash.subject_process import Launch, SubjectProcess
 
 SIZE = RunSize(lives=16, operations=24)
 """Size of a run: processes are short, so that a few of them cover every call."""

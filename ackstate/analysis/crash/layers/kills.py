@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, final
 from ackstate.analysis.crash.process_layer import RunSize, live_through, process_layer_runs
 from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, Sigkill, check_beginning
 from ackstate.analysis.crash.scratch import scratch_directory
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_process import PATIENCE_S
+from ackstate.analysis.crash.subject_process import PATIENCE_S, subject_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.layer import RunOutcome
     from ackstate.analysis.crash.process_runs import Crash
-    from ackstate.analysis.crash.subject_launch import Launch
+    from ackstate.analysis.crash.subject_process import Launch
 
 OURS = ("ours", "ours-limited")
 """The subjects, crashed in turn by seed."""

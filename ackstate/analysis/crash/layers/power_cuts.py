@@ -25,8 +25,7 @@ from ackstate.analysis.crash.process_layer import RunSize, live_through, process
 from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, check_beginning
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.shim import NEVER, Action, CallFault, loaded
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_process import PATIENCE_S
+from ackstate.analysis.crash.subject_process import PATIENCE_S, subject_launch
 from ackstate.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.layer import RunOutcome
-    from ackstate.analysis.crash.subject_launch import Launch
-    from ackstate.analysis.crash.subject_process import SubjectProcess
+    from ackstate.analysis.crash.subject_process import Launch, SubjectProcess
 
 MOUNT_OPTIONS = (
     "",

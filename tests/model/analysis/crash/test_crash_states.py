@@ -15,7 +15,6 @@ from ackstate import Position
 from ackstate.analysis.crash.layer import RunOutcome
 from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import MemoryStore
@@ -23,11 +22,11 @@ from crash.crash_states import examination, processes, sqlite
 from crash.crash_states.examination import examine, run
 from crash.crash_states.execution import Execution
 from crash.crash_states.log_trims import LogStep, LogStepKind, LogWorkload
-from crash.crash_states.moments import Moment, judge
 from crash.crash_states.processes import runs_side_by_side
 from crash.crash_states.sqlite import Copy, RecordedStorage, Recoveries, states_between, temporary_place
-from crash.crash_states.workload import Workload, draw_workload
+from crash.crash_states.workload import Moment, Workload, draw_workload, judge
 from crash.observed_cursor import NUMBERING
+from crash.steps import Step, StepKind
 
 SEEDS = (35, 7, 28)
 HAPPENED = ("acks", "deltas", "kills", "native_workloads", "pulsar_workloads", "snapshots", "states_of_recoveries")

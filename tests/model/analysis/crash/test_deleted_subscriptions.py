@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position
-from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.cursor import CursorConfig, Format
 from ackstate.stores.memory import FaultKind
 from crash.crash_states.examination import examine
 from crash.crash_states.workload import Workload
+from crash.steps import Step, StepKind
 from schedule_stories import ScheduleStory
 
 P = Position

@@ -8,7 +8,7 @@ from crash import schedules
 from crash.model.settings import Settings
 from crash.model.simulation import BrokerSimulation
 
-# Together they use every feature. The layer itself runs thousands: `ackstate crash --layer L0`.
+# Together they use every feature. The layer itself runs thousands: `python -m crash --layer L0`.
 SEEDS = (131, 132, 133, 136, 139, 143, 167, 171)
 
 

@@ -18,20 +18,20 @@ from pathlib import Path
 
 from ackstate.analysis.crash.layers.power_cuts import PowerCuts
 from ackstate.analysis.crash.shim import Action, CallFault, loaded
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.analysis.crash.subject_process import subject_launch
 from ackstate.cursor.persist import persist_all
 from ackstate.cursor.store import StoreError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database, sqlite_mark
 from ackstate.stores.sqlite_connection import SqliteConnection
+from crash.steps import Step, StepKind
 from crash.system_calls import layer as system_calls
 from crash.system_calls.layer import (
     SYSCALL_FAULTS,
     SyscallFault,
     faulted_runs,
 )
-from crash.system_calls.script import Script
+from crash.system_calls.program import Script
 
 SHIM = loaded()
 NEVER = CallFault(1 << 40, Action.FAIL)

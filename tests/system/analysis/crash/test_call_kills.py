@@ -24,8 +24,7 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.layers.call_kills import call_kills_of
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import OperationKind
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from command_line import run
 

@@ -9,13 +9,11 @@ from collections import Counter
 import pytest
 
 from ackstate.analysis.crash.oracle import Oracle, State
-from ackstate.analysis.workloads.step import Step, StepKind
 from ackstate.position import Position
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from crash.observed_cursor import NEVER_OPENED, NUMBERING
-from crash.system_calls.program import FaultedProgram
-from crash.system_calls.program_log import ProgramLog, SaidAccount
-from crash.system_calls.script import Script, Setting, script
+from crash.steps import Step, StepKind
+from crash.system_calls.program import FaultedProgram, ProgramLog, SaidAccount, Script, Setting, script
 
 SEEDS = 32
 OCCURS = (

@@ -16,8 +16,7 @@ from ackstate.analysis.crash.layers.kills import Kills, kills
 from ackstate.analysis.crash.process_layer import RunSize
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.subject import OperationKind, Report
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.analysis.crash.subjects.ours import Ours, OursLimited
 

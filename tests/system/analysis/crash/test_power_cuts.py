@@ -23,8 +23,7 @@ from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import fast_parent
 from ackstate.analysis.crash.shim import compiled, environment
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.stores import sqlite_database
 from crash import PATHS
 

@@ -22,8 +22,7 @@ from ackstate.analysis.crash.conversation import (
     SubjectError,
 )
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from ackstate.analysis.crash.subject_launch import subject_launch
-from ackstate.analysis.crash.subject_process import SubjectProcess
+from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from waiting import wait_until
 
@@ -215,7 +214,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
         import sys, time
         from pathlib import Path
         from ackstate.analysis.crash.conversation import Ready, StartRequest
-        from ackstate.analysis.crash.subject_launch import subject_launch
+        from ackstate.analysis.crash.subject_process import subject_launch
         with subject_launch("naive")() as forked, subject_launch("perl -e 'sleep 600'")() as spawned:
             forked.send(StartRequest(Path({str(tmp_path)!r}), {{1: 10}}))
             forked.wait_for(Ready)

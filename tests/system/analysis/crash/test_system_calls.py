@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from signal import SIGKILL
 
@@ -15,10 +13,9 @@ import pytest
 
 from ackstate.analysis.crash import shim as fault_shim
 from ackstate.analysis.crash.dying import end_worker
-from ackstate.analysis.crash.layer import LayerSkippedError, RunOutcome
+from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.scratch import fast_parent
-from ackstate.analysis.crash.shim import Action, compiled, environment, loaded
+from ackstate.analysis.crash.shim import Action, compiled, environment
 from crash import PATHS
 from crash.system_calls import system_calls
 
@@ -128,17 +125,6 @@ def test_a_planted_bug_is_caught_with_its_story(planted, plant, promise, met):
 
 
 @pytest.mark.slow
-def test_a_process_without_the_shim_has_a_worker_run_the_layer(library):
-    assert loaded() is None
-    with closing(system_calls(22)) as outcomes:
-        outcome = next(outcomes)
-    assert isinstance(outcome, RunOutcome)
-    assert (outcome.seed, outcome.broken) == (22, ())
-    assert outcome.cycles > 5
-    assert not list(fast_parent().glob(f"ackstate-shim-{os.getpid()}-*"))
-
-
-@pytest.mark.slow
 def test_a_worker_that_does_not_listen_is_killed():
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
     worker = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
@@ -147,8 +133,10 @@ def test_a_worker_that_does_not_listen_is_killed():
     assert worker.returncode == -SIGKILL
 
 
-def test_without_a_compiler_the_layer_says_so(monkeypatch):
+def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(fault_shim.shutil, "which", lambda _name: None)
+    with pytest.raises(LayerSkippedError, match="C compiler"):
+        compiled(tmp_path)
     with pytest.raises(LayerSkippedError, match="C compiler"):
         next(system_calls(0))
 

@@ -15,7 +15,7 @@ from ackstate.cursor.journal.format import Format
 from ackstate.wire.pulsar import LimitRule
 from crash.model.settings import Settings
 from crash.model.simulation import BrokerSimulation
-from crash.model.story import ScheduleFailure, failure_of, told
+from crash.schedules import ScheduleFailure, failure_of, told
 
 STEPS = tuple(range(40))
 

@@ -7,21 +7,22 @@ from random import Random
 
 import pytest
 
-from ackstate.analysis.workloads import consumers
-from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.analysis.crash import consumers
+from ackstate.analysis.crash.subject import OperationKind
 from ackstate.analysis.workloads.traffic import WORKLOADS
 from ackstate.position import Position
+from crash.steps import Step, StepKind
 
 
 @pytest.mark.parametrize("shape", WORKLOADS.values(), ids=WORKLOADS)
 def test_steps_are_decided_by_the_seed_and_of_any_length(shape):
     log = consumers.ledgers(Random(4))
-    found = [consumers.steps(Random(7), log, length=length, shape=shape) for length in (0, 50, 500)]
+    found = [consumers.operations(Random(7), log, length=length, shape=shape) for length in (0, 50, 500)]
     assert [len(each) for each in found] == [0, 50, 500]
     assert found[2][:50] == found[1]
     for step in found[2]:
-        if step.kind is not StepKind.PERSIST:
-            assert step.position.entry_id < log[step.position.ledger_id]
+        if step.kind is not OperationKind.PERSIST:
+            assert step.entry_id < log[step.ledger_id]
 
 
 def test_a_shape_acks_each_entry_once_in_its_order():
@@ -51,14 +52,14 @@ def test_no_mark_delete_is_one_that_a_cursor_refuses():
         known = [(ledger_id, 0, count // 2) for ledger_id, count in log.items()]
         acked = {(ledger_id, entry_id) for ledger_id, first, end in known for entry_id in range(first, end)}
         every = [(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
-        for step in consumers.steps(Random(seed), log, length=150, known=known):
-            if step.kind is StepKind.ACK:
-                acked.add(step.position)
-            elif step.kind is StepKind.MARK_DELETE:
+        for step in consumers.operations(Random(seed), log, length=150, known=known):
+            if step.kind is OperationKind.ACK:
+                acked.add(step[2:])
+            elif step.kind is OperationKind.MARK_DELETE:
                 seen += 1
                 first_unacked = next((each for each in every if each not in acked), every[-1])
-                assert step.position >= first_unacked
-                acked.update(each for each in every if each <= step.position)
+                assert step[2:] >= first_unacked
+                acked.update(each for each in every if each <= step[2:])
     assert seen > 100
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.workloads.step import Step, StepKind
+from ackstate.analysis.crash.subject import Operation, OperationKind
 from ackstate.analysis.workloads.traffic import WORKLOADS, Traffic
 from ackstate.position import Position
 
@@ -28,9 +28,9 @@ def ledgers(chance: Random) -> dict[int, int]:
     return counts if any(counts.values()) else {**counts, ledger_id + 1: 1}
 
 
-def steps(
+def operations(
     chance: Random, log: Mapping[int, int], *, length: int, known: Runs = (), shape: Traffic | None = None
-) -> list[Step]:
+) -> list[Operation]:
     """Return acks, mark-deletes and persists of one cursor.
 
     No mark-delete is below an earlier one, nor below the position that acks moved it to; some acks repeat.
@@ -38,21 +38,21 @@ def steps(
     Args:
         chance: Decides all free choices.
         log: The number of entries of each ledger, by id in order; at least one entry.
-        length: Number of steps.
+        length: Number of operations.
         known: Runs of entries that are acked at the start, as ``(ledger_id, first, end)``.
         shape: The order in which consumers ack; None for any of `WORKLOADS`.
     """
     consumers = _Consumers(chance, log, known=known, shape=shape or chance.choice(list(WORKLOADS.values())))
     mark_delete_share, persist_share = chance.choice(_MARK_DELETE_SHARES), chance.choice(_PERSIST_SHARES)
     found = []
-    for _ in range(length):
+    for number in range(length):
         toss = chance.random()
         if toss < persist_share:
-            found.append(Step(StepKind.PERSIST))
+            found.append(Operation(number, OperationKind.PERSIST))
         elif toss < persist_share + mark_delete_share:
-            found.append(Step(StepKind.MARK_DELETE, position=consumers.mark_delete()))
+            found.append(Operation(number, OperationKind.MARK_DELETE, *consumers.mark_delete()))
         else:
-            found.append(Step(StepKind.ACK, position=consumers.ack()))
+            found.append(Operation(number, OperationKind.ACK, *consumers.ack()))
     return found
 
 
