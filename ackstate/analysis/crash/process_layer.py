@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from ackstate.analysis.crash.process_runs import ProcessRuns, check_beginning
 from ackstate.analysis.crash.promises import gravest
 from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.analysis.crash.subject_process import subject_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from random import Random
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
-    from ackstate.analysis.crash.process_runs import ProcessRuns
+    from ackstate.analysis.crash.process_runs import Crash, CrashTiming
+    from ackstate.analysis.crash.subject_process import Launch
 
 _RECOVERED_TWICE_SHARE = 0.3
 
@@ -26,81 +32,70 @@ class RunSize(NamedTuple):
     operations: int
 
 
-class ProcessLayer(Protocol):
-    """A layer whose runs consist of process runs."""
+class ProcessLayer(ABC):
+    """A layer whose runs consist of process runs.
 
-    def check_beginning(self) -> None:
-        """Check that every subject works without a crash.
+    Args:
+        launch: Starts the subject; None for ours, each of `ours` in turn by seed.
+        size: The size of a run.
+        timing: The times of the crashes, and the time limit for an answer of a subject.
+        shrink_tries: Most repeats of a run that broke a promise, to find a shorter story.
+    """
+
+    ours: ClassVar[tuple[str, ...]]
+    chance_name: ClassVar[str]
+    shrink_seconds: ClassVar[float]
+
+    def __init__(self, launch: Launch | None, *, size: RunSize, timing: CrashTiming, shrink_tries: int) -> None:
+        self._launches = [subject_launch(name) for name in self.ours] if launch is None else [launch]
+        self._size, self._timing, self._shrink_tries = size, timing, shrink_tries
+
+    @abstractmethod
+    def stage(self, chance: Random) -> AbstractContextManager[tuple[Path, Crash]]:
+        """Provide an empty directory, and the crash of the processes that work in it."""
+
+    def operation_count(self, size: RunSize, chance: Random) -> int:  # noqa: ARG002 - for subclasses
+        """Return the maximum number of operations of the next process."""
+        return size.operations
+
+    def runs(self, first_seed: int) -> Iterator[RunOutcome]:
+        """Yield the runs without end, as `Layer`; first check that every subject works without a crash.
 
         Raises:
-            SubjectError: A subject does not.
+            SubjectError: A subject does not work even without a crash.
+            OSError: There is no room for another process.
         """
-        ...
+        for launch in self._launches:
+            with self.stage(Random("beginning")) as (directory, _):  # noqa: S311 - no secret
+                check_beginning(launch, directory, patience_s=self._timing.patience_s)
+        for seed in count(first_seed):
+            outcome = self._lived(seed, self._size).outcome()
+            yield replace(outcome, broken=self._shortened(outcome)) if outcome.broken else outcome
 
-    @property
-    def size(self) -> RunSize:
-        """The size of a run."""
-        ...
+    def _lived(self, seed: int, size: RunSize) -> ProcessRuns:
+        """Execute the run of a seed: its process runs, or fewer if a promise is broken.
 
-    @property
-    def shrink_tries(self) -> int:
-        """The maximum number of repeats of a run that broke a promise, to find a shorter story."""
-        ...
+        The last of them is judged by a process that only recovers; so are others, chosen at random.
+        """
+        chance = Random(f"{self.chance_name} {seed}")  # noqa: S311 - a workload, not a secret
+        with self.stage(chance) as (directory, crash):
+            lives = ProcessRuns(self._launches[seed % len(self._launches)], directory, seed, crash, self._timing)
+            for number in range(size.lives):
+                lives.live_once(self.operation_count(size, chance))
+                if not lives.broken and (number + 1 == size.lives or chance.random() < _RECOVERED_TWICE_SHARE):
+                    lives.recover()
+                if lives.broken:
+                    break
+            return lives
 
-    @property
-    def shrink_seconds(self) -> float:
-        """The time in which repeats may start."""
-        ...
-
-    def lived(self, seed: int, size: RunSize) -> ProcessRuns:
-        """Execute the run of a seed with a size and return it."""
-        ...
-
-
-def process_layer_runs(layer: ProcessLayer, first_seed: int) -> Iterator[RunOutcome]:
-    """Yield the runs of a layer without end, as `Layer`.
-
-    Args:
-        layer: The layer.
-        first_seed: The seed of the first run.
-
-    Raises:
-        SubjectError: A subject does not work even without a crash.
-    """
-    layer.check_beginning()
-    for seed in count(first_seed):
-        outcome = layer.lived(seed, layer.size).outcome()
-        yield replace(outcome, broken=_shortened(layer, outcome)) if outcome.broken else outcome
-
-
-def _shortened(layer: ProcessLayer, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
-    return shorter_run(
-        outcome.broken,
-        layer.size,
-        lambda size: layer.lived(outcome.seed, size).broken,
-        tries=layer.shrink_tries,
-        seconds=layer.shrink_seconds,
-    )
-
-
-def live_through(lives: ProcessRuns, life_count: int, *, length: Callable[[], int], chance: Random) -> ProcessRuns:
-    """Execute `life_count` process runs, or fewer if a promise is broken, and return them.
-
-    The last of them is judged by a process that only recovers; so are others, chosen at random.
-
-    Args:
-        lives: Process runs without any executed.
-        life_count: The number of process runs.
-        length: Called before each; returns its maximum number of operations.
-        chance: Determines after each whether it is recovered before the next starts.
-    """
-    for number in range(life_count):
-        lives.live_once(length())
-        if not lives.broken and (number + 1 == life_count or chance.random() < _RECOVERED_TWICE_SHARE):
-            lives.recover()
-        if lives.broken:
-            break
-    return lives
+    def _shortened(self, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
+        return shorter_run(
+            outcome.broken,
+            self._size,
+            lambda size: self._lived(outcome.seed, size).broken,
+            tries=self._shrink_tries,
+            seconds=self.shrink_seconds,
+        )
 
 
 def shorter_run(

@@ -9,18 +9,19 @@ recovers and may be killed meanwhile; if there was no request in between, the ne
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.process_layer import RunSize, live_through, process_layer_runs
-from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, Sigkill, check_beginning
+from ackstate.analysis.crash.process_layer import ProcessLayer, RunSize
+from ackstate.analysis.crash.process_runs import CrashTiming, Sigkill
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.subject_process import PATIENCE_S, subject_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from random import Random
 
     from ackstate.analysis.crash.layer import RunOutcome
     from ackstate.analysis.crash.process_runs import Crash
@@ -31,7 +32,6 @@ OURS = ("ours", "ours-limited")
 SIZE = RunSize(lives=10, operations=120)
 """The size of a run."""
 SHRINK_TRIES = 24
-_SHRINK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class KillPlan:
     """How processes are killed.
 
     Attributes:
-        run_name: Begins the names of its temporary directories.
+        run_name: Names the directories in which processes work.
         make_crash: Returns the killer of a run's processes, given the run's randomness.
         early_s: See `CrashTiming`.
         shares: The length of each process is the maximum divided by one of these.
@@ -56,17 +56,21 @@ AT_RANDOM_MOMENTS = KillPlan("kills", lambda _: Sigkill(), CrashTiming().early_s
 
 
 @final
-class Kills:
+class Kills(ProcessLayer):
     """The layer.
 
     Args:
-        launch: Starts the subject; None for ours, in turn without and under a rate limit.
+        launch: See `ProcessLayer`; ours are without and under a rate limit.
         directory: Where subjects work; None for memory if there is such a file system: SIGKILL needs no disk.
-        size: The size of a run.
+        size: See `ProcessLayer`.
         patience_s: Time limit for an answer of a subject.
-        shrink_tries: Most repeats of a run that broke a promise, to find a shorter story.
+        shrink_tries: See `ProcessLayer`.
         plan: How processes are killed.
     """
+
+    ours = OURS
+    chance_name = "run"
+    shrink_seconds = 5.0
 
     def __init__(  # noqa: PLR0913 - all but the first are named
         self,
@@ -78,37 +82,25 @@ class Kills:
         shrink_tries: int = SHRINK_TRIES,
         plan: KillPlan = AT_RANDOM_MOMENTS,
     ) -> None:
-        self._launches = [subject_launch(name) for name in OURS] if launch is None else [launch]
-        self._parent = directory
-        self.size = size
-        self._settings = CrashTiming(early_s=plan.early_s, patience_s=patience_s)
-        self.shrink_tries, self.shrink_seconds = shrink_tries, _SHRINK_S
-        self._plan = plan
+        timing = CrashTiming(early_s=plan.early_s, patience_s=patience_s)
+        super().__init__(launch, size=size, timing=timing, shrink_tries=shrink_tries)
+        self._parent, self._plan = directory, plan
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
 
         Raises:
-            SubjectError, OSError: See `process_layer_runs`.
+            SubjectError, OSError: See `ProcessLayer.runs`.
         """
-        return process_layer_runs(self, first_seed)
+        return self.runs(first_seed)
 
-    def check_beginning(self) -> None:
-        for launch in self._launches:
-            with scratch_directory(self._plan.run_name, self._parent) as directory:
-                check_beginning(launch, directory, patience_s=self._settings.patience_s)
-
-    def lived(self, seed: int, size: RunSize) -> ProcessRuns:
-        launch = self._launches[seed % len(self._launches)]
-        chance = Random(f"run {seed}")  # noqa: S311 - a workload, not a secret
+    @contextmanager
+    def stage(self, chance: Random) -> Iterator[tuple[Path, Crash]]:
         with scratch_directory(self._plan.run_name, self._parent) as directory:
-            lives = ProcessRuns(launch, directory, seed, self._plan.make_crash(chance), self._settings)
-            return live_through(
-                lives,
-                size.lives,
-                length=lambda: max(size.operations // chance.choice(self._plan.shares), 1),
-                chance=chance,
-            )
+            yield directory, self._plan.make_crash(chance)
+
+    def operation_count(self, size: RunSize, chance: Random) -> int:
+        return max(size.operations // chance.choice(self._plan.shares), 1)
 
 
 def kills(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:

@@ -11,28 +11,36 @@ sync of a directory costs nothing there. For a subject in Python, if this proces
 from __future__ import annotations
 
 import os
+import pickle
+import signal
+import subprocess
+import sys
 import tempfile
 import time
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, final
 
-from ackstate.analysis.crash.layers.power_cuts_worker import ShimUnavailableError, cuts_with_shim
+from ackstate.analysis.crash.dying import die_with, end_worker
+from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.crash.private_mounts import with_private_mounts
-from ackstate.analysis.crash.process_layer import RunSize, live_through, process_layer_runs
-from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, check_beginning
+from ackstate.analysis.crash.process_layer import ProcessLayer, RunSize
+from ackstate.analysis.crash.process_runs import CrashTiming
+from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.serve import is_class_name
-from ackstate.analysis.crash.shim import NEVER, Action, CallFault, loaded
+from ackstate.analysis.crash.shim import NEVER, Action, CallFault, compiled, environment, loaded
 from ackstate.analysis.crash.subject_process import PATIENCE_S, subject_launch
 from ackstate.stores.directory_lock import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
+    from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.layer import RunOutcome
+    from ackstate.analysis.crash.process_runs import Crash
     from ackstate.analysis.crash.subject_process import Launch, SubjectProcess
 
 MOUNT_OPTIONS = (
@@ -50,19 +58,25 @@ SIZE = RunSize(lives=6, operations=100)
 """The size of a run."""
 _ANOTHER_SYNCS_SHARE = 0.3
 _EARLY_S = 0.02
+_SHRINK_TRIES = 24
+_WORKER_S = 20.0  # for the run in progress
 _READ_S = 1.0
 
 
 @final
-class PowerCuts:
+class PowerCuts(ProcessLayer):
     """The layer.
 
     Args:
-        launch: Starts the subject; None for ours.
+        launch: See `ProcessLayer`.
         mount_options: Options of ext4; one of them by seed.
-        size: The size of a run.
+        size: See `ProcessLayer`.
         patience_s: Time limit for an answer of a subject.
     """
+
+    ours = ("ours",)
+    chance_name = "power cuts"
+    shrink_seconds = 15.0
 
     def __init__(
         self,
@@ -72,19 +86,16 @@ class PowerCuts:
         size: RunSize = SIZE,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._launch = subject_launch("ours") if launch is None else launch
+        timing = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
+        super().__init__(launch, size=size, timing=timing, shrink_tries=_SHRINK_TRIES)
         self._mount_options = mount_options
-        self.size = size
-        self._settings = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
-
-    shrink_tries, shrink_seconds = 24, 15.0
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
         """See `Layer`.
 
         Raises:
             LayerSkippedError: Not Linux, not root, no loop device, or no ext4.
-            SubjectError, OSError: See `process_layer_runs`.
+            SubjectError, OSError: See `ProcessLayer.runs`.
         """
         yield from with_private_mounts(partial(self._runs, first_seed))
 
@@ -93,25 +104,19 @@ class PowerCuts:
         if shim := loaded():
             disks = Path(tempfile.gettempdir()).resolve()
             os.register_at_fork(after_in_child=partial(shim.arm, disks, CallFault(NEVER, Action.FAIL)))
-        yield from process_layer_runs(self, first_seed)
-
-    def check_beginning(self) -> None:
-        with LoopDisk() as disk:
+        with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
             disk.cut_power()
             disk.power_on()
-            directory = disk.directory / "subject"
-            directory.mkdir()
-            check_beginning(self._launch, directory, patience_s=self._settings.patience_s)
+        yield from self.runs(first_seed)
 
-    def lived(self, seed: int, size: RunSize) -> ProcessRuns:
-        chance = Random(f"power cuts {seed}")  # noqa: S311 - moments, not secrets
+    @contextmanager
+    def stage(self, chance: Random) -> Iterator[tuple[Path, Crash]]:
         with LoopDisk(chance.choice(self._mount_options)) as disk:
             directory = disk.directory / "subject"
             directory.mkdir()
             # The existence of its directory is not the responsibility of the subject.
             sync_path(disk.directory)
-            lives = ProcessRuns(self._launch, directory, seed, PowerCut(disk, chance), self._settings)
-            return live_through(lives, size.lives, length=lambda: size.operations, chance=chance)
+            yield directory, PowerCut(disk, chance)
 
 
 def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcome]:
@@ -128,14 +133,57 @@ def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcom
         LayerSkippedError, SubjectError, OSError: See `PowerCuts`.
     """
     launch = subject_launch(subject)
-    has_worker = loaded() is None and is_class_name(subject)
-    if has_worker:
-        try:
-            yield from cuts_with_shim(first_seed, subject=subject)
-        except ShimUnavailableError:
-            has_worker = False
-    if not has_worker:
-        yield from PowerCuts(launch)(first_seed)
+    if loaded() is None and is_class_name(subject):
+        with scratch_directory("power-shim") as directory:
+            try:
+                library = compiled(directory)
+            except LayerSkippedError:
+                pass
+            else:
+                yield from _cuts_with_shim(library, first_seed, subject)
+                return
+    yield from PowerCuts(launch)(first_seed)
+
+
+def _cuts_with_shim(library: Path, first_seed: int, subject: str) -> Iterator[RunOutcome]:
+    arguments = [str(os.getpid()), str(first_seed), subject]
+    worker = subprocess.Popen(  # noqa: S603 - ourselves
+        # Without -P, a directory in the current one could shadow our packages.
+        [sys.executable, "-P", "-m", "ackstate.analysis.crash.layers.power_cuts", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment(library),
+    )
+    try:
+        assert worker.stdout is not None
+        while True:
+            kind, content = pickle.load(worker.stdout)  # noqa: S301 - from ourselves
+            if kind == "raised":
+                raise content
+            yield content
+    except EOFError:
+        raise RuntimeError(f"the worker ended by itself with status {worker.wait()}") from None
+    finally:
+        end_worker(worker, patience_s=_WORKER_S)
+
+
+def _work(parent_pid: int, first_seed: int, subject: str) -> None:
+    """Stream outcomes, pickled, as ``("item", outcome)``, or ``("raised", error)`` at the end, until no one listens."""
+    asked_to_end: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda asked, _frame: asked_to_end.append(asked))
+    die_with(parent_pid)
+    # Printed text must not get between the pairs.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    try:
+        with closing(power_cuts(first_seed, subject=subject)) as outcomes:
+            for outcome in outcomes:
+                answers.write(pickle.dumps(("item", outcome)))
+                if asked_to_end:
+                    return
+    except Exception as error:  # The parent reports every error.
+        answers.write(pickle.dumps(("raised", error)))
 
 
 @final
@@ -196,3 +244,8 @@ class PowerCut:
         self._disk.power_on()
         if shim := loaded():
             shim.take_names_back()
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
