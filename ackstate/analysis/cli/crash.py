@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,13 +29,12 @@ from ackstate.analysis.crash.campaign import (
     run_layer,
     write_totals,
 )
-from ackstate.analysis.crash.campaign_process import open_standard_descriptors, terminated_as_interrupted
 from ackstate.analysis.crash.campaign_report import as_json, remarks, table
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rich.progress import Progress
 
@@ -145,9 +149,9 @@ def crash(
         totals,
         subject,
     )
-    open_standard_descriptors()
+    _open_standard_descriptors()
     ending: BaseException | None = None
-    with terminated_as_interrupted() as check:
+    with _terminated_as_interrupted() as check:
         try:
             campaign.run(seed, check)
         except (KeyboardInterrupt, AckStateError, OSError) as error:
@@ -255,3 +259,46 @@ class _Campaign:
 def _line(name: str, totals: Totals) -> str:
     failed = f"{totals.failed_runs} failed runs" if totals.failed_runs else "clean"
     return f"{name} {LAYERS[name].title}: {totals.cycles:,} cycles, {failed}"
+
+
+def _open_standard_descriptors() -> None:
+    """Open closed standard descriptors: a pipe could otherwise get the number of one."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[Callable[[], None]]:
+    """Make SIGTERM end the block as Ctrl-C does; neither signal interrupts the cleanup, nor does a second one.
+
+    Yields a check to be called regularly: an exception that a signal raises in a callback of Python's own, such as
+    those of a fork, is lost.
+    """
+    was_asked: list[int] = []
+    # Only the main thread can handle signals.
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+
+    def interrupt(number: int, _: object) -> None:
+        """Ignore all further signals, and end the block."""
+        was_asked.append(number)
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if was_asked:
+            raise KeyboardInterrupt
+
+    def forget(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            unraisable(what)
+
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    unraisable, sys.unraisablehook = sys.unraisablehook, forget
+    try:
+        yield check
+    finally:
+        sys.unraisablehook = unraisable
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -34,8 +34,6 @@ RECEIPTS_MIN = 0.25
 OURS = "ours"
 """The subject whose totals are kept, unless another is named."""
 
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 _VERSION = 2
 _ENTRIES = re.compile(r"\d+:\[\d+, \d+\)(?: \d+:\[\d+, \d+\))*(?: \.\.\.)?")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
@@ -65,19 +63,6 @@ class Budget:
             raise ValueError(f"seconds must be above 0 and finite, got {self.seconds}")
         if self.run_count_max is not None and self.run_count_max < 1:
             raise ValueError(f"run_count_max must be at least 1, got {self.run_count_max}")
-
-    @classmethod
-    def parse(cls, text: str, *, run_count_max: int | None = None) -> Budget:
-        """Read a time such as ``60s``, ``1.5m``, ``500ms`` or ``2h``.
-
-        Raises:
-            ValueError: The text is no time, or the time is 0.
-        """
-        match = _BUDGET.fullmatch(text.strip())
-        seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-        if not 0 < seconds < float("inf"):
-            raise ValueError(f"not a budget: {text!r}; expected a number and ms, s, m or h, such as 60s")
-        return cls(seconds, run_count_max)
 
 
 @dataclass(slots=True)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import select
-import signal
 import sys
 import threading
 import traceback
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import replace
 from operator import index
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, final
 
 from ackstate.analysis.crash.conversation import (
     Accepted,
@@ -38,7 +36,6 @@ from ackstate.analysis.crash.subject import Operation, OperationKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import ModuleType
 
     from ackstate.analysis.crash.conversation import Answer, Request
     from ackstate.analysis.crash.subject import CrashSubject, Report
@@ -49,9 +46,6 @@ SUBJECTS = {
     "naive": "ackstate.analysis.crash.subjects.naive:NaiveSubject",
 }
 _WANTED = ("persists_in_background", "start", "apply", "receipts", "recover", "report")
-_IMPORT_S = 60
-_COMPLAINT_BYTES_MAX = 8192
-_IMPORTED = "+"
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -73,7 +67,15 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
     module_name, _, class_name = SUBJECTS.get(name, name).partition(":")
     if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - as text, as the path has it
         sys.path.append(here)
-    module = _imported(name, module_name)
+    try:
+        # Its output must not mix with the answers.
+        with redirect_stdout(sys.stderr):
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"subject {name!r}: {printable(str(error)) or 'ImportError'}") from error
+    except (Exception, SystemExit) as error:
+        complaint = printable(f"to import {module_name} raises {_described(error)}")
+        raise ValueError(f"subject {name!r}: {complaint}") from error
     found: Any = getattr(module, class_name, None)
     if found is None:
         raise ValueError(f"subject {name!r}: module {module_name} has no {class_name}")
@@ -81,59 +83,6 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
         raise ValueError(f"subject {name!r}: {class_name} is not callable, so it makes no subject")
     made: Callable[[], CrashSubject] = found
     return made
-
-
-def _imported(name: str, module_name: str) -> ModuleType:
-    """Import an untrusted module; first in a separate process, because the import may end it.
-
-    Raises:
-        ValueError: It cannot be imported.
-    """
-    if module_name not in sys.modules and name not in SUBJECTS and (complaint := _tried(module_name)):
-        raise ValueError(f"subject {name!r}: {complaint}")
-    try:
-        # Its output must not mix with the answers.
-        with redirect_stdout(sys.stderr):
-            return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"subject {name!r}: {printable(str(error))}") from error
-
-
-def _tried(module_name: str) -> str:
-    """Import a module in a copy of this process; return the reason of a failure, or an empty text."""
-    told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _try(module_name, tell)
-    os.close(tell)
-    with open(told, "rb", buffering=0) as lines:  # noqa: PTH123 - a pipe has no path
-        is_told, _, _ = select.select([lines], [], [], _IMPORT_S)
-        complaint = lines.read(_COMPLAINT_BYTES_MAX).decode() if is_told else f"its import takes over {_IMPORT_S} s"
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if not complaint:
-        return f"to import {module_name} ends the process"
-    return "" if complaint == _IMPORTED else complaint
-
-
-def _try(module_name: str, tell: int) -> NoReturn:
-    """Run in the copy: send the error, or an empty text."""
-    complaint = _IMPORTED
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(nowhere, descriptor)
-        importlib.import_module(module_name)
-    except ImportError as error:
-        complaint = printable(str(error)) or "ImportError"
-    except BaseException as error:
-        complaint = printable(f"to import {module_name} raises {_described(error)}")
-    finally:
-        os.write(tell, complaint.encode())
-        os._exit(0)
 
 
 def serve(subject: CrashSubject, requests: Iterable[bytes], answers: int) -> None:

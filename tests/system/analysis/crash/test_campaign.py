@@ -52,12 +52,7 @@ def skipping(first_seed):
     yield
 
 
-def test_a_budget_is_a_number_with_a_unit():
-    times = [Budget.parse(text).seconds for text in ("500ms", "60s", " 1.5m", "2h")]
-    assert times == [0.5, 60.0, 90.0, 7_200.0]
-    for text in ("", "60", "s", "-1s", "0s", "1 s", "1d", "nans", "1e3s", "9" * 400 + "s"):
-        with pytest.raises(ValueError, match="not a budget"):
-            Budget.parse(text)
+def test_a_budget_has_time_and_at_least_one_run():
     for seconds, run_count_max in ((0, None), (-1, None), (float("nan"), None), (float("inf"), None), (1, 0)):
         with pytest.raises(ValueError, match="must be"):
             Budget(seconds, run_count_max)
