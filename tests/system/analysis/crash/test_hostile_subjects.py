@@ -132,7 +132,7 @@ def test_a_subject_may_hold_its_answers_back_until_a_persist(tmp_path):
         patch.setattr(ProcessRuns, "_operations", lambda *_: [*acks, Operation(199, OperationKind.PERSIST)])
         lives.live_once(200)
     assert lives.broken == ()
-    assert sum(isinstance(step, Accepted) for _, step in lives._steps) == 200
+    assert sum(isinstance(step, Accepted) for step in lives._story) == 200
 
 
 def test_two_recoveries_that_differ_are_no_lost_receipts(monkeypatch):
