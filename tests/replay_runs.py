@@ -8,33 +8,10 @@ import montecarlo
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from chunks import chunk_of
-from daily_runs import again_from_state
 
 
-def goes_on(replay, now_ms):
-    """Return the replay as it is, and no points."""
-    return replay, []
-
-
-def by_days(policies, log):
-    """Return the end of a day: the broker ticks up to it, and the state is written and read."""
-
-    def end_day(replay, now_ms):
-        points = replay.end(now_ms)
-        replay.forget_complete()
-        again = again_from_state(replay, policies)
-        again.grow(log)
-        return again, [points]
-
-    return end_day
-
-
-def replayed(events, policies, log, *, sizes, end_ms, between=goes_on):
-    """Return, for each policy, millisecond -> number at its end, and the replay itself.
-
-    Args:
-        between: Called with the replay between two chunks that are of different milliseconds.
-    """
+def replayed(events, policies, log, *, sizes, end_ms):
+    """Return, for each policy, millisecond -> number at its end, and the replay itself."""
     replay, begin = SubscriptionReplay(policies, log), 0
     found = [[] for _ in policies]
     parts = []
@@ -42,9 +19,6 @@ def replayed(events, policies, log, *, sizes, end_ms, between=goes_on):
         if events[begin : begin + size]:
             parts.append(replay.take(chunk_of(events[begin : begin + size])))
         begin += size
-        if 0 < begin < len(events) and events[begin - 1].ts_ms < events[begin].ts_ms:
-            replay, points = between(replay, events[begin - 1].ts_ms)
-            parts += points
     parts.append(replay.end(end_ms))
     for part in parts:
         for points, mine in zip(part, found, strict=True):
@@ -57,15 +31,10 @@ def replayed(events, policies, log, *, sizes, end_ms, between=goes_on):
 
 
 def assert_agreement(trace, policies, sizes):
-    assert_agreement_with(goes_on, trace, policies, sizes)
-
-
-def assert_agreement_with(between, trace, policies, sizes):
-    """As `assert_agreement`, with something done between two chunks, as `replayed` has it."""
     events, log = trace
     is_restarted = any(event.kind in montecarlo.RESTARTS for event in events)
     end_ms = events[-1].ts_ms + 450
-    curves, replay = replayed(events, policies, log, sizes=sizes, end_ms=end_ms, between=between)
+    curves, replay = replayed(events, policies, log, sizes=sizes, end_ms=end_ms)
     for policy, curve, sums in zip(policies, curves, replay.curves, strict=True):
         seen = montecarlo.observe(events, policy, log, end_ms=end_ms)
         assert montecarlo.first_difference(curve, seen.at_end) is None, policy.label

@@ -135,16 +135,20 @@ class StorePath:
 
     def iterdir(self) -> Iterator[StorePath]:
         """Yield the entries of the directory, in any order."""
-        return self._entries(is_recursive=False)
+        from pyarrow.fs import FileSelector
+
+        with self.reasons():
+            system, path = self._place()
+            found = system.get_file_info(FileSelector(path))
+        for info in found:
+            below = info.path.strip("/").removeprefix(path.strip("/")).strip("/")
+            # An object may mark the directory itself.
+            if below:
+                yield StorePath(self.scheme, self.authority, (self / below).parts, _status_of(info))
 
     def glob(self, pattern: str) -> Iterator[StorePath]:
         """Yield the entries of the directory whose names match an `fnmatch` pattern; none if there is no directory."""
         return (each for each in self.iterdir() if fnmatchcase(each.name, pattern)) if self.is_dir() else iter(())
-
-    def rglob(self, pattern: str) -> Iterator[StorePath]:
-        """Yield matching entries anywhere below the directory; none if there is no directory."""
-        entries = self._entries(is_recursive=True) if self.is_dir() else iter(())
-        return (each for each in entries if fnmatchcase(each.name, pattern))
 
     def open(self, mode: Literal["rb", "wb"] = "rb") -> Any:
         """Open the file, as `pyarrow.NativeFile`; writing replaces an existing file."""
@@ -160,31 +164,26 @@ class StorePath:
 
     def put(self, file: Path) -> None:
         """Copy a local file there atomically, replacing an existing one."""
-        self._put(file, overwrite=True)
-
-    def put_new(self, file: Path) -> None:
-        """Copy a local file there, unless there is one already.
-
-        On HDFS that is one step. Object stores are checked first: if two writers do so at once, the later file stays.
-
-        Raises:
-            FileExistsError: The file exists.
-        """
-        if self.exists():
-            raise FileExistsError(errno.EEXIST, "it already exists", str(self))
-        self._put(file, overwrite=False)
+        if self.scheme != "hdfs":
+            self._copy(file)
+            return
+        # It would be visible before it is complete.
+        unfinished = self.with_name(f".{self.name}.{uuid4().hex}")
+        try:
+            unfinished._copy(file)
+            with self.reasons():
+                system, path = self._place()
+                system.handler.fs.client.rename(unfinished._place()[1], path, overwrite=True)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete the file."""
         with self.reasons(), suppress(*((FileNotFoundError,) if missing_ok else ())):
             system, path = self._place()
             system.delete_file(path)
-
-    def rmtree(self) -> None:
-        """Delete the directory and all below it; no-op if it does not exist."""
-        with self.reasons(), suppress(FileNotFoundError):
-            system, path = self._place()
-            system.delete_dir(path)
 
     def named(self, error: Exception) -> OSError:
         """Convert an error of a store's client into an OSError with a reason, and the URL unless it names a file."""
@@ -206,34 +205,6 @@ class StorePath:
         with self.reasons():
             system, path = self._place()
             return _status_of(system.get_file_info(path))
-
-    def _entries(self, *, is_recursive: bool) -> Iterator[StorePath]:
-        from pyarrow.fs import FileSelector
-
-        with self.reasons():
-            system, path = self._place()
-            found = system.get_file_info(FileSelector(path, recursive=is_recursive))
-        for info in found:
-            below = info.path.strip("/").removeprefix(path.strip("/")).strip("/")
-            # An object may mark the directory itself.
-            if below:
-                yield StorePath(self.scheme, self.authority, (self / below).parts, _status_of(info))
-
-    def _put(self, file: Path, *, overwrite: bool) -> None:
-        """Copy a file; if it would be visible before it is complete, copy it under another name and rename it."""
-        if self.scheme != "hdfs":
-            self._copy(file)
-            return
-        unfinished = self.with_name(f".{self.name}.{uuid4().hex}")
-        try:
-            unfinished._copy(file)
-            with self.reasons():
-                system, path = self._place()
-                system.handler.fs.client.rename(unfinished._place()[1], path, overwrite=overwrite)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise
 
     def _copy(self, file: Path) -> None:
         with self.reasons(), file.open("rb") as source, self.open("wb") as sink:
@@ -291,15 +262,6 @@ def spark_url(place: Location) -> str:
         return f"file://{place.absolute()}"
     # Hadoop's client of S3 has its own name.
     return str(StorePath("s3a" if place.scheme in _S3 else place.scheme, place.authority, place.parts))
-
-
-def remove_tree(directory: Location) -> None:
-    """Delete a directory and all below it; no-op if it does not exist."""
-    if isinstance(directory, StorePath):
-        directory.rmtree()
-    else:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(directory)
 
 
 @cache

@@ -17,7 +17,6 @@ import google_crc32c
 from ackstate import AckStateError, LedgerMap, Position
 from ackstate.analysis.crash import conversation
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.estimate.daily_state import decoded, decoded_broker
 from ackstate.analysis.pulsar.recorded_run import parse_run
 from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
@@ -40,7 +39,6 @@ from ackstate.wire.pulsar import delay_snapshot
 from ackstate.wire.pulsar.ledger_info import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 from examples.broker import framing
-from golden_states import policies_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,10 +216,6 @@ BROKER_CONF = [
 ]
 
 
-def _state(name: str) -> FuzzTarget:
-    return FuzzTarget(_text(lambda text: decoded(text, policies_of(name))), golden(f"redelivery-state-v7-{name}.json"))
-
-
 TARGETS = {
     "native-record": FuzzTarget(native.decode, golden("native-record-v2.bin"), sealed_at_end),
     "native-deltas": FuzzTarget(
@@ -265,8 +259,6 @@ TARGETS = {
         b'{"magic": "ackstate trace", "version": 1, "files": {"a.parquet": {"bytes": 4, "footer_sha256": "00"}}}'
     ]),
     "sqlite-store": FuzzTarget(in_file("ackstate.sqlite3", _sqlite_store), golden("sqlite-store-*.sqlite3")),
-    **{f"daily-state-{name}": _state(name) for name in ("counted", "young", "gated")},
-    "broker-state": FuzzTarget(_text(lambda text: decoded_broker(text, 2)), golden("redelivery-state-v7-broker.json")),
     "recorded-run": FuzzTarget(_text(parse_run), lambda: lines_of("broker-redelivery.jsonl.gz")[:3]),
     "internal-stats": FuzzTarget(_json(TopicInternals), _stats("internalStats")),
     "topic-stats": FuzzTarget(_json(TopicStats), _stats("stats")),

@@ -205,14 +205,6 @@ UNNOTICED = (
         (f"{_CURSOR}rounds.py::test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_time",),
     ),
     Planted(
-        "first ledger kept", "ackstate/analysis/replay/acked.py",
-        "            if ledger_id < self.complete_below:\n                bitmap.add_range",
-        "            if ledger_id <= self.complete_below:\n                bitmap.add_range",
-        "After a restart the replay takes later entries of the first ledger that is kept for acked.",
-        ("tests/model/analysis/replay/test_restarts.py"
-         "::test_a_restart_acks_nothing_of_the_first_ledger_that_is_kept",),
-    ),
-    Planted(
         "error of the store", "ackstate/cursor/subscription.py",
         "self._admission.persisted(outcome, now_ms=self._latest_ms)",
         "self._admission.persisted(None, now_ms=self._latest_ms)",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.estimate.trace_source import Engine as Runs
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.parquet import Span
+    from ackstate.analysis.trace.days import Day
 
 
 # Bytes of columns times policies. A shuffle costs Spark three seconds, in which one worker replays more than this.
@@ -76,7 +76,7 @@ def estimated(
     report: ReportFiles | None = None,
     current: CurrentPolicy | None = None,
     is_recorded_current: bool = False,
-    covered: Span | None = None,
+    days: Sequence[Day] | None = None,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
     """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
@@ -90,7 +90,7 @@ def estimated(
         report: The report to write; None for no report.
         current: The policy in force, which is in the grid; None if it is unknown.
         is_recorded_current: Whether the recording is compared with, instead of a policy.
-        covered: The result of `check_trace`; None to call it here.
+        days: The result of `check_days`; None to call it here.
 
     Raises:
         TraceError: The trace is invalid, or has no subscriptions.
@@ -99,13 +99,15 @@ def estimated(
     """
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.estimate.trace_source import trace_of
     from ackstate.analysis.replay.persistable import persistable
     from ackstate.analysis.replay.policy import PolicyError
     from ackstate.analysis.spark.session import readable_failures
+    from ackstate.analysis.trace.days import check_days, span_of
     from ackstate.analysis.trace.events import TraceError
-    from ackstate.analysis.trace.parquet import check_trace
 
-    covered = check_trace(trace) if covered is None else covered
+    days = check_days(trace) if days is None else days
+    covered = span_of(days)
     policies, refused = persistable(policies)
     if current is not None and current.policy not in policies:
         raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
@@ -113,7 +115,7 @@ def estimated(
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         found = estimates(
-            where.trace(trace, covered), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
+            trace_of(where, days), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
@@ -156,13 +158,13 @@ def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded
 
 
 @contextmanager
-def started(session: Session, progress: Progress, size_bytes: int | None = None) -> Iterator[Runs]:
+def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Runs]:
     """Wait for the engine, and show its progress while the block runs.
 
     Args:
         session: See `session_of`.
         progress: The display.
-        size_bytes: Bytes of the trace times the number of policies; None if there are several.
+        size_bytes: Bytes of the trace times the number of policies.
     """
     from ackstate.analysis.estimate.trace_source import LocalEngine
 
@@ -178,8 +180,7 @@ def started(session: Session, progress: Progress, size_bytes: int | None = None)
     from ackstate.analysis.spark.source import SparkEngine
 
     spark = session()
-    is_small = size_bytes is not None and size_bytes <= _ONE_TASK_BYTES_MAX
-    is_small = is_small and is_local(spark.sparkContext.master or "")
+    is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
     with shown_stages(spark, progress):
         yield OneTaskEngine(spark) if is_small else SparkEngine(spark)
 

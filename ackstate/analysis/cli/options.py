@@ -88,7 +88,11 @@ def duration_option(
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 TraceArgument: TypeAlias = Annotated[
     Any,
-    typer.Argument(metavar="TRACE", parser=location_argument, help="A Parquet trace, directory or file; may be a URL."),
+    typer.Argument(
+        metavar="TRACE",
+        parser=location_argument,
+        help="A Parquet trace, file or directory, or a directory of daily traces; may be a URL.",
+    ),
 ]
 BrokerDirectoryArgument: TypeAlias = Annotated[
     Path,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ackstate.analysis.cli import console, tables
+from ackstate.analysis.cli import tables
 from ackstate.analysis.cli.estimates import (
     EngineOption,
     MasterOption,
@@ -19,16 +18,8 @@ from ackstate.analysis.cli.estimates import (
     numbers_table,
     rate_text,
     session_of,
-    started,
 )
-from ackstate.analysis.cli.options import (
-    NUMBER_MAX,
-    JsonOption,
-    TraceArgument,
-    between,
-    key_value_pairs,
-    location_argument,
-)
+from ackstate.analysis.cli.options import NUMBER_MAX, JsonOption, TraceArgument, between, key_value_pairs
 from ackstate.analysis.cli.output import (
     CalibrationOption,
     FormatOption,
@@ -37,7 +28,6 @@ from ackstate.analysis.cli.output import (
     RecordedRunsOption,
     ReportOption,
     TraceSummaryOption,
-    command,
 )
 
 if TYPE_CHECKING:
@@ -45,10 +35,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.analysis.cli.estimates import Session
     from ackstate.analysis.estimate.results import PolicyResult
-    from ackstate.analysis.location import Location
-    from ackstate.analysis.replay.policy import Policy
 
 _SCOPE_NAMES = {
     "total": "broker-wide crash", "namespace": "namespace {}", "topic": "unload of topic {}",
@@ -75,14 +62,6 @@ def redelivery(
     calibration: CalibrationOption = None,
     recorded_runs: RecordedRunsOption = None,
     trace_summary: TraceSummaryOption = None,
-    state: Annotated[
-        Any,
-        typer.Option(
-            metavar="DIR",
-            parser=location_argument,
-            help="TRACE has one trace per day: read new ones, store results here; may be a URL.",
-        ),
-    ] = None,
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
@@ -93,7 +72,8 @@ def redelivery(
     topics, namespaces and all together. Without a policy, a rate or a file it
     shows the subscriptions, with the number at each crash in the trace.
 
-    For a trace of polls (ackstate pulsar record), it shows intervals.
+    For a trace of polls (ackstate pulsar record), it shows intervals. A
+    directory with a trace for each day is read as one trace.
     """
     output = Output.wanted(
         form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
@@ -103,9 +83,6 @@ def redelivery(
     from ackstate.analysis.replay.policy import Policy
 
     settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
-    if state is not None:
-        _daily(trace, state, settings, crashes_per_day=rate, output=output, json=json, session=session)
-        return
     is_plain = settings is None and crashes_per_day is None and out is None and report is None
     result, found = estimated(trace, [settings], crashes_per_day=rate, session=session, report=output.report)
     answer = result.to_json()
@@ -145,39 +122,6 @@ def _crashes(row: dict[str, Any]) -> list[dict[str, Any]]:
 def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     mine = [row for row in rows if row["topic"] == topic]
     return f"Redelivery if crashed, over every instant of {topic}", tables.redelivery_table(mine)
-
-
-def _daily(
-    directory: Location, state: Location, policy: Policy | None, *, crashes_per_day: float, output: Output,
-    json: bool, session: Session,
-) -> None:  # fmt: skip
-    """Show, or write, the estimates over all days of a directory; only new days are read."""
-    from ackstate.analysis.estimate.checkpoint import Checkpoint
-    from ackstate.analysis.estimate.daily import days_of, unread
-    from ackstate.analysis.estimate.incremental import daily_estimates
-    from ackstate.analysis.estimate.results import SweepResult
-    from ackstate.analysis.replay.persistable import persistable
-    from ackstate.analysis.spark.session import readable_failures
-    from ackstate.analysis.trace.events import TraceError
-
-    # Checked before Spark, which takes seconds to start.
-    persistable([policy])
-    unread(directory, days_of(directory), Checkpoint.latest(state, [policy]))
-    inputs = None if output.report is None else output.report.read_inputs()
-    with readable_failures(directory), ExitStack() as kept:
-        with console.progress() as progress, started(session, progress) as where:
-            daily = daily_estimates(where, directory, state, [policy], crashes_per_day=crashes_per_day)
-            found = kept.enter_context(daily)
-        if not found.rows:
-            raise TraceError(f"{directory}: no subscription has an event")
-        result = SweepResult.of_rows(str(directory), [policy], found.rows, crashes_per_day=crashes_per_day)
-        if output.report is not None and inputs is not None:
-            from ackstate.analysis.report.making import make_daily_contents
-
-            contents = make_daily_contents(found, result, inputs, command=command(), engine=where.made_by())
-            output.report.write(contents)
-        answer = result.to_json() | {"days": found.day_count, "days_read": list(found.days_read)}
-        output.deliver(result, _estimate_table(result.policies[0]), found.text, answer=answer if json else None)
 
 
 def _estimate_table(result: PolicyResult) -> Table:

@@ -96,7 +96,7 @@ def sweep(
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.parquet import check_trace
+    from ackstate.analysis.trace.days import check_days
 
     # Mistakes in options and files are reported before the trace is read.
     is_named = current_policy not in ("", _RECORDED)
@@ -104,7 +104,7 @@ def sweep(
     broker = None if broker_conf is None else read_broker_policy(broker_conf)
     texts = key_value_pairs(flags)
     policies_of_texts(texts)
-    covered = check_trace(trace)
+    days = check_days(trace)
     recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
     if recorded is not None:
         broker = recorded.policy
@@ -119,7 +119,7 @@ def sweep(
         policies = [current.policy, *policies]
     result, _ = estimated(
         trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, report=output.report,
-        current=current, is_recorded_current=current_policy == _RECORDED, covered=covered,
+        current=current, is_recorded_current=current_policy == _RECORDED, days=days,
     )  # fmt: skip
     lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
     output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)

@@ -34,13 +34,11 @@ LOG = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())
 PACKED = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("chunk", pa.int32()),
     ("end_seq", pa.int64()), ("first_ts_ms", pa.int64()), ("last_ts_ms", pa.int64()), ("events", pa.binary()),
-    ("log", LOG), ("is_published", pa.bool_()), ("state", pa.string()),
+    ("log", LOG),
 ])  # fmt: skip
-DAY_SEQ = 2**44
-"""`seq` of a day is less than this, so that the chunks of successive days can be concatenated."""
 LEDGERS = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_count", pa.int64()),
-    ("published", pa.int64()), ("acked", pa.int64()), ("is_kept", pa.bool_()),
+    ("published", pa.int64()), ("acked", pa.int64()),
 ])  # fmt: skip
 _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_ts_ms")
 _NAMES = ("topic", "subscription", "chunk")
@@ -61,13 +59,12 @@ def chunk_columns(*, has_intervals: bool = False) -> tuple[str, ...]:
     return (*_BOUNDS, *packed_columns(names), "ledgers")
 
 
-def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: int = 0) -> Iterator[pa.RecordBatch]:
+def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Iterator[pa.RecordBatch]:
     """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
 
     Args:
         batches: Chunks, with `chunk_columns`.
         is_counted: Whether all policies only count acks, so that chunks may be compacted; see `compact`.
-        day: The number of the trace; the chunks of a later one come after those of an earlier one.
 
     Raises:
         TraceError: A chunk is damaged.
@@ -91,7 +88,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool, day: i
                 continue
             chunk = EventChunk(*mine)
             rows.append(encode(compact(chunk) if is_counted else chunk))
-        yield _packed_batch(batch, offsets, runs, rows, day)
+        yield _packed_batch(batch, offsets, runs, rows)
 
 
 def _packed_batch(
@@ -99,27 +96,18 @@ def _packed_batch(
     offsets: Sequence[int],
     runs: Sequence[Sequence[int]],
     events: Sequence[bytes | None],
-    day: int,
 ) -> pa.RecordBatch:
     firsts, lasts = (pa.array([run[at] for run in runs], pa.int64()) for at in (0, -1))
     counts = np.array([sum(offsets[row + 1] - offsets[row] for row in run) for run in runs], np.int64)
     bounds = batch.select(list(_BOUNDS))
     begin, end = bounds.take(firsts), bounds.take(lasts)
-    first_seq = begin["first_seq"].to_numpy() + day * DAY_SEQ
-    return packed_batch({
+    first_seq = begin["first_seq"].to_numpy()
+    columns = {
         **{name: begin[name] for name in ("topic", "subscription", "chunk", "first_ts_ms")},
-        "first_seq": pa.array(first_seq), "end_seq": pa.array(first_seq + counts),
-        "last_ts_ms": end["last_ts_ms"], "events": pa.array(events, pa.binary()),
-    })  # fmt: skip
-
-
-def packed_batch(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """Return some columns of `PACKED`, with nulls for the others."""
-    count = len(columns["topic"])
-    arrays = [
-        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(count, field.type)
-        for field in PACKED
-    ]
+        "first_seq": begin["first_seq"], "end_seq": pa.array(first_seq + counts),
+        "last_ts_ms": end["last_ts_ms"], "events": pa.array(events, pa.binary()), "log": pa.nulls(len(runs), LOG),
+    }  # fmt: skip
+    arrays = [columns[field.name].cast(field.type) for field in PACKED]
     return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
 
 
@@ -154,7 +142,7 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     ``entry_count`` is one above the highest entry that any event names, ``published`` above that of a PUBLISH, and
     ``acked`` above that of an ACK or MARK_DELETE; 0 if there is none. Each subscription, and each topic with events of
-    its own, also has a row with ledger -1. ``is_kept`` is false, because these rows do not come from a state.
+    its own, also has a row with ledger -1.
 
     Args:
         batches: Chunks, with `LEDGER_COLUMNS`.
@@ -180,7 +168,7 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.RecordBatch:
-    columns = zip(*((*key, *counts, False) for key, counts in found.items()), strict=True)
+    columns = zip(*((*key, *counts) for key, counts in found.items()), strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, LEDGERS, strict=True)], schema=LEDGERS
     )

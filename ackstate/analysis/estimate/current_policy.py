@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
+from ackstate.analysis.trace.days import days_of
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import trace_files
 from ackstate.cursor.pulsar_conf import cursor_settings
@@ -87,7 +88,8 @@ class CurrentPolicy:
             PolicyError: The settings are invalid.
             OSError: They cannot be read.
         """
-        path = trace / BROKER_SETTINGS
+        # Of several days, those of the last.
+        path = days_of(trace)[-1] / BROKER_SETTINGS
         if not path.exists():
             return None
         policy = read_broker_policy(path)
@@ -118,7 +120,7 @@ def recorded_rhythm(path: Location) -> PersistRhythm | None:
     Raises:
         TraceError: The trace cannot be read.
     """
-    files = trace_files(path)
+    files = [file for day in days_of(path) for file in trace_files(day)]
     step = -(-len(files) // _FILES_MAX)
     chosen = files[::step]
     gaps = [gap for file in chosen for gap in _gaps(file, _CHUNKS_MAX // len(chosen))]

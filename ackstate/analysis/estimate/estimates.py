@@ -2,8 +2,7 @@
 
 Four steps. Each chunk is compacted where it is read; every subscription is replayed under all policies at once; the
 curves are added up for topics, namespaces and all, one slice of time after the other; the results of each scope are
-merged. The driver only holds a row for each estimate. An incremental run over new days takes the same steps, with a
-state before and after them (`incremental`).
+merged. The driver only holds a row for each estimate.
 
 A worker reads sorted rows. It holds 64 chunks of them, one subscription's acks as bitmaps for each recovery on which
 policies differ, and up to 130,000 values of each curve, for any length of the trace; for a slice it holds the curves of
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
 from ackstate.analysis.estimate.parts import ESTIMATE, PART, RESULT_KEY, SCOPES, add_slices, put_together
-from ackstate.analysis.estimate.rows import LocalRows
+from ackstate.analysis.estimate.rows import LocalRows, joined
 from ackstate.analysis.estimate.slices import Slices
-from ackstate.analysis.estimate.sorted_chunks import is_counted, joined, sorted_chunks
+from ackstate.analysis.estimate.sorted_chunks import is_counted, sorted_chunks
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
 from ackstate.analysis.replay.policy import PolicyError
 
@@ -87,7 +86,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
     if span.has_intervals:
         check_replayable(policies)
     count = slice_count(span.chunk_count) if is_plotted or set(scopes) != {"subscription"} else 0
-    curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
+    curve = ThinnedCurve(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
     widest = {"width_ms_max": curve.width_ms} if is_plotted else {}
     slices = Slices.of(span.begin_ms, span.end_ms, count, **widest)
     replays: list[Rows] = []
@@ -95,9 +94,9 @@ def estimates(  # noqa: PLR0913 - each is needed once
         mine = [policies[number] for number in numbers]
         wanted = RequestedParts(
             mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn,
-            is_polled=span.has_intervals, policy_count=len(policies),
+            is_polled=span.has_intervals, policy_count=len(policies), days=span.days,
         )  # fmt: skip
-        replays.append(sorted_chunks([source], mine).through(partial(replay, wanted=wanted), PART))
+        replays.append(sorted_chunks(source, mine).through(partial(replay, wanted=wanted), PART))
     parts = joined(replays)
     if count:
         parts = in_slices(parts, slices, scopes)

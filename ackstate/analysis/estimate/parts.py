@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Slices, sum_slices
 from ackstate.analysis.replay.curve_sum import CAUSES, SERIES, Histogram, quantile, weight_of
@@ -26,9 +25,6 @@ PART = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.list_(pa.int64())),
     ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
 ])  # fmt: skip
-RUN = pa.schema([*PART, ("state", pa.string())])
-"""Rows of a resumable replay: parts, and the state of each subscription, with slice `STATE`."""
-STATE = -4
 CRASHES_MAX = 200
 """An estimate of all subscriptions together lists at most this many crashes."""
 CURVE_COUNT_MAX = 6
@@ -57,7 +53,7 @@ class Part(NamedTuple):
 
     Attributes:
         policy: Index in the grid.
-        slice: Number of the slice of time whose changes these are; else `RESULT`, `CURVE`, `CRASHES` or `STATE`.
+        slice: Number of the slice of time whose changes these are; else `RESULT`, `CURVE` or `CRASHES`.
         scope: One of `SCOPES`; the next three name it, empty beyond the scope.
         namespace: The first two parts of the topic's name.
         topic: See `scope`.
@@ -67,7 +63,6 @@ class Part(NamedTuple):
         second: For changes, the differences, row after row, as many rows as `begin` has; for a result, the duration of
             each value; for a curve, its values, row by row; for crashes as recorded, three numbers each.
         sums: As `narrow_sums` returns them; None in all but one part of a result.
-        state: The state of a subscription, in `RUN` alone.
     """
 
     policy: int
@@ -80,7 +75,6 @@ class Part(NamedTuple):
     first: Int64s
     second: Int64s
     sums: Sequence[int | None] | None
-    state: str | None = None
 
 
 def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
@@ -121,31 +115,26 @@ def _slices(column: pa.Array) -> Iterator[Int64s]:
     return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
 
 
-def batches_of(parts: Iterable[Part], schema: pa.Schema = PART) -> Iterator[pa.RecordBatch]:
-    """Yield batches of many parts, up to a bounded size.
-
-    Args:
-        parts: Any number of parts.
-        schema: `PART`, or `RUN` with states.
-    """
+def batches_of(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of many parts, up to a bounded size."""
     waiting: list[Part] = []
     value_count = 0
     for part in parts:
         waiting.append(part)
-        value_count += len(part.second) + len(part.state or "") // 8
+        value_count += len(part.second)
         if value_count > _BATCH_VALUES or len(waiting) == _BATCH_PARTS:
-            yield _batch(waiting, schema)
+            yield _batch(waiting)
             waiting, value_count = [], 0
     if waiting:
-        yield _batch(waiting, schema)
+        yield _batch(waiting)
 
 
-def _batch(parts: Sequence[Part], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(parts: Sequence[Part]) -> pa.RecordBatch:
     columns = [
         _lists_of(values) if field.name in _LISTS else pa.array(values, field.type)
-        for field, values in zip(schema, zip(*parts, strict=True), strict=False)
+        for field, values in zip(PART, zip(*parts, strict=True), strict=True)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, schema=PART)
 
 
 def _lists_of(arrays: Sequence[Int64s]) -> pa.ListArray:
@@ -164,20 +153,6 @@ def add_slices(
         scopes: The scopes of the results to return.
     """
     yield from batches_of(part for part in sum_slices(parts_of(batches), slices) if part.scope in scopes)
-
-
-def chosen(
-    batches: Iterable[pa.RecordBatch], *, slices: Sequence[int], is_any_other: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows whose slice is among some, or with `is_any_other` not among them."""
-    for batch in batches:
-        is_one = pc.is_in(batch["slice"], pa.array(slices, pa.int32()))
-        yield batch.filter(pc.invert(is_one) if is_any_other else is_one)
-
-
-def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge the parts of each result, and pass on those of curves and crashes; input sorted by `RESULT_KEY`."""
-    yield from batches_of(chain.from_iterable(result.parts() for result in _results(batches)))
 
 
 def put_together(
@@ -239,14 +214,6 @@ class _Result:
             # Without any redelivery there is no time of the peak.
             if peak and peak_ts_ms is not None and (self._peak is None or (-peak, peak_ts_ms) < self._peak):
                 self._peak = (-peak, peak_ts_ms)
-
-    def parts(self) -> Iterator[Part]:
-        """Yield the merged result as one part, to which more can be added; pass on its curve and crashes unchanged."""
-        peak, peak_ts_ms = self._peak or (0, None)
-        first, second = self._histogram.columns()
-        sums = narrow_sums([-peak, peak_ts_ms, *self._sums])
-        yield self._part._replace(slice=RESULT, begin=first[:0], first=first, second=second, sums=sums)
-        yield from self._others
 
     def row(self, duration_ms: int, crashes_per_day: float) -> dict[str, Any]:
         """Return the estimate as a row."""

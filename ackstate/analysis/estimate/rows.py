@@ -6,17 +6,14 @@ A pipeline is written once, against `Rows`. A step is a function from record bat
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, final
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ackstate.analysis.location import Location
 
     Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -47,17 +44,17 @@ class Rows(Protocol):
         """Return these rows and others of the same schema, from the same engine."""
         ...
 
-    def stored(self, directory: Location) -> Self:
-        """Compute the rows, write them into a new directory as Parquet files, and return those.
-
-        Raises:
-            OSError: The disk is full or failed.
-        """
-        ...
-
     def collect(self) -> list[dict[str, Any]]:
         """Compute the rows and return each as a mapping from column to value."""
         ...
+
+
+_AnyRows = TypeVar("_AnyRows", bound=Rows)
+
+
+def joined(rows: Sequence[_AnyRows]) -> _AnyRows:
+    """Return the union of some rows."""
+    return reduce(lambda some, others: some.plus(others), rows)
 
 
 @final
@@ -90,31 +87,6 @@ class LocalRows:
             yield from others._batches()
 
         return LocalRows(both, self._schema)
-
-    @classmethod
-    def of_files(cls, directory: Location, schema: pa.Schema) -> Self:
-        """Return the rows of Parquet files, with some of their columns."""
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            """Yield the rows of the files, in the order of their names."""
-            files: list[Location] = list(directory.glob("*.parquet"))
-            for file in sorted(files, key=str):
-                with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-                    for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=schema.names):
-                        yield batch.select(schema.names).cast(schema)
-
-        return cls(batches, schema)
-
-    def stored(self, directory: Location) -> LocalRows:
-        if isinstance(directory, Path):
-            directory.mkdir(parents=True)
-        with (
-            (directory / "part-00000.parquet").open("wb") as sink,
-            pq.ParquetWriter(sink, self._schema, compression="zstd", write_page_checksum=True) as writer,
-        ):
-            for batch in self._batches():
-                writer.write_batch(batch.cast(self._schema))
-        return self.of_files(directory, self._schema)
 
     def collect(self) -> list[dict[str, Any]]:
         return [row for batch in self._batches() for row in batch.to_pylist()]

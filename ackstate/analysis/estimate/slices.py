@@ -38,42 +38,34 @@ class Slices(NamedTuple):
 
     Attributes:
         begin_ms: When the first slice begins.
-        from_ms: Start of the estimated time, within the first slice.
         end_ms: Time of the last event.
         width_ms: Width of a slice.
         slice_count: Number of slices; 0 if none are needed.
     """
 
     begin_ms: int
-    from_ms: int
     end_ms: int
     width_ms: int
     slice_count: int
 
     @classmethod
-    def of(
-        cls, begin_ms: int, end_ms: int, count: int, *, from_ms: int | None = None, width_ms_max: int = 2**62
-    ) -> Self:
+    def of(cls, begin_ms: int, end_ms: int, count: int, *, width_ms_max: int = 2**62) -> Self:
         """Cut time into slices.
 
         Args:
-            begin_ms: When the first of all slices begins.
+            begin_ms: When the first slice begins.
             end_ms: The last millisecond.
-            count: Least number of slices from `from_ms`, if there are as many milliseconds; 0 for none.
-            from_ms: Slices that end before it are omitted; None for `begin_ms`.
+            count: Least number of slices, if there are as many milliseconds; 0 for none.
             width_ms_max: Largest width of a slice, a power of two.
         """
-        first_ms = begin_ms if from_ms is None else from_ms
-        span_ms = end_ms - first_ms + 1
+        span_ms = end_ms - begin_ms + 1
         width_ms = min(1 << max(span_ms // max(count, 1), 1).bit_length() - 1, width_ms_max)
-        skipped_ms = (first_ms - begin_ms) // width_ms * width_ms
-        slice_count = -(-(end_ms - begin_ms - skipped_ms + 1) // width_ms) if count else 0
-        return cls(begin_ms + skipped_ms, first_ms, end_ms, width_ms, slice_count)
+        return cls(begin_ms, end_ms, width_ms, -(-span_ms // width_ms) if count else 0)
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the begin and end of a slice; the last one ends with the last event."""
         begin_ms = self.begin_ms + number * self.width_ms
-        return max(begin_ms, self.from_ms), min(begin_ms + self.width_ms, self.end_ms)
+        return begin_ms, min(begin_ms + self.width_ms, self.end_ms)
 
 
 class SliceChange(NamedTuple):
@@ -105,10 +97,6 @@ class SliceWriter:
         self._slices = slices
         self._values: Series = np.zeros((series_count, 1), np.int64)
         self._number = -1  # the slice that was started last
-
-    def continue_from(self, values: Series) -> None:
-        """Start from existing values, given as a column."""
-        self._values = values
 
     def changes(self, points: SeriesPoints) -> Iterator[SliceChange]:
         """Yield the changes of the next points."""

@@ -1,4 +1,4 @@
-"""Computes one subscription's parts of the estimates, starting from nothing or from the state at the end of a day."""
+"""Computes one subscription's parts of the estimates."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from ackstate.analysis.estimate.checkpoint import RESTART
 from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
-from ackstate.analysis.estimate.daily_state import DailyState, decoded, encoded
-from ackstate.analysis.estimate.parts import PART, RUN, SCOPES, STATE, Part, batches_of, narrow_sums
+from ackstate.analysis.estimate.parts import SCOPES, Part, batches_of, narrow_sums
 from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, SliceChange, Slices, SliceWriter, namespace_of
 from ackstate.analysis.estimate.sorted_chunks import by_subscription
 from ackstate.analysis.replay.curve_sum import SERIES, Histogram, Points, series_of
 from ackstate.analysis.replay.curves import RecordedCurve
-from ackstate.analysis.replay.state_fields import CheckpointError
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ackstate.analysis.estimate.sorted_chunks import SubscriptionHead
     from ackstate.analysis.replay.acked import EventChunk
     from ackstate.analysis.replay.policy import Policy
 
@@ -37,15 +33,14 @@ class RequestedParts(NamedTuple):
     Attributes:
         policies: The policies under which to replay.
         numbers: The index of each of them in the grid.
-        begin_ms: Start of the first of all days.
-        slices: For sums and curves, from the end of the earlier days.
+        begin_ms: Start of the trace.
+        slices: For sums and curves.
         is_plotted: Whether to return curves; requires slices.
-        keeps_states: Whether to return states, so that a later run can resume; requires curves.
-        states: The location of the states from which to resume, for error messages.
         drawn: The index in the grid of the policy whose curves of single subscriptions to return.
         is_polled: Whether the trace is one of polls: then each policy has a lower curve too. Its number is that of the
             policy plus `policy_count`.
         policy_count: Number of policies of the whole grid.
+        days: The names of the days, of a directory of daily traces.
     """
 
     policies: Sequence[Policy | None]
@@ -53,11 +48,10 @@ class RequestedParts(NamedTuple):
     begin_ms: int
     slices: Slices
     is_plotted: bool = False
-    keeps_states: bool = False
-    states: str = ""
     drawn: int = 0
     is_polled: bool = False
     policy_count: int = 0
+    days: Sequence[str] = ()
 
     @property
     def curve_numbers(self) -> list[int]:
@@ -67,64 +61,38 @@ class RequestedParts(NamedTuple):
 
 
 def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
-    """Replay `sorted_chunks`, and yield the parts of each subscription: rows of `PART`, or with states of `RUN`.
+    """Replay `sorted_chunks`, and yield the parts of each subscription, rows of `PART`.
 
     Raises:
         TraceError: As `by_subscription`, or a subscription's events cannot be replayed.
-        CheckpointError: A state is damaged, or has other policies.
     """
-    try:
-        yield from batches_of(_parts(batches, wanted), RUN if wanted.keeps_states else PART)
-    except CheckpointError as error:
-        raise CheckpointError(f"{wanted.states}: {error}; {RESTART}") from None
+    yield from batches_of(_parts(batches, wanted))
 
 
 def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts) -> Iterator[Part]:
-    for key, head, chunks in by_subscription(batches):
-        subscription = _SubscriptionTotals(key, head, wanted)
+    for key, log, chunks in by_subscription(batches, wanted.days):
+        subscription = _SubscriptionTotals(key, log, wanted)
         for chunk in chunks:
             yield from subscription.take(chunk)
         yield from subscription.end()
 
 
-def _plotted(wanted: RequestedParts) -> Sequence[int]:
-    """Return the policies whose curves to return: all if a later run is to resume, else one."""
-    if wanted.keeps_states:
-        return range(len(wanted.policies))
-    return [at for at, number in enumerate(wanted.numbers) if number == wanted.drawn] if wanted.is_plotted else []
-
-
 @final
 class _SubscriptionTotals:
-    """The totals of one subscription.
+    """The totals of one subscription."""
 
-    It returns the growth of the sums, so that the parts of all runs add up to the totals of a single run.
-    """
-
-    def __init__(self, key: tuple[str, str], head: SubscriptionHead, wanted: RequestedParts) -> None:
+    def __init__(self, key: tuple[str, str], log: dict[int, int], wanted: RequestedParts) -> None:
         self._key = key
         self._names = (namespace_of(key[0]), *key)
         self._wanted = wanted
-        self._is_published = head.is_published
         self._numbers = wanted.curve_numbers
         self._writers = [SliceWriter(wanted.slices, SERIES if wanted.is_plotted else 1) for _ in self._numbers]
         self._died: dict[int, tuple[int, ...]] = {}
-        self._plotted = _plotted(wanted)
-        if head.state is None:
-            curves = [ThinnedCurve(wanted.begin_ms, slices_max=OWN_SLICES_MAX) for _ in self._plotted]
-            replayed = SubscriptionReplay(wanted.policies, head.log, is_polled=wanted.is_polled)
-            self._state = DailyState(replayed, curves)
-        else:
-            with self._named():
-                self._state = decoded(head.state, wanted.policies)
-                self._state.replay.grow(head.log)
-            for writer, curve in zip(self._writers, self._state.curves, strict=True):
-                writer.continue_from(curve.latest(SERIES))
-        for curve in self._state.curves:
-            curve.widen_until(wanted.slices.end_ms)
-        self._replay = self._state.replay
+        plotted = [at for at, number in enumerate(wanted.numbers) if number == wanted.drawn and wanted.is_plotted]
+        end_ms = wanted.slices.end_ms
+        self._plotted = {at: ThinnedCurve(wanted.begin_ms, end_ms, slices_max=OWN_SLICES_MAX) for at in plotted}
+        self._replay = SubscriptionReplay(wanted.policies, log, is_polled=wanted.is_polled)
         self._curves = self._replay.all_curves
-        self._before = [self._sums(policy) for policy in range(len(self._curves))]
 
     def take(self, chunk: EventChunk) -> Iterator[Part]:
         """Replay the next chunk, and yield the parts that are ready."""
@@ -138,29 +106,17 @@ class _SubscriptionTotals:
             self._note_crashes(chunk)
 
     def end(self) -> Iterator[Part]:
-        """Yield the remaining parts, and the state if it is requested."""
+        """Yield the remaining parts."""
         with self._named():
             found = self._replay.end(self._wanted.slices.end_ms)
         for policy, points in enumerate(found):
             yield from self._follow(policy, points)
             yield from (self._changed(policy, change) for change in self._writers[policy].end())
-            peak, peak_ts_ms, *sums = self._sums(policy)
-            before = self._before[policy][2:]
-            grown = [(now or 0) - (then or 0) for now, then in zip(sums, before, strict=True)]
-            # Results have the maximum of `Costs.blocked_ms`, not the sum.
-            grown[-1] = sums[-1] or 0
-            yield self._histogram(policy, narrow_sums([peak, peak_ts_ms, *grown]))
+            yield self._histogram(policy, narrow_sums(self._sums(policy)))
         if self._died:
             numbers = [each for found in self._died.values() for each in found]
             yield self._part(0, CRASHES, np.array(list(self._died)), np.array(numbers, np.int64))
-        if self._wanted.keeps_states:
-            if self._is_published:
-                self._replay.forget_complete()
-            with self._named():
-                state = encoded(self._state)
-            yield self._part(0, STATE, _NONE, _NONE)._replace(scope="state", state=state)
-            return
-        for policy, curve in zip(self._plotted, self._state.curves, strict=True):
+        for policy, curve in self._plotted.items():
             ts_ms, values = curve.points(SERIES)
             if len(ts_ms):
                 yield self._part(policy, CURVE, ts_ms, values.ravel())
@@ -170,8 +126,8 @@ class _SubscriptionTotals:
         """Add the name of the subscription to an error."""
         try:
             yield
-        except (TraceError, CheckpointError) as error:
-            raise type(error)(f"subscription {self._key[1]!r} of {self._key[0]}: {error}") from None
+        except TraceError as error:
+            raise TraceError(f"subscription {self._key[1]!r} of {self._key[0]}: {error}") from None
 
     def _follow(self, policy: int, points: Points) -> Iterator[Part]:
         if not self._wanted.slices.slice_count:
@@ -179,7 +135,7 @@ class _SubscriptionTotals:
         series = series_of(points, SERIES if self._wanted.is_plotted else 1)
         yield from (self._changed(policy, change) for change in self._writers[policy].changes(series))
         if policy in self._plotted:
-            self._state.curves[self._plotted.index(policy)].add(*series)
+            self._plotted[policy].add(*series)
 
     def _changed(self, policy: int, change: SliceChange) -> Part:
         return self._part(policy, change.number, change.ts_ms, change.delta.ravel())._replace(begin=change.begin)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.estimate.rows import LocalRows
+from ackstate.analysis.estimate.rows import LocalRows, joined
+from ackstate.analysis.trace.days import DAY_SEQ, span_of
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
 from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ackstate.analysis.estimate.rows import Rows, Step
     from ackstate.analysis.location import Location
+    from ackstate.analysis.trace.days import Day
 
 _SHARES_PER_CORE = 4
 
@@ -62,13 +66,55 @@ class Engine(Protocol):
         """
         ...
 
-    def rows(self, directory: Location, schema: pa.Schema) -> Rows:
-        """Return rows that were stored, with some of their columns."""
-        ...
-
     def made_by(self) -> tuple[tuple[str, str], ...]:
         """Return name and version of each program that replays a trace beside Python."""
         ...
+
+
+def trace_of(engine: Engine, days: Sequence[Day]) -> TraceSource:
+    """Return a trace, or those of several days as one."""
+    sources = tuple(engine.trace(day.path, day.covered) for day in days)
+    return sources[0] if len(sources) == 1 else DailyTrace(sources, span_of(days))
+
+
+class DailyTrace(NamedTuple):
+    """The traces of successive days as one, in which `seq` goes on from day to day."""
+
+    days: tuple[TraceSource, ...]
+    covered: Span
+
+    @property
+    def has_intervals(self) -> bool:
+        """See `TraceSource`."""
+        return self.covered.has_intervals
+
+    def span(self) -> Span:
+        """See `TraceSource`."""
+        return self.covered
+
+    def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
+        """See `TraceSource`."""
+        return joined(
+            [
+                day.read(columns, partial(_of_day, step=step, number=number, name=self.covered.days[number]), schema)
+                for number, day in enumerate(self.days)
+            ]
+        )
+
+
+def _of_day(batches: Iterable[pa.RecordBatch], *, step: Step, number: int, name: str) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from step(_later(batch, number * DAY_SEQ) for batch in batches)
+    except TraceError as error:
+        raise TraceError(str(error) if name in str(error) else f"{name}: {error}") from None
+
+
+def _later(batch: pa.RecordBatch, seq: int) -> pa.RecordBatch:
+    """Return chunks whose events come after those of earlier days."""
+    if "first_seq" not in batch.schema.names:
+        return batch
+    at = batch.schema.get_field_index("first_seq")
+    return batch.set_column(at, "first_seq", pa.array(batch["first_seq"].to_numpy() + np.int64(seq)))
 
 
 class LocalEngine:
@@ -76,9 +122,6 @@ class LocalEngine:
 
     def trace(self, path: Location, covered: Span | None = None) -> LocalSource:
         return LocalSource.of(path, covered)
-
-    def rows(self, directory: Location, schema: pa.Schema) -> LocalRows:
-        return LocalRows.of_files(directory, schema)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         return ()

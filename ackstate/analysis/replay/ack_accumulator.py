@@ -6,20 +6,18 @@ a chunk takes a few array operations; only newly acked entries need sets, which 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
 from ackstate.analysis.replay.acked import AckAccumulator, Bools, EventChunk, Int64s
 from ackstate.analysis.replay.curve_sum import CAUSES
-from ackstate.analysis.replay.mark_delete import mark_delete_of
 from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ackstate.analysis.replay.state_fields import Fields
 
 _Scalar = TypeVar("_Scalar", np.int64, np.bool_)
 _LEFT_OUT = (EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED)
@@ -63,35 +61,6 @@ class RedeliveryFold:
         self._alive = True
         self._young, self._cut = LeftOut(), LeftOut()
 
-    def complete_until(self, log: Mapping[int, int]) -> int:
-        """Return the first ledger of a message log that is not completely acked, or the last ledger if all are."""
-        return complete_until(self._acked, log)
-
-    def forget_below(self, ledger_id: int) -> None:
-        """Drop the acks of all ledgers below one; they are completely acked."""
-        self._acked.forget_below(ledger_id)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state."""
-        return {
-            "acked": self._acked.to_record(), "acked_count": self._acked_count, "durable_count": self._durable_count,
-            "begun_count": self._begun_count, "is_persisting": self._persisting, "is_alive": self._alive,
-            "young": self._young.to_record(), "cut": self._cut.to_record(),
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, fields: Fields) -> RedeliveryFold:
-        """Restore from fields that `to_record` returned."""
-        fold = cls()
-        fold._acked = fields.one("acked", AckAccumulator.of)
-        fold._acked_count = fields.integer("acked_count")
-        fold._durable_count = fields.signed("durable_count")
-        fold._begun_count = fields.signed("begun_count")
-        fold._persisting = fields.flag("is_persisting")
-        fold._alive = fields.flag("is_alive")
-        fold._young, fold._cut = fields.one("young", LeftOut.of), fields.one("cut", LeftOut.of)
-        return fold
-
     def fold(self, chunk: EventChunk) -> Folded:
         """Replay the next chunk.
 
@@ -134,17 +103,6 @@ class LeftOut:
         self._count = 0
         self._begun_count = 0
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state."""
-        return {"count": self._count, "begun_count": self._begun_count}
-
-    @classmethod
-    def of(cls, fields: Fields) -> LeftOut:
-        """Restore from fields that `to_record` returned."""
-        left_out = cls()
-        left_out._count, left_out._begun_count = fields.signed("count"), fields.signed("begun_count")
-        return left_out
-
     @property
     def is_some(self) -> bool:
         """Whether there are, or may be, such messages."""
@@ -163,11 +121,6 @@ class LeftOut:
         if len(kind):
             self._count, self._begun_count = int(count[-1]), int(begun[-1])
         return count
-
-
-def complete_until(acked: AckAccumulator, log: Mapping[int, int]) -> int:
-    """Return the first ledger of a message log that is not completely acked, or the last ledger if all are."""
-    return mark_delete_of(acked.acked, log).ledger_id
 
 
 def _named_so_far(chunk: EventChunk, kinds: Sequence[EventKind]) -> Int64s:

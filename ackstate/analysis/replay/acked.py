@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.state_fields import compact_entries
 from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import bitmap_of_runs, runs_of
-from ackstate.position import LEDGER_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.replay.state_fields import Fields
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 # A longer run is worth a bitmap operation of its own; shorter runs are expanded entry by entry.
 _SHORT_RUN_MAX = 64
-# Capacity of a bitmap, more than a ledger may have.
-_ENTRIES_MAX = 2**32
 
 
 class EventChunk(NamedTuple):
@@ -125,60 +120,14 @@ class AckAccumulator:
 
     Args:
         acked: Entries already acked, by ledger; ownership passes to this object.
-        complete_below: Ledgers below this one that are not in `acked` are completely acked.
     """
 
-    def __init__(self, acked: Mapping[int, BitMap] | None = None, *, complete_below: int = 0) -> None:
+    def __init__(self, acked: Mapping[int, BitMap] | None = None) -> None:
         self.acked: dict[int, BitMap] = dict(acked or {})
-        self.complete_below = complete_below
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        copies = {ledger_id: bitmap.copy() for ledger_id, bitmap in self.acked.items()}
-        return type(self)(copies, complete_below=self.complete_below)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state."""
-        return {"complete_below": self.complete_below, "entries": compact_entries(self.acked.items())}
-
-    @classmethod
-    def of(cls, fields: Fields) -> AckAccumulator:
-        """Restore from fields that `to_record` returned."""
-        complete_below = fields.integer("complete_below", most=LEDGER_ID_MAX)
-        return cls(fields.entries("entries"), complete_below=complete_below)
-
-    def forget_below(self, ledger_id: int) -> None:
-        """Drop the acks of all ledgers below one; they are completely acked."""
-        self.complete_below = max(self.complete_below, ledger_id)
-        self.acked = {each: bitmap for each, bitmap in self.acked.items() if each >= ledger_id}
-
-    def known(self, log: Mapping[int, int]) -> dict[int, int]:
-        """Return a message log, ledger id -> entry count, without the dropped ledgers."""
-        return {each: count for each, count in log.items() if each >= self.complete_below or each in self.acked}
-
-    @property
-    def reopened(self) -> list[int]:
-        """Dropped ledgers with an entry that is no longer acked."""
-        return [each for each, held in self.acked.items() if each < self.complete_below and len(held) < _ENTRIES_MAX]
-
-    def spelled_out(self, log: Mapping[int, int]) -> dict[int, BitMap]:
-        """Return the acked entries of a message log by ledger, including dropped ledgers."""
-        forgotten = {each: BitMap(range(count)) for each, count in log.items() if each not in self.known(log)}
-        held = {each: bitmap & BitMap(range(log[each])) for each, bitmap in self.acked.items() if each in log}
-        return dict(sorted({**forgotten, **held}.items()))
-
-    def as_forgotten(self, acked: Mapping[int, BitMap], log: Mapping[int, int]) -> dict[int, BitMap]:
-        """Convert acks of a cursor, which drops no ledgers, into this object's form, without the dropped ledgers.
-
-        Args:
-            acked: Acked entries by ledger.
-            log: Ledger id -> entry count as known to the cursor: later entries of a dropped ledger are acked.
-        """
-        kept = {each: bitmap for each, bitmap in acked.items() if each >= self.complete_below or each in self.acked}
-        for ledger_id, bitmap in kept.items():
-            if ledger_id < self.complete_below:
-                bitmap.add_range(log.get(ledger_id, 0), _ENTRIES_MAX)
-        return kept
+        return type(self)({ledger_id: bitmap.copy() for ledger_id, bitmap in self.acked.items()})
 
     def take(self, chunk: EventChunk) -> NewlyAckedRuns:
         """Add the next chunk, and return the entries that its events ack first.
@@ -227,7 +176,7 @@ class AckAccumulator:
     def _apply_run(self, chunk: EventChunk, index: int) -> Sequence[NewlyAckedRuns]:
         """Ack one long run and return its new entries, or remove the acks of a redelivered run."""
         ledger_id = int(chunk.ledger_id[index])
-        held = self._held(ledger_id)
+        held = self.acked.setdefault(ledger_id, BitMap())
         first, end = int(chunk.first_entry[index]), int(chunk.last_entry[index]) + 1
         if chunk.kind[index] == EventKind.REDELIVER:
             held.remove_range(first, end)
@@ -244,12 +193,6 @@ class AckAccumulator:
         held.add_range(first, end)
         return (NewlyAckedRuns(np.full(len(firsts), index), np.full(len(firsts), ledger_id), firsts, ends),)
 
-    def _held(self, ledger_id: int) -> BitMap:
-        if ledger_id not in self.acked:
-            is_complete = ledger_id < self.complete_below
-            self.acked[ledger_id] = BitMap(range(_ENTRIES_MAX)) if is_complete else BitMap()
-        return self.acked[ledger_id]
-
     def _ack_short_runs(self, chunk: EventChunk, indexes: Int64s) -> NewlyAckedRuns:
         """Ack the events at `indexes`, in order, and return the entries that each acked first, one by one."""
         ledger_ids = chunk.ledger_id[indexes]
@@ -264,7 +207,7 @@ class AckAccumulator:
     def _ack_in_ledger(self, chunk: EventChunk, indexes: Int64s, ledger_id: int) -> NewlyAckedRuns:
         entries, owners = _spelled_out(chunk.first_entry[indexes], chunk.last_entry[indexes])
         mentioned = _bitmap(entries)
-        held = self._held(ledger_id)
+        held = self.acked.setdefault(ledger_id, BitMap())
         if len(mentioned) == len(entries) and mentioned.isdisjoint(held):
             first_at = np.arange(len(entries))
         else:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, final
-
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ackstate.analysis.replay.state_fields import Fields
+    from ackstate.position import Position
+
 
 NEVER_MS = 2**62
 """Later than any time of a trace."""
@@ -97,39 +96,3 @@ class BlockedQueue:
     def moved_acks(self) -> Iterable[Position]:
         """Return the messages of postponed acks, in any order."""
         return (position for _, position in self._moved_acks)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state."""
-        return {
-            "waiting": _record((ts_ms, position) for position, ts_ms in self._since_ms.items()),
-            "waiting_acked": _by_position(self._acked_ms),
-            "moved_by": _by_position(self._waited_ms),
-            "moved_acks": _record(sorted(self._moved_acks)),
-        }
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned."""
-        self._since_ms = OrderedDict((position, ts_ms) for ts_ms, position in fields.one("waiting", _times))
-        self._acked_ms = {position: ts_ms for ts_ms, position in fields.one("waiting_acked", _times)}
-        self._waited_ms = {position: ts_ms for ts_ms, position in fields.one("moved_by", _times)}
-        self._moved_acks = fields.one("moved_acks", _times)
-        heapify(self._moved_acks)
-
-
-def _by_position(times_ms: dict[Position, int]) -> dict[str, list[int]]:
-    return _record((ts_ms, position) for position, ts_ms in sorted(times_ms.items()))
-
-
-def _record(times: Iterable[tuple[int, Position]]) -> dict[str, list[int]]:
-    rows = [(ts_ms, *position) for ts_ms, position in times]
-    return {name: [row[at] for row in rows] for at, name in enumerate(("ts_ms", "ledger_id", "entry_id"))}
-
-
-def _times(fields: Fields) -> list[tuple[int, Position]]:
-    ts_ms = fields.integers("ts_ms")
-    ledger_ids = fields.integers("ledger_id", least=0, most=LEDGER_ID_MAX, count=len(ts_ms))
-    entry_ids = fields.integers("entry_id", least=0, most=ENTRY_ID_MAX, count=len(ts_ms))
-    positions = list(map(Position, ledger_ids, entry_ids))
-    if len(set(positions)) < len(positions):
-        fields.refuse("entry_id", "of distinct messages", "a duplicate")
-    return list(zip(ts_ms, positions, strict=True))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.age_feed import AgeFeed
-from ackstate.analysis.replay.cursor_record import SUBSCRIPTION, TOPIC, RecordPlace, cursor_of, cursor_record
 from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.persist_ticks import PersistTicks
 from ackstate.analysis.replay.replay import Epochs
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.replay import Piece
-    from ackstate.analysis.replay.state_fields import Fields
     from ackstate.cursor.results import PersistResult
     from ackstate.cursor.store import Store
     from ackstate.position import Position
 
 _NO_LOG = {0: 0}
+_NAME = "replayed"
 
 
 @final
@@ -55,7 +54,6 @@ class CursorReplay:
     """
 
     kind: ClassVar[Literal["with a cursor"]] = "with a cursor"
-    """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
@@ -68,7 +66,7 @@ class CursorReplay:
 
     def _open(self, now_ms: int) -> None:
         self._cursor = ManagedCursor.open(
-            self._store, topic=TOPIC, subscription=SUBSCRIPTION, ledgers=self._ledgers,
+            self._store, topic=_NAME, subscription=_NAME, ledgers=self._ledgers,
             config=self._policy.cursor, now_ms=now_ms,
         )  # fmt: skip
         self._schedule = PersistTicks(self._policy, opened_ms=now_ms)
@@ -93,44 +91,10 @@ class CursorReplay:
         del self._sent_ms[: bisect_right(self._sent_ms, self._asked_ms - self._age_ms)]
         return rows
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state, except the message log."""
-        return {
-            "schedule": self._schedule.to_record(), "sent_ms": self._sent_ms, "asked_ms": self._asked_ms,
-            "has_left_out": self._left_out, "cursor": cursor_record(self._cursor),
-        }  # fmt: skip
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned under the same policy and with the same log."""
-        fields.one("schedule", self._schedule.restore)
-        self._sent_ms = fields.integers("sent_ms")
-        self._asked_ms = fields.signed("asked_ms")
-        self._left_out = fields.flag("has_left_out")
-        store = _empty_store(self._policy)
-        self._store = _reached(store, self._policy)
-        place = RecordPlace(self._policy, self._ledgers, store, self._store)
-        self._cursor = fields.one("cursor", lambda each: cursor_of(each, place))
-        self._schedule.restore_cursor(self._cursor)
-        fields.check(lambda: self._schedule.check_cursor(self._cursor))
-
     @property
     def quiet_until_ms(self) -> int:
         """The last time before which the cursor neither persists nor looks for old acks, for any acks."""
         return self._schedule.quiet_until
-
-    @property
-    def first_undurable_ledger(self) -> int:
-        """The first ledger that may have acks to write."""
-        return self._cursor.persisted_mark_delete_position.ledger_id
-
-    def follow_log(self, log: Mapping[int, int]) -> None:
-        """Continue with a message log that is longer, or without ledgers below `first_undurable_ledger`.
-
-        Args:
-            log: See the class.
-        """
-        # The cursor holds a reference to this object.
-        vars(self._ledgers).update(vars(LedgerMap.from_counts(log or _NO_LOG)))
 
     @property
     def cursor(self) -> ManagedCursor:

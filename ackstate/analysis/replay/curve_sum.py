@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.state_fields import Fields
 
 CAUSES = ("young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")
 """Reasons for acks excluded from a persist; all other acks are not yet flushed."""
@@ -19,7 +18,6 @@ Series = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 """A row for each series, a column for each time."""
 
 _DISTINCT_MAX = 65_536
-_CAUSE_SUM_MAX = 2**122
 _INT64_MAX = 2**63 - 1
 _PART_MASK = 2**21 - 1
 _PART_SHIFTS = (0, 21, 42)
@@ -142,41 +140,12 @@ class CurveSum:
             if self.peak_ts_ms is None or values[at] > self.peak:
                 self.peak, self.peak_ts_ms = int(values[at]), int(ts_ms[at])
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state, without the histogram, which is written out and restarted before."""
-        return {
-            "peak": self.peak, "peak_ts_ms": self.peak_ts_ms, "cause_sums": [int(each) for each in self.cause_sums],
-            "last": None if self._last is None else _point_record(self._last),
-        }  # fmt: skip
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned."""
-        self.peak = fields.signed("peak")
-        self.peak_ts_ms = fields.optional_integer("peak_ts_ms")
-        self.cause_sums = fields.integers("cause_sums", least=0, most=_CAUSE_SUM_MAX, count=len(CAUSES))
-        self._last = fields.optional("last", _point_of)
-
     def _weigh(self, points: Points) -> None:
         duration_ms = np.where(points.is_alive[:-1], np.diff(points.ts_ms), 0)
         self.histogram.add(points.value[:-1], duration_ms)
         if points.causes is not None:
             sums = [weight_of(cause, duration_ms) for cause in points.causes[:, :-1]]
             self.cause_sums = [int(before) + more for before, more in zip(self.cause_sums, sums, strict=True)]
-
-
-def _point_record(point: Points) -> dict[str, Any]:
-    return {
-        "ts_ms": int(point.ts_ms[0]), "value": int(point.value[0]), "is_alive": bool(point.is_alive[0]),
-        "causes": [] if point.causes is None else point.causes[:, 0].tolist(),
-    }  # fmt: skip
-
-
-def _point_of(fields: Fields) -> Points:
-    causes = fields.array("causes", least=0)
-    if len(causes) not in {0, len(CAUSES)}:
-        fields.refuse("causes", f"a list of {len(CAUSES)} counts, or an empty one", causes.tolist())
-    at = np.array([fields.signed("ts_ms")]), np.array([fields.signed("value")])
-    return Points(*at, np.array([fields.flag("is_alive")]), causes.reshape(-1, 1) if len(causes) else None)
 
 
 def combined(value: Int64s, duration_ms: Int64s) -> tuple[Int64s, Int64s]:

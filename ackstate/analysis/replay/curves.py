@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,11 +11,8 @@ from ackstate.analysis.replay.curve_sum import CAUSES, CurveSum, Points
 from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ackstate.analysis.replay.acked import EventChunk, Int64s
     from ackstate.analysis.replay.replay import Epochs, Piece
-    from ackstate.analysis.replay.state_fields import Fields
 
 
 class Costs(NamedTuple):
@@ -34,20 +31,6 @@ class Costs(NamedTuple):
     bytes_kept: int = 0
     bytes_kept_max: int = 0
     blocked_ms: int = 0
-
-    def to_record(self) -> dict[str, int]:
-        """Return its fields as a state has them."""
-        return {
-            "write_count": self.write_count, "bytes_written": self.bytes_written, "bytes_kept": self.bytes_kept,
-            "bytes_kept_max": self.bytes_kept_max, "blocked_ms": self.blocked_ms,
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, fields: Fields) -> Costs:
-        """Build from fields that `to_record` returned."""
-        written = fields.integer("write_count"), fields.integer("bytes_written")
-        kept = fields.integer("bytes_kept"), fields.integer("bytes_kept_max")
-        return cls(*written, *kept, fields.integer("blocked_ms"))
 
     def and_then(self, epochs: Epochs) -> Costs:
         """Return the costs with some more persists."""
@@ -87,22 +70,6 @@ class RecordedCurve:
         self.costs = self.costs._replace(write_count=self.costs.write_count + ended)
         return points
 
-    def complete_until(self, log: Mapping[int, int]) -> int:
-        """Return the ledger of the mark-delete position."""
-        return self._fold.complete_until(log)
-
-    def forget_below(self, ledger_id: int) -> None:
-        """Drop the acks of all ledgers below one."""
-        self._fold.forget_below(ledger_id)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
-        return {"kind": "recorded", **_sums_record(self), "counts": self._fold.to_record()}
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned."""
-        self._fold = fields.one("counts", RedeliveryFold.of)
-
 
 class PolicyCurve:
     """The curve under a policy, from the persists of its replay."""
@@ -114,16 +81,6 @@ class PolicyCurve:
         # the causes of the others.
         self._durable = 0
         self._causes = np.zeros((len(CAUSES), 1), np.int64)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
-        causes = self._causes[:, 0].tolist()
-        return {"kind": "policy", **_sums_record(self), "durable_count": self._durable, "causes": causes}
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned."""
-        self._durable = fields.signed("durable_count")
-        self._causes = fields.array("causes", least=0, count=len(CAUSES)).reshape(-1, 1)
 
     def restart(self) -> None:
         """Restart with an opened cursor: all acks are durable."""
@@ -157,20 +114,6 @@ class PolicyCurve:
         self.costs = self.costs.and_then(epochs)
         self._durable, self._causes = int(durable[-1]), causes[:, -1:]
         return points
-
-
-def _sums_record(curve: RecordedCurve | PolicyCurve) -> dict[str, Any]:
-    return {"sums": curve.sum.to_record(), "costs": curve.costs.to_record()}
-
-
-def curve_of(fields: Fields) -> RecordedCurve | PolicyCurve:
-    """Build a curve from fields that its `to_record` returned."""
-    kind = fields.word("kind", "recorded", "policy")
-    curve = RecordedCurve() if kind == "recorded" else PolicyCurve()
-    fields.one("sums", curve.sum.restore)
-    curve.costs = fields.one("costs", Costs.of)
-    curve.restore(fields)
-    return curve
 
 
 def _last_of_each(ts_ms: Int64s) -> Int64s:

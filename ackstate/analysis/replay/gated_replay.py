@@ -16,7 +16,7 @@ receives one ack after another, and its admission each message that might not fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import numpy as np
 from pyroaring import BitMap
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.state_fields import Fields
     from ackstate.errors import AckStateError
 
 _DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # Cached: enum member lookup is slow.
@@ -67,7 +66,6 @@ class GatedReplay(CursorListener):
     """
 
     kind: ClassVar[Literal["gated"]] = "gated"
-    """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
@@ -195,34 +193,6 @@ class GatedReplay(CursorListener):
         self._cursor.view.discard_acked(ledger_id, entries)
         return entries
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state, except the message log."""
-        assert not any((self._promotions, self._events, self._rows, self._happened)), "a state ends a day"
-        return {
-            "cursor_replay": self._replay.to_record(),
-            "sent": self._sent.to_record(),
-            **self._gate.to_record(),
-            **self._queue.to_record(),
-            "blocked_ms": self.blocked_ms,
-            "blocked_since_ms": self._blocked_since_ms,
-            "let_go_ms": None if self._let_go_ms == NEVER_MS else self._let_go_ms,
-            "now_ms": self._now_ms,
-        }
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned under the same policy and with the same log."""
-        fields.one("cursor_replay", self._replay.restore)
-        self._begin()
-        self._sent.change(fields.entries("sent"), {})
-        self._gate.restore(fields)
-        self._queue.restore(fields)
-        self.blocked_ms = fields.integer("blocked_ms")
-        self._blocked_since_ms = fields.signed("blocked_since_ms")
-        let_go_ms = fields.optional_integer("let_go_ms")
-        self._let_go_ms = NEVER_MS if let_go_ms is None else let_go_ms
-        self._now_ms = fields.signed("now_ms")
-        fields.check(self._check)
-
     def _check(self) -> None:
         """Assert that every message has exactly one state. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
         self._sent._check()
@@ -243,13 +213,6 @@ class GatedReplay(CursorListener):
             assert position in self._sent or self._cursor.is_acked(position), (
                 f"{position} has a postponed ack but was not sent"
             )
-
-    @property
-    def first_undurable_ledger(self) -> int:
-        return self._replay.first_undurable_ledger
-
-    def follow_log(self, log: Mapping[int, int]) -> None:
-        self._replay.follow_log(log)
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
         acked = self._replay.restart(now_ms=now_ms)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.state_fields import compact_entries
 from ackstate.dispatch.deliveries import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
@@ -92,10 +91,6 @@ class InFlightSet:
             after -= settled.get(ledger_id, _NONE)
             self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
             self._entries[ledger_id] = after
-
-    def to_record(self) -> list[Any]:
-        """Return the messages for a state: a field for `Fields.entries`, whose result `change` accepts."""
-        return compact_entries(each for each in self._entries.items() if each[1])
 
     def by_ledger(self) -> Mapping[int, BitMap]:
         """Return all messages; the caller must not change them."""

@@ -7,13 +7,12 @@ specification; the tests compare with the encoder.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from ackstate.analysis.replay.acked import NewlyAckedRuns
 from ackstate.analysis.replay.mark_delete import cut_at_containers
-from ackstate.analysis.replay.state_fields import compact_entries
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import runs_of
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.mark_delete import PlacedRuns
-    from ackstate.analysis.replay.state_fields import Fields
     from ackstate.cursor.config import CursorConfig
 
 _BASE_BYTES = len(encode(Record(RecordKind.SNAPSHOT, 0, 0, 0, Position(0, -1), DeletedRanges(), {}, BatchIndexes())))
@@ -59,21 +57,6 @@ class JournalSize:
     def pending(self) -> Mapping[int, BitMap]:
         """Acks that no persist has written yet, by ledger, possibly below the mark-delete position."""
         return self._pending
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
-        return {
-            "begun_ms": self._begun_ms, "snapshot_bytes": self._snapshot_bytes, "delta_bytes": self._delta_bytes,
-            "entry_count": self._entry_count, "unwritten": compact_entries(self._pending.items()),
-        }  # fmt: skip
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned under the same settings."""
-        self._begun_ms = fields.signed("begun_ms")
-        self._snapshot_bytes = fields.integer("snapshot_bytes")
-        self._delta_bytes = fields.integer("delta_bytes")
-        self._entry_count = fields.integer("entry_count")
-        self._pending = fields.entries("unwritten")
 
     def reopened(self) -> None:
         """Record a recovery: pending acks are lost, and the next persist begins a new ledger."""

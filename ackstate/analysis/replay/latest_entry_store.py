@@ -51,11 +51,6 @@ class LatestEntryStore:
         self._ledgers[ledger_id] = _Last(owner)
         return ledger_id
 
-    def restore(self, ledger_id: int, owner: str, record: bytes, *, count: int) -> None:
-        """Add a ledger with its last record and its number of records."""
-        self._ledgers[ledger_id] = _Last(owner, count, record)
-        self._next_id = max(self._next_id, ledger_id + 1)
-
     def append(self, ledger_id: int, entry: bytes) -> int:
         return self.append_all([(ledger_id, entry)])[0]
 

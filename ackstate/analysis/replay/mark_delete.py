@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
 from ackstate.analysis.replay.acked import NewlyAckedRuns, by_position
-from ackstate.analysis.replay.state_fields import ENTRY_COUNT_MAX
-from ackstate.analysis.trace.events import TraceError
 from ackstate.entry_bitmap import run_end
 from ackstate.position import Position
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.state_fields import Fields
 
 NEVER = np.iinfo(np.int64).max
 _CONTAINER = 2**16
@@ -77,40 +74,6 @@ class MarkDeleteFold:
         covered_at = np.full(len(passed), NEVER)
         covered_at[passed] = np.maximum.accumulate(runs.event[passed])
         return PlacedRuns(runs, covered_at, mark_delete)
-
-    def grow(self, log: Mapping[int, int], *, complete_below: int) -> None:
-        """Continue with a longer log, which includes the ledger of the mark-delete position.
-
-        Args:
-            log: Ledger id -> entry count, rising.
-            complete_below: Unknown ledgers below this one are complete.
-
-        Raises:
-            TraceError: A ledger below the mark-delete position has grown, or is new.
-        """
-        at = list(log).index(self._ledger_ids[self._at]) if self._ledger_ids else 0
-        left_behind = dict(zip(self._ledger_ids[: self._at], self._counts, strict=False))
-        for ledger_id in list(log)[:at]:
-            count = left_behind.get(ledger_id, 0)
-            if log[ledger_id] > count and (ledger_id in left_behind or ledger_id >= complete_below):
-                raise TraceError(
-                    f"ledger {ledger_id} has grown from {count} to {log[ledger_id]} entries since it was considered "
-                    "complete: record PUBLISH events too, or start with another state"
-                )
-        self._ledger_ids, self._counts, self._at = list(log), list(log.values()), at
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
-        log = [list(pair) for pair in zip(self._ledger_ids, self._counts, strict=True)]
-        return {"log": log, "ledger_index": self._at, "next_entry": self._next_entry}
-
-    @classmethod
-    def of(cls, fields: Fields) -> MarkDeleteFold:
-        """Build from fields that `to_record` returned."""
-        fold = cls(fields.log("log"))
-        fold._at = fields.integer("ledger_index", most=max(len(fold._ledger_ids) - 1, 0))
-        fold._next_entry = fields.integer("next_entry", most=ENTRY_COUNT_MAX)
-        return fold
 
     @property
     def mark_delete(self) -> Position:

@@ -104,7 +104,10 @@ def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckAccumulato
     acked = {each: cursor.deleted.entries(each).copy() for each in ledgers if each >= marked_ledger_id}
     if marked_ledger_id in acked:
         acked[marked_ledger_id].add_range(0, marked_entry_id + 1)
-    return AckAccumulator(acked, complete_below=marked_ledger_id)
+    if len(acked) < len(ledgers):
+        counts = cursor.ledgers.counts()
+        acked |= {each: BitMap(range(counts[each])) for each in ledgers if each < marked_ledger_id}
+    return AckAccumulator(acked)
 
 
 def _entries(events: EventChunk, is_meant: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, BitMap]]:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from ackstate.analysis.replay.state_fields import NUMBER_MAX
 from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
 
 if TYPE_CHECKING:
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.state_fields import Fields
-    from ackstate.cursor.managed import ManagedCursor
 
 # The longest time to a permit, at the lowest rate that a decimal of 17 digits can express.
 _PERMIT_MS_MAX = 2**62
-# A rate is a decimal of 17 digits; the limiter's unit of time is the fraction of a millisecond that makes it whole.
-_PAID_AT_MAX = NUMBER_MAX * 10**20
 
 
 @final
@@ -149,46 +143,6 @@ class PersistTicks:
         """Return the ticks that later calls need: the first, and those in the future."""
         to_come = bisect_left(self._waiting, until_ms, begin)
         return [*self._waiting[begin : min(begin + 1, to_come)], *self._waiting[to_come:]]
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them."""
-        return {
-            "flush_at_ms": self._flush_at, "permit_at_ms": self._permit_at, "waiting_ms": self._waiting,
-            "paid_at": None if self._limiter is None else self._limiter._paid_at,
-        }  # fmt: skip
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned under the same policy."""
-        self._flush_at = fields.signed("flush_at_ms")
-        self._permit_at = fields.signed("permit_at_ms")
-        self._waiting = fields.integers("waiting_ms")
-        paid_at = fields.optional_integer("paid_at", least=-_PAID_AT_MAX, most=_PAID_AT_MAX)
-        if (self._limiter is None) != (paid_at is None):
-            fields.refuse("paid_at", "null without a rate limit, and only then", paid_at)
-        if self._limiter is not None and paid_at is not None:
-            self._limiter._paid_at = paid_at
-        fields.check(self._check)
-
-    def restore_cursor(self, cursor: ManagedCursor) -> None:
-        """Copy the limiter's state into a restored cursor: both use the same permits."""
-        if self._limiter is not None:
-            limiter = cursor._persister.trigger._limiter
-            assert limiter is not None
-            limiter._paid_at = self._limiter._paid_at
-
-    def check_cursor(self, cursor: ManagedCursor) -> None:
-        """Assert that a cursor persists when it is due here."""
-        trigger = cursor._persister.trigger
-        assert self._flush_at >= trigger._last_persist_ms + self._flush_ms, "the flush is due too early"
-        assert not self._waiting or cursor.view.is_dirty, "nothing waits in the cursor"
-        assert trigger._is_new() or not self._waiting or self._waiting[-1] < self._permit_at, (
-            "the cursor was refused a permit"
-        )
-
-    def _check(self) -> None:
-        assert all(before < after for before, after in pairwise(self._waiting)), "waiting_ms does not rise"
-        if self._limiter is not None:
-            assert self._limiter._paid_at <= self._permit_at * self._limiter._units_per_ms, "a permit comes too early"
 
     def _take_permit(self, at_ms: int) -> None:
         if self._limiter is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import numpy as np
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.replay import Piece
-    from ackstate.analysis.replay.state_fields import Fields
     from ackstate.position import Position
 
 
@@ -33,7 +32,6 @@ class PlainReplay:
     """
 
     kind: ClassVar[Literal["counted"]] = "counted"
-    """The kind of replay in a state."""
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
         self._policy = policy
@@ -49,20 +47,6 @@ class PlainReplay:
         written, kept = self._size.take(piece.placed, piece.acked_after, ends=ends, at_ms=at_ms)
         none = np.zeros(len(at_ms), np.int64)
         return Epochs(at_ms, none, none, none, none, none, written, kept)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state, except the acks."""
-        return {"schedule": self._schedule.to_record(), "journal": self._size.to_record()}
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned under the same policy; `follow` comes next."""
-        fields.one("schedule", self._schedule.restore)
-        fields.one("journal", self._size.restore)
-
-    @property
-    def pending(self) -> Mapping[int, BitMap]:
-        """Acks that no persist has written yet, by ledger."""
-        return self._size.pending
 
     def follow(self, acked: Mapping[int, BitMap]) -> None:
         """Set the acks after the last piece."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.replay.in_flight_set import CONSUMER
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.store import StoreError
 from ackstate.dispatch.admission import Admission
 from ackstate.dispatch.deliveries import Sent
 from ackstate.errors import AckStateError
@@ -16,13 +15,11 @@ from ackstate.record_size import isolated_range_bytes
 if TYPE_CHECKING:
     from ackstate.analysis.replay.in_flight_set import InFlightSet
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.state_fields import Fields
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.position import Position
 
 _SENT = Sent(CONSUMER)
 _MOST_USED = Usage(2**62, 0, 0)
-_FAILED_BEFORE = "the last persist of an earlier day failed"
 
 
 @final
@@ -98,20 +95,3 @@ class ReplayGate:
             return
         error = self._admission.store_error if outcome.route is PersistTarget.NOTHING else None
         self._admission.persisted(error, now_ms=now_ms)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields for a state."""
-        closed = self._gate.why_blocked(_MOST_USED)
-        return {
-            "released_at": closed[0].released_at if closed else None,
-            "has_store_error": self._admission.store_error is not None,
-            "promote_again_ms": self._admission._promote_again_ms,
-        }
-
-    def restore(self, fields: Fields) -> None:
-        """Continue from fields that `to_record` returned: close the gate if it was closed, at the same usage."""
-        released_at = fields.optional_integer("released_at", least=0, most=self._limit)
-        if released_at is not None:
-            self._gate.observe(Usage(released_at + 1, 0, 0), next_record_bytes=self._limit - released_at)
-        self._admission.store_error = StoreError(_FAILED_BEFORE) if fields.flag("has_store_error") else None
-        self._admission._promote_again_ms = fields.signed("promote_again_ms")

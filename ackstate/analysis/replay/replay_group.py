@@ -1,8 +1,8 @@
-"""Replays of one subscription under policies with the same acks, opened, restarted and stored together."""
+"""Replays of one subscription under policies with the same acks, opened and restarted together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from ackstate.analysis.replay.mark_delete import MarkDeleteFold
 from ackstate.analysis.replay.plain_replay import PlainReplay
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.replay import Piece
-from ackstate.analysis.replay.state_fields import is_part
 from ackstate.analysis.trace.events import EventKind
 from ackstate.entry_bitmap import runs_of
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.curves import RecordedCurve
     from ackstate.analysis.replay.gated_replay import GatedReplay
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.state_fields import Fields
 
 AnyReplay: TypeAlias = "PlainReplay | CursorReplay | GatedReplay"
 
@@ -36,61 +34,8 @@ class ReplayGroup:
     def __init__(self, log: Mapping[int, int], fold: AckAccumulator, replays: Mapping[int, AnyReplay]) -> None:
         self.replays = replays
         self._fold = fold
-        self._mark_delete = MarkDeleteFold(fold.known(log))
+        self._mark_delete = MarkDeleteFold(log)
         self._acked_count = 0
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them, but for the message log."""
-        return {
-            "acked": self._fold.to_record(), "acked_count": self._acked_count,
-            "mark_delete": self._mark_delete.to_record(),
-            "replays": [{"policy": index, "kind": each.kind, **each.to_record()}
-                        for index, each in self.replays.items()],
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, fields: Fields, policies: Sequence[Policy | None], log: Mapping[int, int]) -> ReplayGroup:
-        """Build from fields that `to_record` returned under the same policies."""
-        life = cls(log, fields.one("acked", AckAccumulator.of), {})
-        life._acked_count = fields.integer("acked_count")
-        life._mark_delete = fields.one("mark_delete", MarkDeleteFold.of)
-        if log and life._mark_delete.mark_delete.ledger_id not in log:
-            fields.refuse("mark_delete", "in a ledger of the log", life._mark_delete.mark_delete)
-        life.replays = dict(fields.each("replays", lambda each: _replay_of(each, policies, log)))
-        for replay in life.replays.values():
-            if isinstance(replay, PlainReplay) and not is_part(replay.pending, life._fold.acked):
-                fields.refuse("replays", "without unwritten entries that are not acked", "some")
-        life.follow()
-        return life
-
-    @property
-    def complete_below(self) -> int:
-        """The first ledger that may have unacked entries."""
-        return self._fold.complete_below
-
-    @property
-    def complete_until(self) -> int:
-        """The first relevant ledger: that of the mark-delete position, or of the first ack not yet written."""
-        waiting: list[int] = []
-        for replay in self.replays.values():
-            waiting += replay.pending if isinstance(replay, PlainReplay) else (replay.first_undurable_ledger,)
-        return min([self._mark_delete.mark_delete.ledger_id, *waiting])
-
-    def grow(self, log: Mapping[int, int]) -> None:
-        """Continue with a longer message log."""
-        self._mark_delete.grow(log, complete_below=self.complete_below)
-        self._follow_log(log)
-
-    def forget_below(self, ledger_id: int, log: Mapping[int, int]) -> None:
-        """Drop the ledgers below one; the log no longer has them."""
-        self._fold.forget_below(ledger_id)
-        self._follow_log(log)
-        self.follow()
-
-    def _follow_log(self, log: Mapping[int, int]) -> None:
-        for replay in self.replays.values():
-            if not isinstance(replay, PlainReplay):
-                replay.follow_log(log)
 
     def follow(self) -> None:
         """Pass the acks to the replays."""
@@ -106,17 +51,15 @@ class ReplayGroup:
     def recovered(self, log: Mapping[int, int], *, now_ms: int) -> Iterator[ReplayGroup]:
         """Yield the group of each replay after a crash."""
         for index, replay in self.replays.items():
-            acked = self._fold.as_forgotten(replay.restart(now_ms=now_ms), log)
-            yield ReplayGroup(log, AckAccumulator(acked, complete_below=self.complete_below), {index: replay})
+            yield ReplayGroup(log, AckAccumulator(replay.restart(now_ms=now_ms)), {index: replay})
 
     def missing(self, recorded: AckAccumulator, *, now_ms: int) -> EventChunk:
         """Return acks of the entries acked in the recording but not here, after one event that acks nothing."""
         runs = [(-1, -1, -1)]
         for ledger_id, bitmap in sorted(recorded.acked.items()):
             held = self._fold.acked.get(ledger_id)
-            if held is not None or ledger_id >= self.complete_below:
-                firsts, lasts = runs_of(bitmap if held is None else bitmap - held)
-                runs += [(ledger_id, *run) for run in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+            firsts, lasts = runs_of(bitmap if held is None else bitmap - held)
+            runs += [(ledger_id, *run) for run in zip(firsts.tolist(), lasts.tolist(), strict=True)]
         columns = np.array(runs, np.int64)
         kind = np.full(len(runs), int(EventKind.ACK))
         kind[0] = EventKind.PUBLISH
@@ -176,18 +119,6 @@ def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyRe
     from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
 
     return CursorReplay(policy, log, opened_ms=now_ms)
-
-
-def _replay_of(fields: Fields, policies: Sequence[Policy | None], log: Mapping[int, int]) -> tuple[int, AnyReplay]:
-    """Return a replay with the number of its policy."""
-    index = fields.integer("policy", most=len(policies) - 1)
-    policy = policies[index]
-    if policy is AS_RECORDED:
-        fields.refuse("policy", "one that is replayed", index)
-    replay = _opened_replay(policy, log, 0)
-    fields.word("kind", replay.kind)
-    replay.restore(fields)
-    return index, replay
 
 
 def agreeing(replays: Mapping[int, AnyReplay]) -> list[dict[int, AnyReplay]]:

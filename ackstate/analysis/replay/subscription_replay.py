@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from ackstate.analysis.replay.ack_accumulator import complete_until
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
 from ackstate.analysis.replay.curve_sum import CAUSES, Points
-from ackstate.analysis.replay.curves import PolicyCurve, RecordedCurve, curve_of
+from ackstate.analysis.replay.curves import PolicyCurve, RecordedCurve
 from ackstate.analysis.replay.mark_delete import mark_delete_of
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.polled import LowCurve
-    from ackstate.analysis.replay.state_fields import Fields
 
 NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
 """A chunk without events."""
@@ -57,19 +55,16 @@ class SubscriptionReplay:
         # The acks of the recording; before the first recovery or reset all policies have the same acks.
         blocks = any(policy is not AS_RECORDED and policy.blocks for policy in policies)
         self._recorded = AckAccumulator() if blocks else None
-        # The restart being described: its time, whether it is a reset, and its latest event as a chunk of one. It is
-        # complete at the end of a day, so no state includes it.
+        # The restart being described: its time, whether it is a reset, and its latest event as a chunk of one.
         self._anew_ms: int | None = None
         self._is_reset = False
         self.latest_of_restart = NO_EVENTS
-        # Whether a reset came before any ledger was known: its mark-delete position depends on ledgers of a later day.
-        self._is_reset_without_ledgers = False
 
     def take(self, chunk: EventChunk) -> list[Points]:
         """Replay the next chunk, and return the points of each policy's curve.
 
         Raises:
-            TraceError: Its times go back, or it resets the cursor to a dropped ledger.
+            TraceError: Its times go back.
         """
         if (chunk.ts_ms[1:] < chunk.ts_ms[:-1]).any():
             raise TraceError(
@@ -101,70 +96,6 @@ class SubscriptionReplay:
         for each in self.all_curves:
             each.sum.end(end_ms)
         return self._joined(found)
-
-    def grow(self, log: Mapping[int, int]) -> None:
-        """Continue with a longer message log.
-
-        Args:
-            log: Ledger id -> entry count of new or longer ledgers, rising.
-
-        Raises:
-            TraceError: A ledger that was considered complete has grown.
-        """
-        longer = {each: max(log.get(each, 0), self._log.get(each, 0)) for each in sorted({*self._log, *log})}
-        for group in self._groups:
-            group.grow(longer)
-        self._log = longer
-
-    def forget_complete(self) -> None:
-        """Drop the acks of ledgers below all mark-delete positions."""
-        recorded = [curve for curve in self.curves if isinstance(curve, RecordedCurve)]
-        floors = [curve.complete_until(self._log) for curve in recorded]
-        floor = min([*floors, *(group.complete_until for group in self._groups)])
-        if self._recorded is not None:
-            floor = min(floor, complete_until(self._recorded, self._log))
-            self._recorded.forget_below(floor)
-        for curve in recorded:
-            curve.forget_below(floor)
-        self._log = {ledger_id: count for ledger_id, count in self._log.items() if ledger_id >= floor}
-        for group in self._groups:
-            group.forget_below(floor, self._log)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return its fields as a state has them: at the end of a day, when no restart is being described.
-
-        Raises:
-            TraceError: It was reset before any event named a ledger.
-        """
-        if self._is_reset_without_ledgers:
-            raise TraceError("it is reset before any ledger is named: join this day with the next one")
-        assert self._anew_ms is None
-        assert not self._is_reset
-        return {
-            "log": [list(pair) for pair in self._log.items()],
-            "is_alive": self._is_alive,
-            "recorded": None if self._recorded is None else self._recorded.to_record(),
-            "curves": [each.to_record() for each in self.curves],
-            "groups": [each.to_record() for each in self._groups],
-        }
-
-    @classmethod
-    def of(cls, fields: Fields, policies: Sequence[Policy | None]) -> SubscriptionReplay:
-        """Build from fields that `to_record` returned under the same policies."""
-        log = fields.log("log")
-        replay = cls(policies, log)
-        replay._is_alive = fields.flag("is_alive")
-        replay._recorded = fields.optional("recorded", AckAccumulator.of)
-        replay.curves = fields.each("curves", curve_of)
-        kinds = [RecordedCurve if policy is AS_RECORDED else PolicyCurve for policy in policies]
-        if [type(each) for each in replay.curves] != kinds:
-            fields.refuse("curves", "one for each policy, of its kind", [type(each).__name__ for each in replay.curves])
-        replay._groups = fields.each("groups", lambda each: ReplayGroup.of(each, policies, log))
-        replayed = [index for index, policy in enumerate(policies) if policy is not AS_RECORDED]
-        found = sorted(index for group in replay._groups for index in group.replays)
-        if replay._groups and found != replayed:
-            fields.refuse("groups", f"of the policies {replayed}, each once", found)
-        return replay
 
     @property
     def _lower(self) -> list[LowCurve]:
@@ -248,13 +179,7 @@ class SubscriptionReplay:
     def _reset(self, now_ms: int) -> None:
         assert self._recorded is not None
         replays = {index: replay for group in self._groups for index, replay in group.replays.items()}
-        if reopened := self._recorded.reopened:
-            raise TraceError(
-                f"it is reset to ledger {min(reopened)}, whose state was dropped after an earlier day: read all days "
-                "again, with another --state"
-            )
-        self._is_reset_without_ledgers |= not self._log
-        acked = self._recorded.spelled_out(self._log)
+        acked = dict(sorted(self._recorded.acked.items()))
         mark_delete = mark_delete_of(acked, self._log)
         for index, replay in replays.items():
             curve = self.curves[index]

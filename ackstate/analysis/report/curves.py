@@ -89,10 +89,10 @@ def curves_of_rows(
     wanted = [(number, TOTAL) for number in policies] + [(drawn, key) for key in subscriptions]
     found = []
     for number, key in wanted:
-        curve = ThinnedCurve.until(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
+        curve = ThinnedCurve(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
         if row := points.get((number, *key)):
             ts_ms = np.array(row["curve_ms"], np.int64)
-            curve.add_thinned(ts_ms, np.array(row["curve"], np.int64).reshape(SERIES, -1))
+            curve.add(ts_ms, np.array(row["curve"], np.int64).reshape(SERIES, -1))
         found.append(
             curve_of((policies.index(number), *key), *curve.points(SERIES), begin_ms=span.begin_ms, end_ms=span.end_ms)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ackstate.analysis.estimate.rows import LocalRows
 from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.spark.source import SparkEngine
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.estimate.rows import Rows, Step
+    from ackstate.analysis.estimate.rows import LocalRows, Rows, Step
     from ackstate.analysis.estimate.trace_source import Engine, TraceSource
     from ackstate.analysis.location import Location
     from ackstate.analysis.trace.parquet import Span
@@ -27,9 +26,6 @@ class OneTaskEngine(NamedTuple):
 
     def trace(self, path: Location, covered: Span | None = None) -> OneTaskSource:
         return OneTaskSource(self.spark, LocalSource.of(path, covered))
-
-    def rows(self, directory: Location, schema: pa.Schema) -> OneTaskRows:
-        return OneTaskRows(self.spark, LocalRows.of_files(directory, schema))
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         return SparkEngine(self.spark).made_by()
@@ -78,14 +74,6 @@ class OneTaskRows:
 
     def plus(self, others: OneTaskRows) -> OneTaskRows:
         return OneTaskRows(self._spark, self._rows.plus(others._rows))
-
-    def stored(self, directory: Location) -> OneTaskRows:
-        rows = self._rows
-
-        def stored() -> list[LocalRows]:
-            return [rows.stored(directory)]
-
-        return OneTaskRows(self._spark, self._in_worker(stored)[0])
 
     def collect(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._in_worker(self._rows.collect)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, final
 
 from pyspark.sql.pandas.types import from_arrow_schema
-
-from ackstate.analysis.location import spark_url
-from ackstate.analysis.spark.session import parquet_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from ackstate.analysis.estimate.rows import Rows, Step
-    from ackstate.analysis.location import Location
 
 
 @final
@@ -40,15 +36,6 @@ class SparkRows:
 
     def plus(self, others: SparkRows) -> SparkRows:
         return SparkRows(self.frame.unionByName(others.frame))
-
-    @classmethod
-    def of_files(cls, spark: SparkSession, directory: Location, schema: pa.Schema) -> Self:
-        """Return the rows of Parquet files, with some of their columns."""
-        return cls(parquet_frame(spark, from_arrow_schema(schema), directory))
-
-    def stored(self, directory: Location) -> SparkRows:
-        self.frame.write.option("compression", "zstd").parquet(spark_url(directory))
-        return SparkRows(parquet_frame(self.frame.sparkSession, self.frame.schema, directory))
 
     def collect(self) -> list[dict[str, Any]]:
         return [row.asDict(recursive=True) for row in self.frame.collect()]

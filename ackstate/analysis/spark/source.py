@@ -85,9 +85,6 @@ class SparkEngine(NamedTuple):
     def trace(self, path: Location, covered: Span | None = None) -> SparkSource:
         return SparkSource.of(self.spark, path, covered)
 
-    def rows(self, directory: Location, schema: pa.Schema) -> SparkRows:
-        return SparkRows.of_files(self.spark, directory, schema)
-
     def made_by(self) -> tuple[tuple[str, str], ...]:
         jvm = self.spark.sparkContext._jvm
         assert jvm is not None

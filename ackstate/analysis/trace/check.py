@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
 from ackstate.analysis.trace.chunk_rows import check_ledgers, events_of, has_intervals, pieces
+from ackstate.analysis.trace.days import days_of
 from ackstate.analysis.trace.events import (
     EVENT_COLUMNS,
     NAMES_ENTRIES,
@@ -90,7 +91,7 @@ class TraceSummary:
 
 
 def trace_hash(path: Location) -> str:
-    """Return a SHA-256 in hexadecimal that identifies a trace: of the SHA-256s of its files, in order of names.
+    """Return a SHA-256 in hexadecimal that identifies a trace: that of its files' SHA-256s, in order of days and names.
 
     It does not depend on the path of the trace or the names of its files, only on their order and bytes.
 
@@ -99,7 +100,7 @@ def trace_hash(path: Location) -> str:
         OSError: A file cannot be read.
     """
     whole = hashlib.sha256()
-    for file in trace_files(path):
+    for file in (file for day in days_of(path) for file in trace_files(day)):
         with file.open("rb") as opened:
             whole.update(hashlib.file_digest(opened, "sha256").digest())
     return whole.hexdigest()

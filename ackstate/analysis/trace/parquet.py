@@ -180,6 +180,7 @@ class Span(NamedTuple):
         size_bytes: Uncompressed size of its columns.
         has_intervals: Whether it is a trace of polls, whose events have intervals instead of times.
         dropped_events: Events that it lacks because a recorder dropped them.
+        days: The names of the days, if it is a directory of daily traces.
     """
 
     begin_ms: int
@@ -189,6 +190,7 @@ class Span(NamedTuple):
     size_bytes: int = 0
     has_intervals: bool = False
     dropped_events: int = 0
+    days: tuple[str, ...] = ()
 
 
 def check_trace(path: Location, *, is_timed: bool = True) -> Span:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
-from contextlib import suppress
 
 import pytest
 
@@ -87,9 +85,9 @@ def here(days, tmp_path_factory):
 LOCAL = ("--engine", "local")
 
 
-def commands(root, days, *, first=LOCAL, sweep=LOCAL, first_day=LOCAL, second_day=LOCAL):
+def commands(root, days, *, first=LOCAL, sweep=LOCAL, both_days=LOCAL):
     """Return all commands with their engines: each start of Spark takes seconds."""
-    trace, state, options = f"{root}/days/day=2026-11-20", f"{root}/state", [*POLICY, "--json"]
+    trace, options = f"{root}/days/day=2026-11-20", [*POLICY, "--json"]
     return [
         ["trace", "convert", days[0], trace],
         ["trace", "check", trace, "--json"],
@@ -97,9 +95,8 @@ def commands(root, days, *, first=LOCAL, sweep=LOCAL, first_day=LOCAL, second_da
         ["redelivery", trace, *options, *LOCAL],
         ["redelivery", trace, "--json", *LOCAL],
         ["sweep", trace, *GRID, "--report", f"{root}/report.html", "--json", *sweep],
-        ["redelivery", f"{root}/days", "--state", state, *options, *first_day],
         ["trace", "convert", days[1], f"{root}/days/day=2026-11-21"],
-        ["redelivery", f"{root}/days", "--state", state, *options, *second_day],
+        ["redelivery", f"{root}/days", *options, *both_days],
         ["redelivery", trace, *POLICY, "--format", "csv", "--out", f"{root}/out.csv", *LOCAL],
     ]
 
@@ -110,8 +107,7 @@ def commands(root, days, *, first=LOCAL, sweep=LOCAL, first_day=LOCAL, second_da
 def test_every_command_answers_behind_a_url_as_it_does_here(base, here, master, request, tmp_path):
     server, (local, expected, days) = request.getfixturevalue("server"), here
     url = request.getfixturevalue("spark_cluster")[0] if master == "cluster" else master
-    # The state that workers wrote is read in this process, and workers read the one that was written in it.
-    some = ("sweep", "first_day") if server.url.startswith("hdfs") else ("second_day",)
+    some = ("sweep",) if server.url.startswith("hdfs") else ("both_days",)
     words = commands(base, days, **dict.fromkeys(("first", *some), ("--master", url) if url else LOCAL))
     generated = base / "generated"
     if url:  # Spark, with a client of S3, starts for ten seconds.
@@ -123,7 +119,6 @@ def test_every_command_answers_behind_a_url_as_it_does_here(base, here, master, 
         assert theirs.replace(str(base), str(local)) == mine
     by_engine, in_process = map(json.loads, behind[2:4])
     assert by_engine == in_process
-    assert [json.loads(behind[at])["days_read"] for at in (6, 8)] == [["day=2026-11-20"], ["day=2026-11-21"]]
 
     pages = [(root / "report.html").read_text(encoding="utf-8") for root in (local, base)]
     drawn = [
@@ -131,10 +126,6 @@ def test_every_command_answers_behind_a_url_as_it_does_here(base, here, master, 
     ]
     assert drawn[0] == drawn[1]
     assert (base / "out.csv").read_text() == (local / "out.csv").read_text()
-    # Of the first checkpoint nothing is left. The server of S3 keeps directories, of which some are left when empty.
-    state = base / "state"
-    files = [each.relative_to(state).partition("/")[0] for each in state.rglob("*") if each.is_file()]
-    assert [re.sub("[0-9a-f]{32}", "*", name) for name in sorted(set(files))] == ["000002.json", "run-*"]
 
 
 def assert_generated(trace, answer):
@@ -145,10 +136,11 @@ def assert_generated(trace, answer):
     assert sum(check_events(trace).kinds.values()) == made["events"] + made["published"]
 
 
-def test_spark_needs_a_client_to_read_a_trace(server, base, tmp_path, capsys):
+def test_spark_needs_a_client_to_read_a_trace(server, base, monkeypatch, capsys):
     parquet.write_trace(frames("a"), base / "day=2026-11-20")
     # The session of this process lacks the jars of the client.
-    outcome = run(capsys, "redelivery", base, "--state", tmp_path / "state", *POLICY)
+    monkeypatch.setattr("ackstate.analysis.cli.estimates._ONE_TASK_BYTES_MAX", 0)
+    outcome = run(capsys, "redelivery", base, *POLICY)
     if server.url.startswith("s3a"):
         lacks = "Spark lacks its client of this store: docs/cluster.md has the name of the package\n"
         assert_refused(outcome, lacks)
@@ -187,28 +179,6 @@ def half_written(files, tmp_path, base, seen):
     return "killed"
 
 
-@HDFS_ALONE
-def test_of_many_that_must_be_new_one_is_kept(server, base, tmp_path):
-    """An object store cannot keep this promise."""
-    outcomes = []
-
-    def put(number):
-        file = tmp_path / str(number)
-        file.write_text(str(number))
-        with suppress(FileExistsError):
-            (base / "new").put_new(file)
-            outcomes.append(number)
-
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 1
-    assert (base / "new").read_text() == str(outcomes[0])
-    assert names(base) == ["new"]
-
-
 def assert_refused(outcome, line):
     assert_one_line(outcome, line)
     assert store_servers.SECRET not in outcome.err
@@ -224,7 +194,6 @@ def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_p
 
     refuses(f"{missing}: no such trace", "trace", "check", missing)
     refuses(f"{missing}: no such trace", "redelivery", missing, *POLICY)
-    refuses(f"{missing}: not a directory of daily traces", "redelivery", missing, "--state", missing)
     if server.url.startswith("hdfs"):
         unreachable = "hdfs://127.0.0.1:1/trace"
         for words in (["trace", "check", unreachable], ["trace", "convert", source, unreachable]):

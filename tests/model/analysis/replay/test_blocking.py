@@ -28,7 +28,6 @@ from ackstate.position import Position
 from ackstate.stores.memory import MemoryStore
 from ackstate.topic.message_log import Message, MessageLog
 from chunks import chunk_of
-from replay_runs import by_days, goes_on
 from strategies import few
 
 NAMES = {"topic": "t", "subscription": "s"}
@@ -184,10 +183,6 @@ SIZES = st.lists(st.integers(0, 40), max_size=4)
 
 
 def assert_agreement(events, found, sizes):
-    assert_agreement_with(goes_on, events, found, sizes)
-
-
-def assert_agreement_with(between, events, found, sizes):
     policy, end_ms = Policy.from_mapping(found), events[-1].ts_ms + TAIL_MS
     counts = {}
     for position in new_log(MemoryStore())[1]:
@@ -198,9 +193,6 @@ def assert_agreement_with(between, events, found, sizes):
         if events[begin : begin + size]:
             parts += replay.take(chunk_of(events[begin : begin + size]))
         begin += size
-        if 0 < begin < len(events) and events[begin - 1].ts_ms < events[begin].ts_ms:
-            replay, points = between(replay, events[begin - 1].ts_ms)
-            parts += [each for of_day in points for each in of_day]
     for points in [*parts, *replay.end(end_ms)]:
         last.update(zip(points.ts_ms.tolist(), points.value.tolist(), strict=True))
     value, curve = 0, {}
@@ -219,14 +211,6 @@ test_every_instant_agrees_with_a_real_subscription = pytest.mark.slow(
 )
 
 
-def assert_agreement_by_days(events, found, sizes):
-    counts = {position.ledger_id: position.entry_id + 1 for position in new_log(MemoryStore())[1]}
-    assert_agreement_with(by_days([Policy.from_mapping(found)], counts), events, found, sizes)
-
-
-test_every_instant_agrees_with_a_real_subscription_day_by_day = pytest.mark.slow(
-    few(given(gated_traces(), POLICIES, SIZES)(assert_agreement_by_days))
-)
 
 
 def test_young_acks_are_persisted_early_rather_than_stopping_dispatch():

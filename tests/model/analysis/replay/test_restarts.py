@@ -15,13 +15,13 @@ from ackstate.analysis.replay.curve_sum import CAUSES
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.bad_rows import BadRows
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.rows import KINDS
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.memory import MemoryStore
-from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement_with, by_days, replayed
+from replay_runs import PLAIN, replayed
 from strategies import few
 
 ACK, CRASH, RECOVER, RESET, REDELIVER = (
@@ -32,19 +32,6 @@ ACK, CRASH, RECOVER, RESET, REDELIVER = (
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
     caplog.set_level(logging.ERROR)
-
-
-def assert_agreement_by_days(trace, policies, sizes):
-    try:
-        assert_agreement_with(by_days(policies, trace[1]), trace, policies, sizes)
-    except TraceError:
-        # A reset to a forgotten position: another test checks its error.
-        assume(False)
-
-
-test_every_instant_agrees_with_a_real_cursor_day_by_day = pytest.mark.slow(
-    few(given(montecarlo.small_traces(), GRIDS, SIZES)(assert_agreement_by_days))
-)
 
 
 def two_restarts(second, *, between=()):
@@ -81,25 +68,6 @@ def test_what_one_millisecond_tells_of_a_restart_is_one_also_in_two_chunks(sizes
     (curve,), replay = replayed(events, policies, {3: 300}, sizes=sizes, end_ms=14_000)
     # Had they been two, all 103 would have been acked after the first.
     assert (curve[13_000], replay.curves[0].sum.peak) == (92, 100)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"flush_interval_ms": 60_000}, {"flush_interval_ms": 60_000, "range_count_max": 9}]
-)
-def test_a_restart_acks_nothing_of_the_first_ledger_that_is_kept(settings):
-    """Only ledgers that were forgotten because all of them was acked are complete: what comes later may be acked."""
-    policies, logs = [Policy.from_mapping(settings)], iter([{3: 10, 4: 5}, {4: 20}])
-    events = [
-        Event(1, ACK, 3, 0, 9), Event(1, ACK, 4, 0, 0), Event(1, ACK, 4, 3, 3),
-        Event(70_000, EventKind.DELIVER, 4, 4, 4), Event(70_500, CRASH), Event(70_600, RECOVER),
-        Event(80_000, ACK, 4, 10, 12), Event(80_010, EventKind.DELIVER, 4, 19, 19),
-    ]  # fmt: skip
-
-    def next_day(replay, now_ms):
-        return by_days(policies, next(logs))(replay, now_ms)
-
-    (curve,), _ = replayed(events, policies, {3: 10, 4: 5}, sizes=[4, 2], end_ms=80_010, between=next_day)
-    assert [curve[ts_ms] for ts_ms in (1, 70_000, 70_600, 79_999, 80_000, 80_010)] == [12, 0, 0, 0, 3, 3]
 
 
 def over_limit(kind):

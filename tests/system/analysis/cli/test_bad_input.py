@@ -245,13 +245,14 @@ def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, 
 @pytest.mark.root
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_full_disk_for_the_temporary_files_of_spark_is_one_line(small_disk, good_trace, tmp_path):
+def test_a_full_disk_for_the_temporary_files_of_spark_is_one_line(small_disk, tmp_path, capsys):
     disk = small_disk("64k")
-    # A trace by itself may be small, and is then replayed without files.
-    shutil.copytree(good_trace.parent, tmp_path / "days" / "2026-01-01")
-    words = ["redelivery", tmp_path / "days", "--state", tmp_path / "state"]
-    outcome = run_apart(*words, env={**os.environ, "SPARK_LOCAL_DIRS": str(disk)})
-    assert_one_line(outcome, tmp_path / "days", "the disk is full", "SPARK_LOCAL_DIRS")
+    # A small trace is replayed without files.
+    generated = run(capsys, "trace", "generate", tmp_path / "trace", "--workload", "key_shared", "--events", "1000000")
+    assert generated.status == 0
+    environment = {**os.environ, "SPARK_LOCAL_DIRS": str(disk)}
+    outcome = run_apart("redelivery", tmp_path / "trace", env=environment)
+    assert_one_line(outcome, tmp_path / "trace", "the disk is full", "SPARK_LOCAL_DIRS")
     assert "Job aborted" not in outcome.err
 
 

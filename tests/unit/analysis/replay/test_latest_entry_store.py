@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.analysis.estimate.compact_curve import ThinnedCurve
-from ackstate.analysis.estimate.daily_state import DailyState, decoded, encoded
 from ackstate.analysis.replay import cursor_replay
 from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.policy import Policy
@@ -36,29 +34,12 @@ def with_a_crash():
     return [(each.ts_ms.tolist(), each.value.tolist()) for each in points]
 
 
-def state_after(events):
-    replay = SubscriptionReplay(POLICIES, LOG)
-    list(replay.take(chunk_of(events)))
-    return encoded(DailyState(replay, [ThinnedCurve(0, slices_max=250)]))
-
-
 def test_the_answer_is_that_of_a_store_that_keeps_all(monkeypatch):
     found = with_a_crash()
     monkeypatch.setattr(cursor_replay, "LatestEntryStore", MemoryStore)
     expected = with_a_crash()
     assert found == expected
     assert max(max(value) for _, value in found) > 0
-
-
-def test_a_state_is_as_large_as_a_record_however_many_were_written():
-    few, many = len(state_after(acks(step=20))), len(state_after(acks()))
-    # Ten times the ranges, each some ten bytes.
-    assert many < few + 40 * HOLES
-
-
-def test_a_state_is_gone_on_with():
-    text = state_after(acks())
-    assert encoded(decoded(text, POLICIES)) == text
 
 
 def test_a_store_of_last_records_has_the_last_and_no_other():

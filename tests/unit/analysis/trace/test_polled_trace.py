@@ -234,12 +234,6 @@ def test_a_policy_that_limits_dispatch_is_refused(tmp_path, capsys):
     assert_one_line(outcome, "cannot be replayed on a trace of polls, which has no deliveries")
 
 
-def test_daily_runs_refuse_it(tmp_path, capsys):
-    write_polled(tmp_path / "days" / "day=2026-11-20")
-    arguments = ("redelivery", tmp_path / "days", "--state", tmp_path / "state", "--engine", "local")
-    assert_one_line(run(capsys, *arguments), "a trace of polls", "--state")
-
-
 def test_the_columns_are_those_of_exact_traces_and_one_more():
     assert POLLED_SCHEMA.names == [*TRACE_SCHEMA.names, "until_ms"]
 

@@ -13,7 +13,6 @@ from ackstate.analysis.estimate.parts import (
     ESTIMATE,
     Part,
     batches_of,
-    merge,
     narrow_sums,
     put_together,
     whole_sums,
@@ -113,10 +112,8 @@ def test_an_estimate_of_a_century_does_not_wrap():
     assert whole_sums(sums) == [lost, 5, young * century_ms, 0, 7, 0, 1, 2, 3, 4, 5]
     names = ("total", "", "", "")
     parts = [Part(0, -1, *names, np.empty(0, np.int64), np.array([lost]), np.array([century_ms]), sums)]
-    merged = list(merge(batches_of(parts)))
-    (row,) = [
-        row for batch in put_together(merged, duration_ms=century_ms, crashes_per_day=1) for row in batch.to_pylist()
-    ]
+    rows = put_together(batches_of(parts), duration_ms=century_ms, crashes_per_day=1)
+    (row,) = [row for batch in rows for row in batch.to_pylist()]
     assert json.dumps(row["expected"]) == json.dumps(float(lost))
     assert row["young"] == pytest.approx(young)
     assert row["not_flushed"] == pytest.approx(lost - young)

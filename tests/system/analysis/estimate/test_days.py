@@ -1,0 +1,219 @@
+"""A directory of daily traces has the answers of the trace that they make together, and nothing else is one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import montecarlo
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.estimate.trace_source import LocalEngine, trace_of
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.spark.session import readable_failures
+from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.check import trace_hash
+from ackstate.analysis.trace.days import check_days, days_of, span_of
+from ackstate.analysis.trace.events import Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.recorder import Frame
+from command_line import assert_one_line, run
+from strategies import few
+from trace_files import read_rows, write_rows
+
+ACK, PUBLISH = EventKind.ACK, EventKind.PUBLISH
+TOPIC = "persistent://p/n/t"
+GRID = [
+    None, *(Policy.from_mapping({"compaction_bytes_min": 100, **each}) for each in (
+        {"flush_interval_ms": 400, "mark_delete_rate_limit": 1}, {"flush_interval_ms": 3_100, "range_count_max": 2},
+        {"flush_interval_ms": 3_100, "become_old_ack_record_seconds": 1},
+        {"flush_interval_ms": 700, "format": "PULSAR"},
+        {"max_unpersisted_ack_record_bytes": 1_200},
+    )),
+]  # fmt: skip
+
+
+def story(*, length=120, step_ms=130):
+    """Three processes; each ack comes twice, every fifth much later; "new" begins in the second half."""
+    late = [Event(1_000 + step_ms * (entry + 40), ACK, 1 + entry // 20, entry % 20, entry % 20)
+            for entry in range(0, length, 5)]  # fmt: skip
+    soon = [Event(1_000 + step_ms * entry, ACK, 1 + entry // 20, entry % 20, entry % 20)
+            for entry in range(length) if entry % 5]  # fmt: skip
+    died = [Event(9_001, EventKind.CRASH), Event(9_002, EventKind.RECOVER)]
+    persists = [Event(1_000 + 977 * number, kind) for number in range(length * step_ms // 977)
+                for kind in (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED)]  # fmt: skip
+    hot = sorted([*late, *soon, *soon[::3], *persists, *died], key=lambda event: (event.ts_ms, event.kind >= 5))
+    published = [Event(950 + 20 * step_ms * number, PUBLISH, 1 + number, 0, 19) for number in range(length // 20)]
+    return {"": published, "hot": hot, "cold": soon[::10], "new": soon[len(soon) // 2 :]}
+
+
+def write(path, events_of):
+    parquet.write_trace([Frame(TOPIC, name, events) for name, events in events_of.items() if events], path)
+
+
+def write_days(directory, events_of, cuts):
+    """Write a trace for each time between two cuts, if there is an event; return their number."""
+    days = [
+        {name: [event for event in events if low < event.ts_ms <= high] for name, events in events_of.items()}
+        for low, high in pairwise([-1, *sorted(cuts), 10**9])
+    ]
+    happened = [day for day in days if any(day.values())]
+    for number, day in enumerate(happened):
+        write(directory / f"day=2026-11-{number + 1:02}", day)
+    return len(happened)
+
+
+def answer(engine, path, policies=GRID):
+    with readable_failures(path):
+        rows = estimates(trace_of(engine, check_days(path)), policies, is_plotted=True).collect()
+    return sorted(json.dumps(row) for row in rows)
+
+
+@pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+def engine(request):
+    if request.param == "local":
+        return LocalEngine()
+    from ackstate.analysis.spark.source import SparkEngine
+
+    return SparkEngine(request.getfixturevalue("spark"))
+
+
+def test_days_are_the_same_as_the_trace_that_they_make(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 17)
+    write(tmp_path / "one", story())
+    assert write_days(tmp_path / "days", story(), [5_000, 9_001, 12_345]) == 4
+    (tmp_path / "days" / "day=2026-11-05").mkdir()
+    (tmp_path / "days" / "_notes").mkdir()
+    (tmp_path / "days" / "README.txt").write_text("not a trace")
+    assert answer(engine, tmp_path / "days") == answer(engine, tmp_path / "one")
+
+
+@pytest.mark.slow
+@settings(few, suppress_health_check=list(HealthCheck))
+@given(st.lists(montecarlo.small_traces(), min_size=1, max_size=3), st.data())
+def test_wherever_a_day_ends(tmp_path_factory, traced, data):
+    events_of = {f"s{number}": events for number, (events, _) in enumerate(traced) if events}
+    assume(events_of)
+    times = [event.ts_ms for events in events_of.values() for event in events]
+    cuts = data.draw(st.lists(st.integers(min(times), max(times)), max_size=3))
+    place = tmp_path_factory.mktemp("days")
+    write(place / "one", events_of)
+    write_days(place / "days", events_of, cuts)
+    policies = [None, *data.draw(st.lists(montecarlo.POLICIES, max_size=2))]
+    assert answer(LocalEngine(), place / "days", policies) == answer(LocalEngine(), place / "one", policies)
+
+
+def test_a_gap_or_a_repetition_within_a_day_is_refused_with_its_name(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 2)
+    write_days(tmp_path / "sound", {"s": [Event(10 * entry, ACK, 1, entry, entry) for entry in range(12)]}, [55])
+    for name, first_seq, said in (("gap", 3, "comes after a gap in seq"), ("again", 1, "repeats a seq")):
+        for day in ("day=2026-11-01", "day=2026-11-02"):
+            rows = read_rows(tmp_path / "sound" / day)
+            if day.endswith("2"):
+                rows = [row | {"first_seq": first_seq} if row["chunk"] == 1 else row for row in rows]
+            (tmp_path / name / day).mkdir(parents=True)
+            write_rows(rows, tmp_path / name / day / "part-00000.parquet")
+        with pytest.raises(TraceError, match=f"day=2026-11-02: chunk 1 of s of {TOPIC} {said}"):
+            answer(engine, tmp_path / name, [None])
+
+
+def test_a_damaged_chunk_is_refused_with_the_name_of_its_day(engine, tmp_path):
+    write_days(tmp_path / "days", {"s": [Event(10 * entry, ACK, 1, entry, entry) for entry in range(12)]}, [55])
+    file = tmp_path / "days" / "day=2026-11-02" / "part-00000.parquet"
+    write_rows([row | {"last_ts_ms": row["last_ts_ms"] + 1} for row in read_rows(file)], file)
+    with pytest.raises(TraceError, match=r"day=2026-11-02: not a trace, damaged chunk 0 .*'last_ts_ms'"):
+        answer(engine, tmp_path / "days", [None])
+
+
+@pytest.fixture
+def days(tmp_path):
+    """Return a directory with three days."""
+    for number in range(3):
+        write(tmp_path / "days" / f"day=2026-11-2{number}", {"s": [Event(10 * number, ACK, 1, number, number)]})
+    return tmp_path / "days"
+
+
+def refused(path, said):
+    with pytest.raises(TraceError, match=said):
+        check_days(path)
+
+
+def test_a_missing_day_is_named_and_an_empty_one_is_none(days):
+    write(days / "day=2026-11-24", {"s": [Event(100, ACK, 1, 9, 9)]})
+    refused(days, r"the day 2026-11-23 is missing between day=2026-11-22 and day=2026-11-24; add it, as an empty dir")
+    (days / "day=2026-11-23").mkdir()
+    assert [day.path.name[-2:] for day in check_days(days)] == ["20", "21", "22", "24"]
+    for each in days.iterdir():
+        if each.name != "day=2026-11-23":
+            (each / "part-00000.parquet").unlink()
+    refused(days, f"{days}: no day has a trace")
+
+
+def test_days_out_of_order_are_refused(days):
+    write(days / "day=2026-11-23", {"s": [Event(20, ACK, 1, 9, 9)]})
+    refused(days, r"day=2026-11-23: it begins at 20 ms, and day=2026-11-22 ends at 20 ms: a day must begin after")
+
+
+def test_names_without_dates_are_in_their_order(tmp_path):
+    for number, name in enumerate(("a", "b", "d")):
+        write(tmp_path / name, {"s": [Event(number, ACK, 1, 0, 0)]})
+    assert [day.name for day in days_of(tmp_path)] == ["a", "b", "d"]
+
+
+def test_a_day_may_be_a_file_with_a_date(days, tmp_path):
+    (tmp_path / "files").mkdir()
+    for day in days.iterdir():
+        (day / "part-00000.parquet").rename(tmp_path / "files" / f"{day.name[4:]}.parquet")
+    assert span_of(check_days(tmp_path / "files")).days == tuple(f"2026-11-2{number}.parquet" for number in range(3))
+
+
+def test_a_trace_beside_days_is_refused_and_a_directory_beside_a_trace_is_ignored(days):
+    stranger = days / "part-00000.parquet"
+    stranger.write_bytes((days / "day=2026-11-20" / stranger.name).read_bytes())
+    refused(days, r"part-00000\.parquet is no day, unlike day=2026-11-20: keep the traces apart")
+    trace = days / "day=2026-11-20"
+    (trace / "notes").mkdir()
+    assert days_of(trace) == [trace]
+
+
+def test_a_directory_of_something_else_is_no_day(days):
+    (days / "day=2026-11-23").mkdir()
+    (days / "day=2026-11-23" / "photo.jpeg").write_bytes(b"")
+    refused(days, r"day=2026-11-23: no trace here")
+
+
+def test_days_of_different_clocks_or_kinds_are_refused(days):
+    write(days / "day=2026-11-23", {"s": [Event(1_700_000_000_000, ACK, 1, 0, 0)]})
+    refused(days, r"day=2026-11-23: all days must have times of the same clock, .* after day=2026-11-22 ended")
+    polled = [PolledEvent(100, ACK, 1, 9, 9, until_ms=100)]
+    parquet.write_trace([Frame(TOPIC, "s", polled)], days / "day=2026-11-23")
+    refused(days, r"day=2026-11-23: another kind of trace than day=2026-11-22")
+
+
+def test_the_hash_of_days_is_that_of_all_their_files(days):
+    before = trace_hash(days)
+    assert trace_hash(days.rename(days.with_name("elsewhere"))) == before
+    (days.with_name("elsewhere") / "day=2026-11-22" / "part-00000.parquet").unlink()
+    assert trace_hash(days.with_name("elsewhere")) != before
+
+
+def test_every_command_that_replays_reads_days(tmp_path, capsys):
+    write(tmp_path / "one", story())
+    write_days(tmp_path / "days", story(), [5_000, 9_001])
+    report = tmp_path / "report.html"
+    for words in (
+        ["redelivery"], ["redelivery", "--policy", "flush_interval_ms=700"],
+        ["sweep", "--set", "flush_interval_ms=700,5000", "--current-policy", "recorded", "--report", report],
+    ):  # fmt: skip
+        one, apart = (
+            json.loads(run(capsys, words[0], tmp_path / name, *words[1:], "--engine", "local", "--json").out)
+            for name in ("one", "days")
+        )
+        assert apart == one | {"trace": str(tmp_path / "days")}
+    page = report.read_text(encoding="utf-8")
+    assert "Processes died at 1 moment" in page
+    assert trace_hash(tmp_path / "days") in page
+    (tmp_path / "days" / "day=2026-11-02").rename(tmp_path / "days" / "day=2026-11-09")
+    assert_one_line(run(capsys, "sweep", tmp_path / "days", "--engine", "local"), "the day 2026-11-02 is missing")
