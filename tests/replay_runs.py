@@ -42,7 +42,7 @@ def assert_agreement(trace, policies, sizes):
         costs = sums.costs
         assert costs.write_count == seen.write_count, policy.label
         # Acks given at once, or read again, may leave a bitmap that is as large either way in the other of two forms.
-        slack = 0 if policy.persists_everything and not is_restarted else 10 * seen.write_count
+        slack = 0 if policy.leaves_nothing_out and not is_restarted else 10 * seen.write_count
         assert abs(costs.bytes_written - seen.bytes_written) <= slack, policy.label
         assert seen.bytes_kept is None or abs(costs.bytes_kept - seen.bytes_kept) <= slack, policy.label
 

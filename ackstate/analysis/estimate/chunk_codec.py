@@ -30,7 +30,7 @@ _NOTHING = np.zeros(1, np.int64)
 def compact(chunk: EventChunk) -> EventChunk:
     """Return a chunk as a `CompactChunk`; a chunk with events other than acks and persists is returned unchanged.
 
-    Both have the same curves, as recorded and under policies that hold nothing back.
+    Both have the same curves, as recorded and under policies that ignore deliveries.
 
     Complexity: O(events log events).
     """

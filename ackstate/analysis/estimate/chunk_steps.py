@@ -59,12 +59,12 @@ def chunk_columns(*, has_intervals: bool = False) -> tuple[str, ...]:
     return (*_BOUNDS, *packed_columns(names), "ledgers")
 
 
-def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Iterator[pa.RecordBatch]:
+def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Iterator[pa.RecordBatch]:
     """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
 
     Args:
         batches: Chunks, with `chunk_columns`.
-        is_counted: Whether all policies only count acks, so that chunks may be compacted; see `compact`.
+        is_compact: Whether to compact chunks; see `compact`.
 
     Raises:
         TraceError: A chunk is damaged.
@@ -74,7 +74,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Ite
         starts, columns = _sound_events(batch, (*EventChunk._fields, *(_OF_POLLS if is_polled else ())))
         _check_events(batch, starts, EventChunk(*columns[: len(EventChunk._fields)]))
         offsets = starts.tolist()
-        runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_counted else 0)
+        runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_compact else 0)
         subscriptions = batch["subscription"].to_pylist()
         rows: list[bytes | None] = []
         for run in runs:
@@ -87,7 +87,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_counted: bool) -> Ite
                 rows.append(encode(PolledChunk.of(exact, until_ms=until_ms, number=number)))
                 continue
             chunk = EventChunk(*mine)
-            rows.append(encode(compact(chunk) if is_counted else chunk))
+            rows.append(encode(compact(chunk) if is_compact else chunk))
         yield _packed_batch(batch, offsets, runs, rows)
 
 

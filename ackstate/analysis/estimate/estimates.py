@@ -9,8 +9,7 @@ policies differ, and up to 130,000 values of each curve, for any length of the t
 all subscriptions.
 
 A subscription with most of the trace is read and compacted on all cores; the remaining work per chunk is a small part.
-Policies that need the cursor itself (limits, young age, Pulsar's format, unwritable ledgers) read whole chunks, and
-replay one subscription on one core.
+Policies for which deliveries matter (a young age, a gate) read whole chunks, and replay one subscription on one core.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
 from ackstate.analysis.estimate.parts import ESTIMATE, PART, RESULT_KEY, SCOPES, add_slices, put_together
 from ackstate.analysis.estimate.rows import LocalRows, joined
 from ackstate.analysis.estimate.slices import Slices
-from ackstate.analysis.estimate.sorted_chunks import is_counted, sorted_chunks
+from ackstate.analysis.estimate.sorted_chunks import sorted_chunks, takes_compact
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
 from ackstate.analysis.replay.policy import PolicyError
 
@@ -129,8 +128,8 @@ def in_slices(parts: Rows, slices: Slices, scopes: Sequence[str] = SCOPES) -> Ro
 
 
 def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
-    """Return the indexes of counted policies and of those that need the cursor, omitting an empty group."""
+    """Return the indexes of policies that take compact chunks and of the others, omitting an empty group."""
     found: dict[bool, list[int]] = {True: [], False: []}
     for number, policy in enumerate(policies):
-        found[is_counted(policy)].append(number)
+        found[takes_compact(policy)].append(number)
     return [numbers for numbers in found.values() if numbers]

@@ -50,9 +50,9 @@ def sorted_chunks(trace: TraceSource, policies: Sequence[Policy | None]) -> Rows
         Rows of `PACKED`, for `by_subscription`: the message log of each subscription's topic, if a policy needs it, and
         then its chunks.
     """
-    is_small = all(map(is_counted, policies))
+    is_small = all(map(takes_compact, policies))
     columns = chunk_columns(has_intervals=trace.has_intervals)
-    chunks = trace.read(columns, partial(packed_chunks, is_counted=is_small), PACKED)
+    chunks = trace.read(columns, partial(packed_chunks, is_compact=is_small), PACKED)
     named = trace.read(LEDGER_COLUMNS, ledgers, LEDGERS).together(("topic",))
     is_log_needed = any(policy is not None for policy in policies)
     return chunks.plus(named.through(partial(_heads, is_log_needed=is_log_needed), PACKED)).together(
@@ -93,9 +93,9 @@ def by_subscription(
         yield key, log, _chunks(key, chain(first, in_order))
 
 
-def is_counted(policy: Policy | None) -> bool:
-    """Return whether counting replaces the cursor, so that chunks may be compacted."""
-    return policy is None or policy.persists_everything
+def takes_compact(policy: Policy | None) -> bool:
+    """Return whether chunks may be compacted for a policy."""
+    return policy is None or policy.ignores_deliveries
 
 
 def _heads(batches: Iterable[pa.RecordBatch], *, is_log_needed: bool) -> Iterator[pa.RecordBatch]:

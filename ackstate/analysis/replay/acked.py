@@ -202,7 +202,7 @@ class AckAccumulator:
             self._ack_in_ledger(chunk, indexes[ledger_ids == ledger_id], ledger_id)
             for ledger_id in np.unique(ledger_ids).tolist()
         ]
-        return _ordered(_joined(parts))
+        return by_event(_joined(parts))
 
     def _ack_in_ledger(self, chunk: EventChunk, indexes: Int64s, ledger_id: int) -> NewlyAckedRuns:
         entries, owners = _spelled_out(chunk.first_entry[indexes], chunk.last_entry[indexes])
@@ -294,7 +294,10 @@ def _joined(parts: Sequence[NewlyAckedRuns]) -> NewlyAckedRuns:
     return NewlyAckedRuns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _ordered(runs: NewlyAckedRuns) -> NewlyAckedRuns:
+def by_event(runs: NewlyAckedRuns) -> NewlyAckedRuns:
+    """Return runs in order of their events."""
+    if (runs.event[1:] >= runs.event[:-1]).all():
+        return runs
     order = np.argsort(runs.event, kind="stable")
     return NewlyAckedRuns(*(column[order] for column in runs))
 

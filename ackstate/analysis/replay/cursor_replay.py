@@ -1,4 +1,4 @@
-"""A replay by the cursor itself, for policies under which a persist may exclude acks.
+"""A replay by the cursor itself.
 
 It drives the library's own cursor on a store in memory, and acks an epoch at once. It skips ticks at which the cursor
 would do nothing.

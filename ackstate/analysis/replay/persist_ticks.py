@@ -105,45 +105,6 @@ class PersistTicks:
         self._flush_at = max(self._flush_at, at_ms + self.tick_ms)
         self._take_permit(at_ms)
 
-    def persist_until(self, until_ms: int) -> Int64s:
-        """Persist at each due tick before a time, and return these ticks."""
-        if self._limiter is None and self._flush_ms <= self.tick_ms:
-            return self._every_tick(until_ms)
-        found: list[int] = []
-        waiting, begin, count = self._waiting, 0, len(self._waiting)
-        while begin < count:
-            due = max(waiting[begin], self._flush_at)
-            if self._limiter is not None:
-                at = bisect_left(waiting, self._permit_at, begin)
-                due = min(due, waiting[at]) if at < count else due
-            if due >= until_ms:
-                break
-            found.append(due)
-            begin = bisect_right(waiting, due, begin)
-            self._flush_at = self.tick_at(max(due + self._flush_ms, due + 1))
-            self._take_permit(due)
-        self._waiting = self._still_waiting(begin, until_ms)
-        return np.array(found, np.int64)
-
-    def _every_tick(self, until_ms: int) -> Int64s:
-        """Do the same as `persist_until`, for an interval that is over at every tick."""
-        ready = bisect_left(self._waiting, until_ms)
-        if ready and self._waiting[0] < self._flush_at:
-            # A cursor that was just opened waits for the end of its first interval.
-            first = {max(each, self._flush_at) for each in self._waiting[:ready]}
-            # Later acks may wait for the same tick.
-            self._waiting = sorted(first.union(self._waiting[ready:]))
-            ready = bisect_left(self._waiting, until_ms)
-        found, self._waiting = self._waiting[:ready], self._waiting[ready:]
-        if found:
-            self._flush_at = self.tick_at(max(found[-1] + self._flush_ms, found[-1] + 1))
-        return np.array(found, np.int64)
-
-    def _still_waiting(self, begin: int, until_ms: int) -> list[int]:
-        """Return the ticks that later calls need: the first, and those in the future."""
-        to_come = bisect_left(self._waiting, until_ms, begin)
-        return [*self._waiting[begin : min(begin + 1, to_come)], *self._waiting[to_come:]]
-
     def _take_permit(self, at_ms: int) -> None:
         if self._limiter is not None:
             self._limiter.try_acquire(at_ms)

@@ -21,7 +21,7 @@ def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None],
     found: list[Policy | None] = []
     refused: list[tuple[str, str]] = []
     for policy in policies:
-        reason = "" if policy is AS_RECORDED or policy.persists_everything else _refusal(policy)
+        reason = "" if policy is AS_RECORDED else _refusal(policy)
         if policy is not AS_RECORDED and reason:
             refused.append((policy.label, reason))
         else:

@@ -59,9 +59,9 @@ class Policy:
         GateLimits(max_unpersisted_ack_record_bytes=self.max_unpersisted_ack_record_bytes)
 
     @property
-    def persists_everything(self) -> bool:
-        """Whether each persist makes all acks durable, so that counting can replace the cursor."""
-        return self.leaves_nothing_out and not self.blocks
+    def ignores_deliveries(self) -> bool:
+        """Whether only acks matter, and only at persists."""
+        return self.cursor.become_old_ack_record_seconds == 0 and not self.blocks
 
     @property
     def leaves_nothing_out(self) -> bool:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate.analysis.replay.acked import Bools, EventChunk, Int64s, NewlyAckedRuns
-    from ackstate.analysis.replay.mark_delete import PlacedRuns
     from ackstate.position import Position
 
 
@@ -33,21 +32,12 @@ class Piece(NamedTuple):
         new_counts: The number of entries that each event acks first.
         acked: The number of entries acked before each event and after the last one, since the cursor was opened: one
             more number than events.
-        placed: The entries that they ack first, by position.
-        acked_after: All entries acked after the last event, by ledger; must not be changed.
     """
 
     events: EventChunk
     news: NewlyAckedRuns
     new_counts: Int64s
     acked: Int64s
-    placed: PlacedRuns
-    acked_after: Mapping[int, BitMap]
-
-    @property
-    def new_ts_ms(self) -> Int64s:
-        """The times of new acks."""
-        return self.events.ts_ms[self.new_counts > 0]
 
     def events_until(self, at_ms: Int64s) -> Int64s:
         """Return the number of events up to the end of some milliseconds."""

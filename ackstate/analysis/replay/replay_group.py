@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 
-from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
+from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, by_event
 from ackstate.analysis.replay.curves import PolicyCurve
-from ackstate.analysis.replay.mark_delete import MarkDeleteFold
-from ackstate.analysis.replay.plain_replay import PlainReplay
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.replay import Piece
 from ackstate.analysis.trace.events import EventKind
@@ -24,34 +22,27 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.gated_replay import GatedReplay
     from ackstate.analysis.replay.policy import Policy
 
-AnyReplay: TypeAlias = "PlainReplay | CursorReplay | GatedReplay"
+AnyReplay: TypeAlias = "CursorReplay | GatedReplay"
 
 
 @final
 class ReplayGroup:
     """Replays with the same acks: all of them until the first recovery, each on its own after it."""
 
-    def __init__(self, log: Mapping[int, int], fold: AckAccumulator, replays: Mapping[int, AnyReplay]) -> None:
+    def __init__(self, fold: AckAccumulator, replays: Mapping[int, AnyReplay]) -> None:
         self.replays = replays
         self._fold = fold
-        self._mark_delete = MarkDeleteFold(log)
         self._acked_count = 0
-
-    def follow(self) -> None:
-        """Pass the acks to the replays."""
-        for replay in self.replays.values():
-            if isinstance(replay, PlainReplay):
-                replay.follow(self._fold.acked)
 
     @property
     def acked_fold(self) -> AckAccumulator:
         """The acks; must not be changed."""
         return self._fold
 
-    def recovered(self, log: Mapping[int, int], *, now_ms: int) -> Iterator[ReplayGroup]:
+    def recovered(self, *, now_ms: int) -> Iterator[ReplayGroup]:
         """Yield the group of each replay after a crash."""
         for index, replay in self.replays.items():
-            yield ReplayGroup(log, AckAccumulator(replay.restart(now_ms=now_ms)), {index: replay})
+            yield ReplayGroup(AckAccumulator(replay.restart(now_ms=now_ms)), {index: replay})
 
     def missing(self, recorded: AckAccumulator, *, now_ms: int) -> EventChunk:
         """Return acks of the entries acked in the recording but not here, after one event that acks nothing."""
@@ -93,12 +84,11 @@ class ReplayGroup:
             found[index].append(curve.take(piece, epochs))
 
     def _take(self, events: EventChunk) -> Piece:
-        news = self._fold.take(events)
+        news = by_event(self._fold.take(events))
         new_counts = news.counts(len(events.ts_ms))
         acked = self._acked_count + np.concatenate(([0], np.cumsum(new_counts)))
         self._acked_count = int(acked[-1])
-        placed = self._mark_delete.take(news, self._fold.acked)
-        return Piece(events, news, new_counts, acked, placed, self._fold.acked)
+        return Piece(events, news, new_counts, acked)
 
 
 def opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[ReplayGroup]:
@@ -106,7 +96,7 @@ def opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: in
     replays = {
         index: _opened_replay(policy, log, now_ms) for index, policy in enumerate(policies) if policy is not AS_RECORDED
     }
-    return [ReplayGroup(log, AckAccumulator(), each) for each in agreeing(replays)]
+    return [ReplayGroup(AckAccumulator(), each) for each in agreeing(replays)]
 
 
 def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyReplay:
@@ -114,8 +104,6 @@ def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyRe
         from ackstate.analysis.replay.gated_replay import GatedReplay  # noqa: PLC0415 - most grids need no cursor
 
         return GatedReplay(policy, log, opened_ms=now_ms)
-    if policy.persists_everything:
-        return PlainReplay(policy, opened_ms=now_ms)
     from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
 
     return CursorReplay(policy, log, opened_ms=now_ms)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 import numpy as np
+from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
 from ackstate.analysis.replay.curve_sum import CAUSES, Points
 from ackstate.analysis.replay.curves import PolicyCurve, RecordedCurve
-from ackstate.analysis.replay.mark_delete import mark_delete_of
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
 from ackstate.analysis.replay.replay import is_restart, is_same_restart, pieces
 from ackstate.analysis.replay.replay_group import ReplayGroup, agreeing, opened
 from ackstate.analysis.trace.events import EventKind, TraceError
+from ackstate.entry_bitmap import run_end
+from ackstate.position import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -170,7 +172,7 @@ class SubscriptionReplay:
         if self._is_reset:
             self._reset(now_ms)
         else:
-            self._groups = [each for group in self._groups for each in group.recovered(self._log, now_ms=now_ms)]
+            self._groups = [each for group in self._groups for each in group.recovered(now_ms=now_ms)]
         self._anew_ms, self._is_reset, self.latest_of_restart = None, False, NO_EVENTS
         assert self._recorded is not None
         for group in self._groups:
@@ -180,14 +182,24 @@ class SubscriptionReplay:
         assert self._recorded is not None
         replays = {index: replay for group in self._groups for index, replay in group.replays.items()}
         acked = dict(sorted(self._recorded.acked.items()))
-        mark_delete = mark_delete_of(acked, self._log)
+        mark_delete = _mark_delete_of(acked, self._log)
         for index, replay in replays.items():
             curve = self.curves[index]
             assert isinstance(curve, PolicyCurve)
             curve.reset(replay.reset(acked, mark_delete, now_ms=now_ms))
-        self._groups = [ReplayGroup(self._log, self._recorded.copy(), each) for each in agreeing(replays)]
-        for group in self._groups:
-            group.follow()
+        self._groups = [ReplayGroup(self._recorded.copy(), each) for each in agreeing(replays)]
+
+
+def _mark_delete_of(acked: Mapping[int, BitMap], log: Mapping[int, int]) -> Position:
+    """Return the mark-delete position of a message log, given its acked entries."""
+    mark_delete = Position(0, -1)
+    for ledger_id, count in log.items():
+        held = acked.get(ledger_id, BitMap())
+        next_entry = run_end(held, 0) if 0 in held else 0
+        mark_delete = Position(ledger_id, next_entry - 1)
+        if next_entry < count:
+            break
+    return mark_delete
 
 
 def _concatenated(parts: Sequence[Points]) -> Points:

@@ -98,10 +98,6 @@ STORIES = {
         [*sent(1, 1), Event(0, EventKind.ACK, 1, 0, 0), *sent(2, 4)],
         {"flush_interval_ms": 1, "tick_ms": 7},
     ),
-    "covers_the_acks_of_its_chunk_only": (
-        [*sent(1, 1), *sent(2, 1), Event(0, EventKind.ACK, 2, 0, 0)],
-        {"flush_interval_ms": 0},
-    ),
     "looks_at_young_acks_once": (
         [*sent(2, 3), Event(0, EventKind.ACK, 2, 1, 1), *sent(2, 5, 1_500)[4:], *sent(2, 6, 3_000)[5:]],
         {"flush_interval_ms": 1, "become_old_ack_record_seconds": 1},

@@ -33,7 +33,8 @@ POLICIES = [
     None,
     *map(Policy.from_mapping, (
         {"flush_interval_ms": 0}, {"flush_interval_ms": 30, "compaction_bytes_min": 100},
-        {"flush_interval_ms": 400, "mark_delete_rate_limit": 20, "tick_ms": 7},
+        {"flush_interval_ms": 400, "mark_delete_rate_limit": 20, "tick_ms": 7}, {"range_count_max": 2},
+        {"format": "PULSAR", "flush_interval_ms": 30},
     )),
 ]  # fmt: skip
 SIZES = st.lists(st.integers(1, 12), max_size=8)
@@ -97,7 +98,7 @@ def packed_chunks(batches):
     """Return the chunks of each subscription that a worker makes of some batches of rows, in order."""
     found = {}
     rows = (batch for each in batches for batch in table_of_rows(each).to_batches())
-    for batch in chunk_steps.packed_chunks(rows, is_counted=True):
+    for batch in chunk_steps.packed_chunks(rows, is_compact=True):
         for row in batch.to_pylist():
             found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.decode(memoryview(row["events"]))
     return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}

@@ -12,11 +12,11 @@ from ackstate.analysis.replay.policy import Policy
 
 
 def test_two_acks_that_wait_out_the_first_interval_are_one_persist():
-    """Asked in between, when the tick of the first ack was over and that of the second was not."""
     schedule = PersistTicks(Policy.from_mapping({"flush_interval_ms": 5, "tick_ms": 7}), opened_ms=1_000)
     schedule.acked(np.array([1_000, 1_002]))
-    assert schedule.persist_until(1_003).tolist() == []
-    assert schedule.persist_until(1_009).tolist() == [1_008]
+    assert schedule.next_due() == 1_008
+    schedule.persisted(1_008)
+    assert schedule.next_due() is None
 
 
 SETTINGS = st.fixed_dictionaries({
@@ -53,8 +53,10 @@ def test_without_an_interval_a_tick_is_over_once_it_has_persisted(tick_ms, rate_
     found = {"flush_interval_ms": 0, "tick_ms": tick_ms, "mark_delete_rate_limit": rate_limit}
     schedule = PersistTicks(Policy.from_mapping(found), opened_ms=1_000)
     schedule.acked(np.array([1_000, 1_020]))
-    ticks = schedule.persist_until(1_100)
-    assert schedule.flush_at > ticks[-1] >= 1_020
+    while (due := schedule.next_due()) is not None:
+        schedule.persisted(due)
+        last = due
+    assert schedule.flush_at > last >= 1_020
     schedule.acked_at(1_100)
     due = schedule.next_due()
     for take_note in (PersistTicks.failed, PersistTicks.persisted):

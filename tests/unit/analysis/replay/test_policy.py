@@ -49,13 +49,13 @@ def test_what_is_wrong_is_named(settings, named):
         Policy.from_mapping(settings)
 
 
-def test_only_what_leaves_nothing_out_is_plain():
-    assert Policy().persists_everything
+def test_deliveries_matter_to_a_young_age_and_to_a_gate():
+    for settings in ({}, {"range_count_max": 5}, {"format": "PULSAR"}, {"ledger_writable": "false"}):
+        assert Policy.from_mapping(settings).ignores_deliveries
     for settings in (
-        {"range_count_max": 5}, {"become_old_ack_record_seconds": "1"}, {"format": "PULSAR"},
-        {"ledger_writable": "false"}, {"max_unpersisted_ack_record_bytes": 1_024},
+        {"become_old_ack_record_seconds": 1}, {"max_unpersisted_ack_record_bytes": 1_024},
     ):  # fmt: skip
-        assert not Policy.from_mapping(settings).persists_everything
+        assert not Policy.from_mapping(settings).ignores_deliveries
 
 
 def test_a_grid_is_every_combination_the_last_setting_fastest(tmp_path):
