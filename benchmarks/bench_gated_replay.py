@@ -11,7 +11,7 @@ from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import CHUNK_EVENTS
-from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.trace.generate import TracePlan
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ ABOUT = (
 def chunks_of(workload: str) -> tuple[list[EventChunk], dict[int, int]]:
     """Return the chunks of one subscription, and its message log."""
     plan = TracePlan(workload, EVENTS, subscriptions=1, topics=1)
-    bounds = np.arange(0, EVENTS + 1, CHUNK_EVENTS)
     chunks = [
         EventChunk(*(np.asarray(column, np.int64) for column in each[:5]))
-        for each in plan.series_of(0, []).cut_into(bounds)
+        for each in plan.series_of(0, []).chunks(EVENTS)
     ]
     log: dict[int, int] = {}
     for chunk in chunks:

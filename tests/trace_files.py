@@ -12,7 +12,7 @@ from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA, events_of, named_entries
 from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
-from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.trace.generate import TracePlan
 from ackstate.analysis.trace.manifest import FILES_KEY, ONLY
 from ackstate.analysis.trace.packed_numbers import pack
 from ackstate.analysis.trace.parquet import write_trace

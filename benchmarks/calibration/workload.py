@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.analysis.trace import generate
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.generate import columns as made_columns
-from ackstate.analysis.trace.generate.plan import TracePlan
-from ackstate.analysis.trace.generate.series import TopicSeries
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import AckStateError
 
@@ -129,14 +127,12 @@ def made(shape: str, seed: int) -> CalibrationWorkload:
     Raises:
         ValueError: There is no such shape.
     """
-    plan = TracePlan(
+    plan = generate.TracePlan(
         shape, _EVENTS, seed=seed, subscriptions=1, topics=1, messages_per_second=_MESSAGES_PER_SECOND
     )  # fmt: skip
     series = plan.series_of(0, [])
-    own = series.cut_into(np.array([0, _EVENTS]))[0]
-    topic = TopicSeries(series)
-    published = topic.cut_into(np.array([0, plan.topic_events(0, series)]))[0]
-    events = [*_events(published), *_events(own)]
+    chunks = (*series.published(_EVENTS), *series.chunks(_EVENTS))
+    events = [event for chunk in chunks for event in _events(chunk)]
     events.sort(key=lambda event: event.ts_ms)
     while not _is_own(events[-1]):
         events.pop()
@@ -152,7 +148,7 @@ def _events(columns: Events) -> Iterator[Event]:
     for ts_ms, kind, ledger_id, first, last, number in zip(*(column.tolist() for column in columns), strict=True):
         if kind not in _PLAYED:
             continue
-        base = (ledger_id - 1_000) * made_columns.ENTRIES_PER_LEDGER
+        base = (ledger_id - 1_000) * generate.ENTRIES_PER_LEDGER
         begin, end = base + first, base + last + 1
         while begin < end:
             ledger, entry = divmod(begin, ENTRIES_PER_LEDGER)

@@ -19,8 +19,7 @@ from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import local_session
 from ackstate.analysis.spark.source import SparkSource
-from ackstate.analysis.trace.generate.job import make_trace
-from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.trace.generate import TracePlan, make_trace
 from benchmarks.measurement import Against, BenchmarkReport, Screen, Spread
 from benchmarks.scale import identity, limit, worker_memory
 from benchmarks.scale.cpu import cpu_s

@@ -156,8 +156,7 @@ def generate(
     """
     from ackstate.analysis.spark.progress import tasks_shown
     from ackstate.analysis.spark.session import local_session, readable_failures
-    from ackstate.analysis.trace.generate.job import make_trace
-    from ackstate.analysis.trace.generate.plan import TracePlan
+    from ackstate.analysis.trace.generate import TracePlan, make_trace
     from ackstate.analysis.trace.parquet import check_replaceable
 
     plan = TracePlan(

@@ -5,7 +5,7 @@ Persistent": holes left by clients, many consumers, delayed messages of mixed le
 
 A shape processes entries by blocks of a fixed size. The entries of a block are assigned, in a seeded order, one each to
 the block's classes; a class defines how long its entries wait for their delivery, and then for their ack. So the whole
-history of an entry follows from its id, and every chunk of a trace can be generated without the one before.
+history of an entry follows from its id.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ackstate.analysis.trace import generate
 from ackstate.analysis.trace.events import CHUNK_EVENTS, TraceError
-from ackstate.analysis.trace.generate.plan import TracePlan
+from ackstate.analysis.trace.generate import TracePlan, make_trace
 from ackstate.analysis.trace.parquet import check_trace, trace_files
 from trace_files import plan_of, read_rows, subscriptions_of
 
@@ -18,13 +19,11 @@ def rows_of(path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
-    from ackstate.analysis.trace.generate import job
-
     plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, crashes=1, flush_interval_ms=200)
     for cores in (1, 2):
-        monkeypatch.setattr(job, "_cores", lambda _, cores=cores: cores)
-        monkeypatch.setattr(job, "_FILES_PER_CORE", 1)
-        made = job.make_trace(spark, plan, tmp_path / str(cores))
+        monkeypatch.setattr(generate, "_cores", lambda _, cores=cores: cores)
+        monkeypatch.setattr(generate, "_FILES_PER_CORE", 1)
+        made = make_trace(spark, plan, tmp_path / str(cores))
         assert (made.events, made.files) == (60_000, cores)
         check_trace(tmp_path / str(cores))
     rows = rows_of(tmp_path / "1")
@@ -37,8 +36,6 @@ def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
-    from ackstate.analysis.trace.generate.job import make_trace
-
     rate, interval_ms = 2_000, 500
     plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
     make_trace(spark, plan, tmp_path / "trace")
@@ -50,17 +47,16 @@ def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
 @pytest.mark.slow
 def test_a_worker_that_fails_leaves_what_stood_there(spark, tmp_path, monkeypatch):
     from ackstate.analysis.spark.session import readable_failures
-    from ackstate.analysis.trace.generate import job
 
     plan = plan_of("in_order", 20_000)
-    job.make_trace(spark, plan, tmp_path / "trace")
+    make_trace(spark, plan, tmp_path / "trace")
     before = rows_of(tmp_path / "trace")
 
     def fails(_batches, **_settings):
         raise OSError("no room")
 
-    monkeypatch.setattr(job, "_make", fails)
+    monkeypatch.setattr(generate, "_make", fails)
     with pytest.raises(TraceError, match=r"cannot write it.*no room"), readable_failures(tmp_path, work="write"):
-        job.make_trace(spark, plan_of("in_order", 30_000), tmp_path / "trace")
+        make_trace(spark, plan_of("in_order", 30_000), tmp_path / "trace")
     assert rows_of(tmp_path / "trace") == before
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]

@@ -1,4 +1,4 @@
-"""Made traces: each could have happened, any stretch is made by itself, and Spark only hands out the work."""
+"""Made traces: each could have happened, and Spark only hands out the work."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from ackstate.analysis.trace import generate
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
-from ackstate.analysis.trace.generate import series as series_module
-from ackstate.analysis.trace.generate.clock import Arrivals
-from ackstate.analysis.trace.generate.columns import ENTRIES_PER_LEDGER, joined
-from ackstate.analysis.trace.generate.outages import RECOVERY_MS
-from ackstate.analysis.trace.generate.plan import PIECE_EVENTS, RowGroupPlan
-from ackstate.analysis.trace.generate.series import TopicSeries
-from ackstate.analysis.trace.generate.turns import Classes, Turns
+from ackstate.analysis.trace.generate import (
+    ENTRIES_PER_LEDGER,
+    RECOVERY_MS,
+    Arrivals,
+    Turns,
+    joined,
+)
 from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS, Traffic
 from command_line import assert_one_line, run
 from trace_files import plan_of
@@ -23,17 +24,14 @@ PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
 EVENTS = 25_000
 
 
-def events_of(plan, subscription=0, step=CHUNK_EVENTS):
-    """A subscription's events, cut every `step`, and the series."""
+def events_of(plan, subscription=0):
+    """A subscription's events, and the series."""
     series = plan.series_of(subscription, plan.outages())
-    count = plan.events_of(subscription)
-    return joined(series.cut_into(np.append(np.arange(0, count, step), count))), series
+    return joined(list(series.chunks(plan.events_of(subscription)))), series
 
 
 def published_of(plan, series):
-    count = plan.topic_events(0, series)
-    (events,) = TopicSeries(series).cut_into(np.array([0, count]))
-    return events
+    return joined(list(series.published(plan.events_of(0))))
 
 
 class ImpossibleError(AssertionError):
@@ -119,15 +117,13 @@ def test_all_that_was_not_persisted_comes_back_after_a_crash():
     assert events.ts_ms[crash + 1] - events.ts_ms[crash] == RECOVERY_MS
 
 
-@pytest.mark.parametrize("workload", ["in_order", "mixed_delays", "many_consumers"])
-def test_any_stretch_is_made_by_itself(workload):
-    plan = plan_of(workload, EVENTS, crashes=3)
-    whole, series = events_of(plan, step=EVENTS)
-    small, _ = events_of(plan, step=977)
-    for one, other in zip(whole, small, strict=True):
-        assert np.array_equal(one, other)
-    (middle,) = series.cut_into(np.array([20_001, 20_050]))
-    assert all(np.array_equal(part, column[20_001:20_050]) for part, column in zip(middle, whole, strict=True))
+def test_chunks_are_full_and_a_shorter_series_is_the_begin_of_a_longer_one():
+    plan = plan_of("mixed_delays", EVENTS, crashes=3)
+    series = plan.series_of(0, plan.outages())
+    chunks = list(series.chunks(EVENTS))
+    assert [len(each.kind) for each in chunks] == [CHUNK_EVENTS, EVENTS - CHUNK_EVENTS]
+    (few,) = series.chunks(977)
+    assert all(np.array_equal(part, column[:977]) for part, column in zip(few, chunks[0], strict=True))
 
 
 def test_the_seed_decides():
@@ -180,7 +176,7 @@ def test_in_heavy_traffic_every_second_message_waits():
 
 def test_a_stuck_consumer_takes_until_it_may_hold_no_more(monkeypatch):
     assert UNACKED_MAX == 50_000
-    monkeypatch.setattr(series_module, "UNACKED_MAX", 300)
+    monkeypatch.setattr(generate, "UNACKED_MAX", 300)
     columns, acked, delivered = acked_and_delivered("one_stuck_consumer")
     is_stuck = (columns.number == 0) & np.isin(columns.kind, (DELIVER, ACK))
     assert set(columns.kind[is_stuck].tolist()) == {DELIVER}
@@ -210,10 +206,10 @@ def test_key_shared_consumers_are_of_unequal_speed():
 
 
 def test_a_class_has_one_entry_of_each_block():
-    classes = Classes(7, 512)
+    series = plan_of("many_consumers").series_of(0, [])
     blocks, offsets = (part.ravel() for part in np.mgrid[0:20, 0:512])
-    found = classes.class_of(blocks, offsets)
-    assert np.array_equal(classes.offset_of(blocks, found), offsets)
+    found = series._class_of(blocks, offsets)
+    assert np.array_equal(series._offset_of(blocks, found), offsets)
     assert (np.sort(found.reshape(20, 512), axis=1) == np.arange(512)).all()
     assert len(set(found.reshape(20, 512)[:, 0].tolist())) > 10
 
@@ -222,7 +218,7 @@ def test_slots_before_are_those_between():
     turns = Turns(np.array([3, 0, 1, 2**55]), 1)
     slots, _, _ = turns.between(0, 100)
     for slot in range(100):
-        assert turns.before(np.array([slot]))[0] == (slots < slot).sum()
+        assert turns.before(slot) == (slots < slot).sum()
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.7, 333.3, 5_000, 10_000_000])
@@ -237,10 +233,8 @@ def test_arrivals_rise_at_their_rate(rate):
         assert arrivals.first_slot(at) == np.searchsorted(at_ns, at)
 
 
-def test_pieces_are_counted_without_being_listed():
-    plan = plan_of(events=10 * PIECE_EVENTS + 7, subscriptions=4, topics=3, hot_share=0.7)
-    listed = [RowGroupPlan(name, number) for name in range(4) for number in range(plan.pieces_of(name))]
-    assert [plan.piece(index) for index in range(plan.piece_count)] == listed
+def test_a_hot_subscription_has_a_topic_to_itself():
+    plan = plan_of(events=1_000_007, subscriptions=4, topics=3, hot_share=0.7)
     assert sum(map(plan.events_of, range(4))) == plan.events
     assert plan.events_of(0) == round(0.7 * plan.events)
     assert [plan.topic_of(name) for name in range(4)] == [0, 1, 2, 1]

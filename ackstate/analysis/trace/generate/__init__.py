@@ -1,1 +1,0 @@
-"""Generates large traces: seeded, of realistic shapes, each chunk independently, so that a cluster can do it."""
