@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
+from ackstate.analysis.trace.chunk_rows import ROWS_AT_ONCE, events_of, packed_columns
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.parquet import trace_files
-from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

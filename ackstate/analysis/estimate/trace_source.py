@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.estimate.rows import LocalRows, joined
+from ackstate.analysis.trace.chunk_rows import ROWS_AT_ONCE
 from ackstate.analysis.trace.days import DAY_SEQ, span_of
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
-from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
-from ackstate.analysis.trace.chunk_rows import check_ledgers, events_of, has_intervals, pieces
+from ackstate.analysis.trace.chunk_rows import ROWS_AT_ONCE, check_ledgers, events_of, has_intervals, pieces
 from ackstate.analysis.trace.days import days_of
 from ackstate.analysis.trace.events import (
     EVENT_COLUMNS,
@@ -26,7 +26,6 @@ from ackstate.analysis.trace.events import (
 from ackstate.analysis.trace.order import EventOrder
 from ackstate.analysis.trace.parquet import check_trace, trace_files
 from ackstate.analysis.trace.published import PublishedEntries
-from ackstate.analysis.trace.row_limit import ROWS_AT_ONCE
 from ackstate.analysis.trace.rows import Events, count_wrong
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import dropped_line

@@ -61,6 +61,8 @@ WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictio
 _IN_STEPS = frozenset(("ts_ms", "first_entry"))
 # Columns that are packed as their distance above another one.
 _DISTANCES = {"last_entry": "first_entry", "until_ms": "ts_ms"}
+ROWS_AT_ONCE = 64
+"""Readers hold at most this many rows."""
 EVENTS_AT_ONCE = 1 << 20
 """Events that are unpacked at once, unless a single chunk has more."""
 

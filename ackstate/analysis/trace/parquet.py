@@ -31,7 +31,6 @@ from ackstate.analysis.trace.events import (
 )
 from ackstate.analysis.trace.manifest import FILES_KEY, MANIFEST, check_files, check_names, listed_names
 from ackstate.analysis.trace.new_files import NewFiles, committed_in_store, present_names
-from ackstate.analysis.trace.row_limit import check_row_groups, check_rows
 from ackstate.analysis.trace.rows import Events, PolledEvents
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.entry_bitmap import run_end
@@ -49,6 +48,8 @@ _SCHEMAS = {TRACE_VERSION: TRACE_SCHEMA, INTERVAL_VERSION: POLLED_SCHEMA}
 _SUFFIX = ".parquet"
 _MS_DIGITS_MAX = 13  # until the year 2286
 _COUNT_DIGITS_MAX = 18
+# Four times the rows that we write: few bytes may say that they hold any number of equal events.
+_ROW_EVENTS_MAX = 4 * CHUNK_EVENTS
 FIRST_FILE = f"part-00000{_SUFFIX}"
 # Spark ignores files whose names start with these characters.
 _HIDDEN = ("_", ".")
@@ -268,12 +269,13 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
         # Opened here, because Arrow rejects names that are not valid text.
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             schema = _check_schema(file, parquet)
-            check_row_groups(file)
             rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, "event_count"])
         for name in rows.column_names:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")
-        check_rows(file, rows)
+        counts = rows["event_count"].to_numpy()
+        for row in np.flatnonzero((counts < 1) | (counts > _ROW_EVENTS_MAX))[:1].tolist():
+            raise TraceError(f"{file}: row {row + 1} has {counts[row]} events; a row must have 1 to {_ROW_EVENTS_MAX}")
         groups = range(parquet.num_row_groups)
         size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
         return rows, len(groups), size, parquet.metadata.metadata or {}, has_intervals(schema)

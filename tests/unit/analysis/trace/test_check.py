@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -170,3 +171,11 @@ def test_the_command_refuses_in_one_line(trace, capsys):
     assert (ended.value.code, out) == (2, "")
     assert err.startswith(f"ackstate: {trace}: 7 bad of 19 rows, more than 0: an unknown kind: 7, first seq 0 of")
     assert err.count("\n") == 1
+
+
+def test_a_damaged_statistic_that_ends_the_process_in_arrow_is_refused(tmp_path):
+    """`ColumnChunkMetaData` of Arrow 26 ends the process if a histogram of levels has another length."""
+    file = tmp_path / "trace.parquet"
+    file.write_bytes((Path(__file__).parents[3] / "golden" / "parquet-histogram.parquet").read_bytes())
+    with pytest.raises(TraceError, match="not a readable Parquet file"):
+        check_events(file)
