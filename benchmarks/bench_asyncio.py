@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate import Message, SqliteStore
 from ackstate.aio import AsyncTopics
-from ackstate.cursor import Message, SqliteStore
 from ackstate.topic.topics import Topics
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, persist_all
+from ackstate import LedgerMap, ManagedCursor, Position
+from ackstate.cursor import persist_all
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_ledger import Replication
 from benchmarks.measurement import Against, BenchmarkReport, Spread, TimedPart, Timing, timed_in_turn

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, MemoryStore, SqliteStore, persist_all
+from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
+from ackstate.cursor import persist_all
 from ackstate.cursor.results import Receipt, ReceiptStatus
 from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
@@ -25,7 +25,7 @@ from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_tu
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ackstate.cursor import MetadataStore, Store
+    from ackstate.stores import MetadataStore, Store
 
 ABOUT = (
     "SQLite with synchronous=FULL in a temporary directory. An ack is of an entry that stands alone above the live "

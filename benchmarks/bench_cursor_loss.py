@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ackstate import Keep, LedgerMap
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
+from ackstate import CursorConfig, Format, Keep, LedgerMap, ManagedCursor, MemoryStore
 from benchmarks.acked_entries import alternating, clustered, ninety_nine_percent, random_half
 from benchmarks.measurement import Against, BenchmarkReport
 

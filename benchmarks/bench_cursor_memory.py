@@ -14,14 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate import LedgerMap
-from ackstate.cursor import ManagedCursor
+from ackstate import LedgerMap, ManagedCursor
 from benchmarks.measurement import BenchmarkReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.cursor.store import Versioned
+    from ackstate.stores.base import Versioned
 
 ABOUT = (
     "100 thousand open cursors in a process of its own, divided by their number; nothing waits in them to be "

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
 from benchmarks.measurement import Against, BenchmarkReport, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ackstate.cursor import Store
+    from ackstate.stores import Store
 
 ABOUT = (
     "Each ack is of an entry that stands alone above the live holes, and is persisted by itself. Bytes are those "

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, MemoryStore
+from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
 from benchmarks.acked_entries import alternating, clustered
 from benchmarks.bench_cursor import CountingStore, sqlite
 from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
@@ -16,7 +15,7 @@ from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ackstate.cursor import Store
+    from ackstate.stores import Store
 
 ABOUT = (
     "Opening a cursor whose journal holds a snapshot of a million ranges and then deltas of one ack each: all of "

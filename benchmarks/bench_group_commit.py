@@ -9,7 +9,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate.cursor import SqliteStore
+from ackstate import SqliteStore
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:

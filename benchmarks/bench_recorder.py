@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate import LedgerMap, Position
+from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor import ManagedCursor, MemoryStore
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_turn
 
 if TYPE_CHECKING:

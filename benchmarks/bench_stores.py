@@ -10,11 +10,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ackstate.cursor import SqliteStore
+from ackstate import SqliteStore
 from benchmarks.measurement import Against, BenchmarkReport, Timing, timed, timed_in_turn
 
 if TYPE_CHECKING:
-    from ackstate.cursor import Store
+    from ackstate.stores import Store
 
 ABOUT = (
     "SqliteStore (synchronous=FULL) and a bare file with one write and one fdatasync an append, both in one temporary "

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, MemoryStore
-from ackstate.cursor.subscription import Subscription, SubscriptionType
+from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.dispatch.subscription import Subscription, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.topic.message_log import Message
 from ackstate.topic.sole_use import SoleUse

@@ -10,14 +10,15 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from ackstate.cursor import Message, SqliteStore, Start, Subscription, SubscriptionRequest, Topics
+from ackstate import Message, SqliteStore, Start, Subscription, Topics
+from ackstate.topic import SubscriptionRequest
 from benchmarks.measurement import BenchmarkReport, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor import Store
     from ackstate.position import Position
+    from ackstate.stores import Store
 
 ABOUT = (
     "Topics with ten Shared subscriptions each in a store in a temporary directory; one thread. "

@@ -13,7 +13,7 @@ from itertools import islice
 from statistics import mean
 from time import process_time_ns
 
-from ackstate.cursor import MemoryStore
+from ackstate import MemoryStore
 from benchmarks import end_to_end_side
 from benchmarks.bench_cursor import ack_each
 from benchmarks.bench_cursor_persist import PART, acks_above, cpu_each, opened

@@ -19,8 +19,8 @@ import sys
 import time
 from contextlib import closing, suppress
 
-from ackstate import AckStateError, Position
-from ackstate.cursor import ManagedCursor, Message, MessageLog, SqliteStore, Subscription
+from ackstate import AckStateError, ManagedCursor, Message, Position, SqliteStore, Subscription
+from ackstate.topic import MessageLog
 
 
 class ShellBroker:

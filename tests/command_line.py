@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import typer.main
 
+from ackstate import SqliteStore
 from ackstate.analysis.cli import main
 from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
 from ackstate.analysis.demo.directory import BrokerDirectory
 from ackstate.analysis.trace.recorder import Recorder
-from ackstate.cursor import SqliteStore
 
 T0_MS = 1_700_000_000_000
 ENTRY = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]

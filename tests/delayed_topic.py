@@ -5,19 +5,13 @@ from __future__ import annotations
 import shutil
 from functools import partial
 
-from ackstate.cursor import (
-    CursorConfig,
-    ManagedCursor,
-    MemoryStore,
-    Message,
-    MessageLog,
-    Subscription,
-    SubscriptionOptions,
-)
-from ackstate.cursor.subscription import SubscriptionType
+from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.dispatch import SubscriptionOptions
+from ackstate.dispatch.subscription import SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores.sqlite import SqliteStore
+from ackstate.topic import MessageLog
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message_log import NO_DELAY
 

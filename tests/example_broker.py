@@ -16,7 +16,8 @@ from urllib.request import urlopen
 import pulsar
 from pulsar import InitialPosition
 
-from ackstate.cursor import ManagedCursor, MessageLog, SqliteStore
+from ackstate import ManagedCursor, SqliteStore
+from ackstate.topic import MessageLog
 
 ROOT = Path(__file__).parents[1]
 NEVER_MS = 3_600_000

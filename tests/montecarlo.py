@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.store import StoreError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from traces import runs_of
 

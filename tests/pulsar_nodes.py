@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.cursor import MemoryStore
+from ackstate import MemoryStore
 from ackstate.stores.pulsar_layout import PulsarLayout
 
 TOPIC = "persistent://public/default/t1"

@@ -6,17 +6,10 @@ import json
 import sqlite3
 from contextlib import closing
 
-from ackstate import Position
-from ackstate.cursor import (
-    CursorConfig,
-    Format,
-    ManagedCursor,
-    Message,
-    MessageLog,
-    SqliteStore,
-)
+from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.sqlite_seal import SEAL_BYTES, RowSeal
+from ackstate.topic import MessageLog
 from ackstate.wire import native
 from command_line import run, tree
 

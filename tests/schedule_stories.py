@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ackstate.cursor import CursorConfig, Format, Message, persist_all
+from ackstate import CursorConfig, Format, Message
+from ackstate.cursor import persist_all
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.store import StoreError
 from ackstate.limits import GateLimits
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from crash.model.client_events import ack, ack_at_once, append, dispatch
 from crash.model.settings import Settings, Tracker

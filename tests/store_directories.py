@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor import SqliteStore, StoreError
+from ackstate import SqliteStore, StoreError
 
 _HOLDER = """
 import sys
-from ackstate.cursor import SqliteStore
+from ackstate import SqliteStore
 store = SqliteStore(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from ackstate.cursor import (
-    CursorConfig,
-    ManagedCursor,
-    MemoryStore,
-    Message,
-    MessageLog,
-    Subscription,
-    SubscriptionOptions,
-)
-from ackstate.cursor.subscription import SubscriptionType
+from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import TopicDelayIndex
+from ackstate.dispatch import SubscriptionOptions
+from ackstate.dispatch.subscription import SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.topic import MessageLog
 from ackstate.topic.message_log import NO_DELAY
 
 

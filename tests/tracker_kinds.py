@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ackstate.cursor import MemoryStore
+from ackstate import MemoryStore
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 

@@ -45,21 +45,26 @@ PAGES = (
     ),
     ApiPage(
         "topics",
-        "ackstate.cursor: topics and subscriptions",
+        "ackstate.topic, ackstate.dispatch: topics and subscriptions",
         "The classes that a broker embeds. [Embedding](../../embedding.md) shows them at work.",
         {
-            "Topics": _of(
-                "ackstate.cursor", "Topics Topic TopicSettings SubscriptionRequest Start StartTime delete_topic"
-            ),
-            "Subscriptions": _of(
-                "ackstate.cursor",
-                "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy BlockReason "
-                "stored_subscriptions StoredSubscription delete_subscription",
-            ),
-            "Statistics": _of("ackstate.cursor", "DispatchStats ConsumerUse RuleStats HoleReport"),
-            "Errors": _of(
-                "ackstate.cursor", "AckRefusedError ConsumerBusyError ConsumerClosedError SubscriptionTypeError"
-            ),
+            "Topics": [
+                *_of("ackstate.topic", "Topics Topic TopicSettings SubscriptionRequest delete_topic"),
+                *_of("ackstate.dispatch", "Start StartTime"),
+            ],
+            "Subscriptions": [
+                *_of(
+                    "ackstate.dispatch",
+                    "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy BlockReason",
+                ),
+                *_of("ackstate.inspect.stored_subscriptions", "stored_subscriptions StoredSubscription"),
+                *_of("ackstate.cursor", "delete_subscription"),
+            ],
+            "Statistics": _of("ackstate.dispatch", "DispatchStats ConsumerUse RuleStats HoleReport"),
+            "Errors": [
+                *_of("ackstate.dispatch", "AckRefusedError ConsumerBusyError ConsumerClosedError"),
+                *_of("ackstate.topic", "SubscriptionTypeError"),
+            ],
         },
     ),
     ApiPage(
@@ -70,21 +75,21 @@ PAGES = (
     ),
     ApiPage(
         "messages",
-        "ackstate.cursor: messages",
+        "ackstate.topic: messages",
         "The message log of a topic, publishing under policies, and retention.",
         {
-            "The message log": _of("ackstate.cursor", "Message NO_DELAY MessageLog publish_all"),
-            "Publishing": _of("ackstate.cursor", "TopicPublisher PublishCounters CounterSample"),
-            "Policies": _of("ackstate.cursor", "Policies PolicyOwner PolicyStore"),
+            "The message log": [*_of("ackstate", "Message NO_DELAY"), *_of("ackstate.topic", "MessageLog publish_all")],
+            "Publishing": _of("ackstate.topic", "TopicPublisher PublishCounters CounterSample"),
+            "Policies": _of("ackstate.topic", "Policies PolicyOwner PolicyStore"),
             "Retention": _of(
-                "ackstate.cursor",
+                "ackstate.topic",
                 "Retention BacklogPolicy trim_log backlog_report BacklogReport BacklogQuotaExceededError",
             ),
         },
     ),
     ApiPage(
         "cursors",
-        "ackstate.cursor: cursors",
+        "ackstate.cursor",
         "The ack state of one subscription: acks, persists, recovery.",
         {
             "The cursor": _of(
@@ -96,25 +101,24 @@ PAGES = (
                 "Receipt ReceiptStatus PersistResult PersistTarget RecoveryReport RecoverySource CursorStats",
             ),
             "Listeners": _of("ackstate.cursor", "CursorListener Change"),
-            "The registry of delay buckets": _of("ackstate.cursor", "MetadataBucketRegistry"),
+            "The registry of delay buckets": _of("ackstate.topic", "MetadataBucketRegistry"),
             "Errors": _of("ackstate.cursor", "UnreadableCursorError"),
         },
     ),
     ApiPage(
         "stores",
-        "ackstate.cursor: stores",
+        "ackstate.stores",
         "Where cursors and messages are stored. [Choose a store](../../guides/choose-a-store.md) compares them.",
         {
             "Stores": [
-                *_of("ackstate.cursor", "SqliteStore MemoryStore"),
+                *_of("ackstate.stores", "SqliteStore MemoryStore"),
                 "ackstate.stores.bookkeeper.BookKeeperStore",
             ],
-            "The contract of a store": _of("ackstate.cursor", "Store LedgerStore MetadataStore"),
+            "The contract of a store": _of("ackstate.stores", "Store LedgerStore MetadataStore"),
             "The conformance suite": _of("ackstate.testing", "check_store"),
             "Errors": _of(
-                "ackstate.cursor",
-                "StoreError StoreFullError StoreLockedError LedgerFencedError LedgerNotFoundError "
-                "PayloadTooLargeError VersionMismatchError",
+                "ackstate.stores",
+                "StoreError StoreFullError StoreLockedError LedgerFencedError LedgerNotFoundError PayloadTooLargeError VersionMismatchError",
             ),
         },
     ),

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
+from ackstate import MemoryStore
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
-from ackstate.cursor import MemoryStore, PolicyStore, PublishCounters
-from ackstate.cursor.metrics import CursorCollector
+from ackstate.metrics import CursorCollector
+from ackstate.topic import PolicyStore, PublishCounters
 from ackstate.topic.publish_metrics import PublishCollector
 from ackstate.topic.retention_metrics import BacklogCollector
 from website.markdown import table
@@ -51,7 +52,7 @@ class Exporter:
 
 def exporters() -> tuple[Exporter, ...]:
     """Return all classes that export metrics."""
-    cursor, topic, admin = "ackstate.cursor.metrics", "ackstate.topic", "ackstate.analysis.admin.numbers"
+    cursor, topic, admin = "ackstate.metrics", "ackstate.topic", "ackstate.analysis.admin.numbers"
     return (
         Exporter(f"{cursor}.CursorCollector", "Subscriptions and cursors.", CursorCollector().describe),
         Exporter(f"{topic}.retention_metrics.BacklogCollector", "The backlog of topics.", BacklogCollector().describe),

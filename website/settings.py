@@ -12,9 +12,11 @@ from functools import cache
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.cursor import CursorConfig, DeadLetterPolicy, Retention, SubscriptionOptions, TopicSettings
+from ackstate import CursorConfig, DeadLetterPolicy, TopicSettings
 from ackstate.delay import DelayConfig
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import BrokerDelayedDelivery, BrokerLimit, DelayedDeliveryPolicies, GateLimits
+from ackstate.topic import Retention
 from website.markdown import table
 from website.pulsar_keys import KEYS, PulsarKey
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from ackstate.aio.topic import AsyncTopic
     from ackstate.cursor.results import PersistResult, Receipt
-    from ackstate.cursor.subscription import Subscription
     from ackstate.dispatch.delivery import Delivery, DispatchRound
+    from ackstate.dispatch.start import Start, StartTime
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.position import Position
-    from ackstate.topic.start import Start, StartTime
 
 _LOG = logging.getLogger(__name__)
 

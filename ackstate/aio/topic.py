@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, Unpack, f
 
 from ackstate.aio.subscription import AsyncSubscription
 from ackstate.aio.workers import finished
-from ackstate.cursor.steps import run
 from ackstate.errors import AckStateError, TopicClosedError
-from ackstate.topic.message import CheckedMessages, checked_messages
+from ackstate.message import CheckedMessages, checked_messages
+from ackstate.stores.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from ackstate.aio.workers import Workers
-    from ackstate.cursor.subscription import Subscription
+    from ackstate.dispatch.subscription import Subscription
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
     from ackstate.topic.message_log import Publication
     from ackstate.topic.subscribing import RequestedFields
     from ackstate.topic.topic import Topic

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ackstate.aio.subscription import AsyncSubscription
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
     from ackstate.topic.settings import TopicSettings
     from ackstate.topic.subscribing import SubscriptionRequest
     from ackstate.topic.topic import Topic

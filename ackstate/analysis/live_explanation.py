@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from ackstate.cursor.subscription import Subscription
     from ackstate.dispatch.block_reason import BlockReason
-    from ackstate.inspect.hole_report import HoleReport
+    from ackstate.dispatch.hole_report import HoleReport
+    from ackstate.dispatch.subscription import Subscription
 
 
 class _Explained(BaseModel):

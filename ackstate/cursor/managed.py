@@ -18,9 +18,9 @@ from ackstate.cursor.persist.reset import reset
 from ackstate.cursor.results import Receipt
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
-from ackstate.cursor.steps import run
 from ackstate.cursor.view import CursorView
 from ackstate.position import Position, check_position
+from ackstate.stores.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.listener import CursorListener
     from ackstate.cursor.results import CursorStats, PersistResult
-    from ackstate.cursor.steps import Steps
-    from ackstate.cursor.store import Store
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
+    from ackstate.stores.steps import Steps
 
 __all__ = ["ManagedCursor", "persist_all"]
 

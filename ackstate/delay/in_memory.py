@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ackstate import Position
+    from ackstate.position import Position
 
 # The memory of a bitmap and of each of its containers beside their entries, with the key in a dict: measured as growth
 # of the process on 64-bit Linux (pyroaring 1.2).

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import StoreError
 from ackstate.dispatch.deliveries import Deliveries, Sent, first_deliveries
 from ackstate.dispatch.limit_usage import LimitUsage
 from ackstate.dispatch.round_waiter import RoundWaiter
@@ -13,6 +12,7 @@ from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
 from ackstate.limits.rules import Rule
 from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
+from ackstate.stores.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

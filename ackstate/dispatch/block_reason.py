@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from ackstate.ack_hole import AckHole
     from ackstate.dispatch.admission import Admission
+    from ackstate.dispatch.hole_report import HoleReport
     from ackstate.dispatch.live_holes import HoleContext
     from ackstate.errors import AckStateError
-    from ackstate.inspect.hole_report import HoleReport
     from ackstate.limits.gate import DispatchGate
     from ackstate.limits.rules import Verdict
 

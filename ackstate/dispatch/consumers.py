@@ -16,8 +16,8 @@ from ackstate.errors import AckStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
 
 ANYONE = ""
 """The owner of a message that any consumer may have."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.cursor.topic_name import check_name
 from ackstate.integers import check_count
-from ackstate.topic.message import Message
+from ackstate.message import Message
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,10 +6,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, final
 
 from ackstate.dispatch.consumers import ANYONE
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.limit_usage import ACK_STATE_RULES
 from ackstate.dispatch.replay_queue import Waiting
 from ackstate.dispatch.sender import Sender
-from ackstate.inspect.hole_report import HoleReason
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 
 if TYPE_CHECKING:

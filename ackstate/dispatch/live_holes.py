@@ -7,10 +7,10 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.cursor.store import LedgerNotFoundError, StoreError
+from ackstate.dispatch.hole_report import HoleReason, HoleReport, costliest, sample
 from ackstate.errors import CorruptStateError
-from ackstate.inspect.hole_report import HoleReason, HoleReport, costliest, sample
 from ackstate.integers import check_count
+from ackstate.stores.base import LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

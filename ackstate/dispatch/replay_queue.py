@@ -13,7 +13,7 @@ from ackstate.entry_bitmap import bitmaps_of
 if TYPE_CHECKING:
     from collections.abc import Callable, KeysView, Sequence
 
-    from ackstate.inspect.hole_report import HoleReason
+    from ackstate.dispatch.hole_report import HoleReason
     from ackstate.position import Position
 
 

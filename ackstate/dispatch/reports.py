@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.delay.tracker import DelayedDeliveryTracker
     from ackstate.dispatch.deliveries import Deliveries
+    from ackstate.dispatch.hole_report import HoleReport
     from ackstate.dispatch.options import SubscriptionOptions
     from ackstate.dispatch.stats import ConsumerUse, DispatchStats
-    from ackstate.inspect.hole_report import HoleReport
     from ackstate.limits.gate import DispatchGate, Usage
     from ackstate.topic.message_log import MessageLog
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ackstate.dispatch.round_waiter import RoundWaiter
     from ackstate.dispatch.unacked_messages import UnackedMessages
     from ackstate.limits.gate import DispatchGate
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
 
 _READ_COUNT_MIN = 100
 

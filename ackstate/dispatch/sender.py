@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from ackstate.dispatch.admission import AckRefusedError
 from ackstate.dispatch.deliveries import Sent
 from ackstate.dispatch.delivery import Delivery
-from ackstate.inspect.hole_report import HoleReason
+from ackstate.dispatch.hole_report import HoleReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ackstate.dispatch.consumers import Consumers
     from ackstate.dispatch.delivery import Batch, DeadLetterPolicy
     from ackstate.dispatch.unacked_messages import UnackedMessages
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
 
 _HAND_OVER_RETRY_MS = 1_000
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ackstate.dispatch.delivery import Batch, DispatchRound
 from ackstate.dispatch.dispatcher import Dispatcher
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.reports import SubscriptionReports
 from ackstate.dispatch.rounds import Rounds
-from ackstate.inspect.hole_report import HoleReason
 from ackstate.integers import check_count, integer
 
 if TYPE_CHECKING:

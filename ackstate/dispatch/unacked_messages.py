@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.delayed import DelayedMessages
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.message_reader import MessageReader
 from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.entry_bitmap import bitmaps_of
-from ackstate.inspect.hole_report import HoleReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

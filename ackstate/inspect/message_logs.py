@@ -10,10 +10,10 @@ from ackstate.topic.message_log import MessageLog
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
+    from ackstate.stores.base import Store
 
 
 class ReadableLog(Protocol):

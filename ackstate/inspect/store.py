@@ -17,7 +17,6 @@ from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
 from ackstate.cursor.journal.format import CursorState, Format, Repair
 from ackstate.cursor.journal.journal import ROOT, cursor_owner
 from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError, decode_record
-from ackstate.cursor.store import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.inspect.findings import (
     CursorInspection,
@@ -30,6 +29,7 @@ from ackstate.inspect.findings import (
 )
 from ackstate.inspect.message_logs import find_message_log
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.base import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.topic.log_ownership import check_log_record, log_path
 from ackstate.wire import native, native_pointer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.cursor.journal.recovery import StoredCursor
-    from ackstate.cursor.store import LedgerStore, Store, Versioned
+    from ackstate.stores.base import LedgerStore, Store, Versioned
 
 _ENTRIES_AT_ONCE = 100  # of a journal in Pulsar's format, each of which may be large
 

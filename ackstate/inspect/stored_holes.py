@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from ackstate.ack_hole import holes
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.view import AckView
-from ackstate.cursor.store import LedgerNotFoundError
+from ackstate.dispatch.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
 from ackstate.errors import CorruptStateError
-from ackstate.inspect.hole_report import SAMPLE_COUNT_MAX, HoleReason, HoleReport, costliest, sample
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.base import LedgerNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

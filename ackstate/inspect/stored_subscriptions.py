@@ -11,20 +11,20 @@ from urllib.parse import quote, unquote
 
 from ackstate.cursor.journal.journal import ROOT, cursor_owner
 from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError
-from ackstate.cursor.store import PayloadTooLargeError, StoreError
-from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, UnsupportedVersionError
 from ackstate.inspect.store import assumed_log, message_log_ledgers, names_below
+from ackstate.stores.base import PayloadTooLargeError, StoreError
 from ackstate.topic.subscription_type import type_of
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ackstate.cursor.journal.recovery import StoredCursor
-    from ackstate.cursor.store import Store
     from ackstate.dispatch.consumers import SubscriptionType
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
+    from ackstate.stores.base import Store
 
 
 class StoredSubscription(NamedTuple):

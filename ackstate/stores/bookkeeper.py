@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate.cursor.store import StoreError, check_path
+from ackstate.stores.base import StoreError, check_path
 from ackstate.stores.bookkeeper_client import JVM_OPTIONS, BookKeeperClient
 from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
@@ -41,8 +41,8 @@ from ackstate.stores.zookeeper_group import write_concurrently
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ackstate.cursor.writes import GroupStore, Write
     from ackstate.errors import AckStateError
+    from ackstate.stores.writes import GroupStore, Write
     from ackstate.stores.zookeeper_session import ZooKeeperSession
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ackstate.cursor.store import StoreError
+    from ackstate.stores.base import StoreError
     from ackstate.stores.bookkeeper_client import BookKeeperClient, Reply
 
 _REQUEST_BYTES_MAX = 4 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ackstate.cursor.store import StoreError
+from ackstate.stores.base import StoreError
 
 CLASS_PATH_VARIABLE = "ACKSTATE_BOOKKEEPER_CLASSPATH"
 _PULSAR_HOME_VARIABLE = "PULSAR_HOME"

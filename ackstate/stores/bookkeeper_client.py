@@ -20,7 +20,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from ackstate.cursor.store import PayloadTooLargeError, StoreError
+from ackstate.stores.base import PayloadTooLargeError, StoreError
 from ackstate.stores.bookkeeper_class_path import find_jars
 from ackstate.stores.bookkeeper_errors import BookKeeperError, error_of
 from ackstate.stores.bookkeeper_frames import Failure, FrameReader, frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from ackstate.stores.bookkeeper_frames import Failure

@@ -13,8 +13,8 @@ import secrets
 import threading
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import StoreError
 from ackstate.stores import bookkeeper_nodes as nodes
+from ackstate.stores.base import StoreError
 from ackstate.stores.bookkeeper_entries import Group
 from ackstate.stores.bookkeeper_nodes import WriterState
 from ackstate.stores.zookeeper_session import LostRaceError, ZooKeeperSession, create, delete, set_data

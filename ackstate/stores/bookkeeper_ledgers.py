@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, final
 
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, check_owner
 from ackstate.errors import AckStateError
 from ackstate.stores import zookeeper
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, check_owner
 from ackstate.stores.bookkeeper_appends import append_all
 from ackstate.stores.bookkeeper_entries import ENTRY_ROOM_BYTES, encode_batch
 from ackstate.stores.bookkeeper_groups import GroupWriter, decide

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import LedgerNotFoundError
+from ackstate.stores.base import LedgerNotFoundError
 from ackstate.stores.bookkeeper_errors import BOOKIE_UNREACHABLE, BookKeeperError
 
 if TYPE_CHECKING:

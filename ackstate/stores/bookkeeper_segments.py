@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.cursor.store import LedgerNotFoundError, StoreError
 from ackstate.errors import CorruptStateError
 from ackstate.stores import zookeeper
+from ackstate.stores.base import LedgerNotFoundError, StoreError
 from ackstate.stores.bookkeeper_entries import EntryKind, decode_entry
 from ackstate.stores.bookkeeper_errors import LEDGER_EXISTS, BookKeeperError
 from ackstate.stores.bookkeeper_groups import WriterMissingError, decide, is_committed

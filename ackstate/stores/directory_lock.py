@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import StoreLockedError
+from ackstate.stores.base import StoreLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,13 +16,13 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from ackstate.cursor.writes import SeparateParts, check_writes
 from ackstate.errors import AckStateError
+from ackstate.stores.writes import SeparateParts, check_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.cursor.writes import Write
+    from ackstate.stores.writes import Write
 
 _Medium = TypeVar("_Medium")
 _Result = TypeVar("_Result")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, final
 
-from ackstate.cursor.store import (
+from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     LedgerFencedError,
@@ -24,12 +24,12 @@ from ackstate.cursor.store import (
     check_value_size,
     children_prefix,
 )
-from ackstate.cursor.writes import write_each
+from ackstate.stores.writes import write_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.cursor.writes import GroupStore
+    from ackstate.stores.writes import GroupStore
 
 _Result = TypeVar("_Result")
 

@@ -14,15 +14,15 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.journal.journal import ROOT
-from ackstate.cursor.store import Store, StoreError, check_path
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import Store, StoreError, check_path
 from ackstate.stores.pulsar_message_log import PulsarMessageLog, read_message_log
 from ackstate.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ackstate.cursor.store import LedgerStore, Versioned
+    from ackstate.stores.base import LedgerStore, Versioned
     from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 
 _OF_PULSAR_1 = "a namespace of Pulsar 1, with a cluster in its name, is not read"
@@ -30,7 +30,7 @@ _OF_PULSAR_1 = "a namespace of Pulsar 1, with a cluster in its name, is not read
 
 @final
 class PulsarMetadata:
-    """The cursors' records of a Pulsar cluster, under this library's paths; see `ackstate.cursor.store.MetadataStore`.
+    """The cursors' records of a Pulsar cluster, under this library's paths; see `ackstate.stores.base.MetadataStore`.
 
     Args:
         nodes: The cluster's metadata.

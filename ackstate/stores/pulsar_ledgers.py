@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.journal.recovery import decode_record
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError, check_owner
 from ackstate.errors import AckStateError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError, check_owner
 from ackstate.stores.bookkeeper_appends import append_all
 from ackstate.stores.bookkeeper_reads import last_readable, read_entries
 from ackstate.stores.pulsar_names import pulsar_path
@@ -32,7 +32,7 @@ _OPEN_TO_READ_MAX = 16
 
 @final
 class PulsarLedgers:
-    """See the module, and `ackstate.cursor.store.LedgerStore`; thread-safe.
+    """See the module, and `ackstate.stores.base.LedgerStore`; thread-safe.
 
     `owned_by` returns the ledger that a cursor's record names, if that ledger is the cursor's, and those that this
     object has created. A ledger that a broker's crash left over is not found: BookKeeper has no index of them.

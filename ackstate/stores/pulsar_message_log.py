@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
-from ackstate.topic.message import Message
+from ackstate.message import Message
+from ackstate.stores.base import LedgerNotFoundError
 from ackstate.wire.pulsar.ledger_info import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ackstate.cursor.store import LedgerStore
     from ackstate.position import Position
+    from ackstate.stores.base import LedgerStore
     from ackstate.wire.pulsar.ledger_info import MessageLedger
 
 

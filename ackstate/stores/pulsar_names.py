@@ -11,8 +11,8 @@ from __future__ import annotations
 from urllib.parse import quote, unquote, unquote_plus
 
 from ackstate.cursor.journal.journal import ROOT
-from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.errors import CorruptStateError
+from ackstate.topic_name import parse_topic, persistence_name
 
 DOMAIN = "persistent"
 """The domain of every topic with cursors."""

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ackstate.cursor.store import StoreError
-from ackstate.cursor.topic_name import parse_topic
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import StoreError
+from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

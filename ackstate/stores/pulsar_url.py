@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ackstate.cursor.store import check_path
-from ackstate.cursor.topic_name import parse_topic
+from ackstate.stores.base import check_path
+from ackstate.topic_name import parse_topic
 
 _SCHEMES = ("pulsar+zk://", "zk:")
 _OPTIONS = ("chroot", "ledgers", "digest", "password_file")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import ABSENT, StoreError, Versioned, VersionMismatchError
+from ackstate.stores.base import ABSENT, StoreError, Versioned, VersionMismatchError
 from ackstate.stores.zookeeper_session import LostRaceError, ZooKeeperSession, create, delete, set_data
 
 if TYPE_CHECKING:

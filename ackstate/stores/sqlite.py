@@ -18,7 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import (
+from ackstate.errors import AckStateError
+from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     DamagedValueError,
@@ -32,20 +33,19 @@ from ackstate.cursor.store import (
     check_value_size,
     children_prefix,
 )
-from ackstate.cursor.writes import DeleteLedger
-from ackstate.errors import AckStateError
 from ackstate.stores.group_commit import write_together
 from ackstate.stores.sqlite_connection import SqliteConnection
 from ackstate.stores.sqlite_copy import COPY_BYTES_MAX, TemporaryCopy, copy_store
 from ackstate.stores.sqlite_rows import DELETE, INSERT, READ, has_counted, insert
 from ackstate.stores.sqlite_seal import SEAL_BYTES
+from ackstate.stores.writes import DeleteLedger
 
 if TYPE_CHECKING:
     import os
     import sqlite3
     from collections.abc import Sequence
 
-    from ackstate.cursor.writes import GroupStore, Write
+    from ackstate.stores.writes import GroupStore, Write
 
 # Of a ledger that was deleted on a full disk, and whose entries did not all find room in the log at once.
 _DELETED_COUNT = -1

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 from weakref import WeakValueDictionary
 
-from ackstate.cursor.store import StoreError, StoreFullError, StoreLockedError
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.stores.base import StoreError, StoreFullError, StoreLockedError
 from ackstate.stores.group_commit import GroupCommit, fail
 from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, LOG_BYTES_KEPT, open_database
 from ackstate.stores.sqlite_seal import RowSeal

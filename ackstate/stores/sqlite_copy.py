@@ -20,8 +20,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, final
 
-from ackstate.cursor.store import StoreError, StoreLockedError
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import StoreError, StoreLockedError
 from ackstate.stores.directory_lock import closed_to_others
 from ackstate.stores.sqlite_connection import opened_here
 from ackstate.stores.sqlite_database import DATABASE, check_no_links, check_not_lost

@@ -28,8 +28,8 @@ import struct
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores.base import StoreError
 from ackstate.stores.directory_lock import LOCK, DirectoryClaim, sync_names_above, sync_path
 from ackstate.stores.sqlite_log import check_log
 from ackstate.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark

@@ -6,7 +6,7 @@ import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import StoreError, StoreFullError
+from ackstate.stores.base import StoreError, StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from urllib.parse import quote, unquote
 
 import google_crc32c
 
-from ackstate.cursor.store import (
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores.base import (
     ABSENT,
     MetadataStore,
     StoreError,
@@ -25,7 +26,6 @@ from ackstate.cursor.store import (
     check_path,
     children_prefix,
 )
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.zookeeper_session import (
     Node,
     SessionOperation,

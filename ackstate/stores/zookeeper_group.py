@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import PayloadTooLargeError
-from ackstate.cursor.writes import CreateLedger, check_writes
 from ackstate.errors import AckStateError
+from ackstate.stores.base import PayloadTooLargeError
+from ackstate.stores.writes import CreateLedger, check_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.cursor.writes import StoreParts, Write
+    from ackstate.stores.writes import StoreParts, Write
 
 _Outcome = int | AckStateError
 

@@ -35,7 +35,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import KazooState
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from ackstate.cursor.store import PayloadTooLargeError, StoreError
+from ackstate.stores.base import PayloadTooLargeError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

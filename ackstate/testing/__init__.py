@@ -1,4 +1,4 @@
-"""Checks that a store keeps the contract of `ackstate.cursor.store`: one suite for our stores and for yours.
+"""Checks that a store keeps the contract of `ackstate.stores.base`: one suite for our stores and for yours.
 
 Call it from a test, with a function that opens the same storage each time::
 
@@ -23,7 +23,7 @@ from ackstate.testing.values import CHECKS_OF_VALUES, check_value_limit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 __all__ = ["check_store"]
 _Subject = TypeVar("_Subject")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVarTuple
 
-from ackstate.cursor.store import LedgerFencedError
+from ackstate.stores.base import LedgerFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 _Args = TypeVarTuple("_Args")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import (
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
     Versioned,
     VersionMismatchError,
 )
-from ackstate.cursor.writes import (
+from ackstate.stores.writes import (
     AppendEntry,
     CreateLedger,
     DeleteLedger,
@@ -25,8 +25,8 @@ from ackstate.testing.expectation import expect, expect_refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import Store
-    from ackstate.cursor.writes import Write
+    from ackstate.stores.base import Store
+    from ackstate.stores.writes import Write
 
 
 def _check_write_all(store: Store) -> None:

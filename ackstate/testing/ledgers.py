@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ackstate.cursor.store import ABSENT, LedgerFencedError, LedgerNotFoundError
+from ackstate.stores.base import ABSENT, LedgerFencedError, LedgerNotFoundError
 from ackstate.testing.expectation import expect, expect_fenced, expect_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 _MIB = 1 << 20
 

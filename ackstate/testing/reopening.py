@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import (
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -19,7 +19,7 @@ from ackstate.testing.expectation import expect, expect_fenced, expect_refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 
 def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:

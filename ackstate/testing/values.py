@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import ABSENT, PayloadTooLargeError, Versioned, VersionMismatchError
+from ackstate.stores.base import ABSENT, PayloadTooLargeError, Versioned, VersionMismatchError
 from ackstate.testing.expectation import expect, expect_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 _MIB = 1 << 20
 

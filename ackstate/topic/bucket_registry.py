@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import ABSENT, check_path
+from ackstate.stores.base import ABSENT, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.cursor.store import LedgerStore, MetadataStore
     from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers
+    from ackstate.stores.base import LedgerStore, MetadataStore
 
 
 @final

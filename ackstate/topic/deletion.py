@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ackstate.cursor.journal.deletion import delete_cursor
-from ackstate.cursor.steps import run
-from ackstate.cursor.topic_name import check_name
 from ackstate.inspect.stored_subscriptions import subscription_paths
+from ackstate.stores.steps import run
 from ackstate.topic.log_ownership import LogOwnership, log_owner, log_path
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 
 def delete_topic(store: Store, topic: str) -> bool:

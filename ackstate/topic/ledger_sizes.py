@@ -9,8 +9,8 @@ from ackstate.errors import CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
 
 _ENTRIES_AT_ONCE = 1_000
 

@@ -23,17 +23,17 @@ from urllib.parse import quote
 
 import google_crc32c
 
-from ackstate.cursor.steps import run
-from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
-from ackstate.cursor.writes import CreateLedger, FenceLedger, PutValue
 from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
+from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
+from ackstate.stores.steps import run
+from ackstate.stores.writes import CreateLedger, FenceLedger, PutValue
 from ackstate.wire.native_reader import CHECKSUM, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.cursor.steps import Steps
-    from ackstate.cursor.store import MetadataStore, Store
+    from ackstate.stores.base import MetadataStore, Store
+    from ackstate.stores.steps import Steps
 
 ROOT = "/message-logs"
 MAGIC = b"ACKL"

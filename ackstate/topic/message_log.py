@@ -11,24 +11,24 @@ from operator import index as operator_index
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from weakref import WeakSet
 
-from ackstate.cursor.steps import run
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.cursor.topic_name import check_name
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.integers import check_count, check_within, integer
 from ackstate.ledger_map import LedgerMap
+from ackstate.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.stores.steps import run
 from ackstate.topic.ledger_sizes import LedgerSizes
 from ackstate.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
-from ackstate.topic.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.topic.sole_use import SoleUse
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ackstate.cursor.steps import Steps
-    from ackstate.cursor.store import Store
     from ackstate.delay.shared_index import SharedDelayIndex
+    from ackstate.stores.base import Store
+    from ackstate.stores.steps import Steps
 
 __all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
 

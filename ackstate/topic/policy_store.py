@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 from urllib.parse import quote, unquote
 
-from ackstate.cursor.store import ABSENT, DamagedValueError, VersionMismatchError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.integers import check_within
 from ackstate.limits import DelayedDeliveryPolicies, GateLimits
 from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN
+from ackstate.stores.base import ABSENT, DamagedValueError, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import MetadataStore
+    from ackstate.stores.base import MetadataStore
 
 NAMESPACES = "/policies/namespaces"
 TOPICS = "/policies/topics"

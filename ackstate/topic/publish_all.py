@@ -5,9 +5,9 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.steps import run_all
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
 from ackstate.errors import AckStateError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError
+from ackstate.stores.steps import run_all
 from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:

@@ -6,18 +6,18 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.cursor.steps import run
-from ackstate.cursor.topic_name import parse_topic
 from ackstate.integers import check_within, integer
 from ackstate.limits.policies import TIME_MS_MAX, DeliveryDelayExceededError
-from ackstate.topic.message import CheckedMessages, checked_messages
+from ackstate.message import CheckedMessages, checked_messages
+from ackstate.stores.steps import run
+from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.cursor.steps import Steps
     from ackstate.limits.policies import EffectiveDelayedDelivery
     from ackstate.position import Position
+    from ackstate.stores.steps import Steps
     from ackstate.topic.message_log import Message, MessageLog, Publication
 
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"

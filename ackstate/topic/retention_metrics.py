@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate.cursor.topic_name import parse_topic
+from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

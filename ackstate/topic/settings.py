@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.topic_name import parse_topic
 from ackstate.dispatch.options import SubscriptionOptions
 from ackstate.integers import check_count
 from ackstate.limits.broker import BrokerLimit
@@ -16,6 +15,7 @@ from ackstate.topic.message_log import BYTES_PER_LEDGER_MAX
 from ackstate.topic.policy_store import Policies, PolicyOwner, PolicyStore
 from ackstate.topic.publisher import PublishCounters
 from ackstate.topic.retention import Retention
+from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

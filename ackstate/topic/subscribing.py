@@ -10,24 +10,24 @@ from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.persist.opening import CursorOpening
-from ackstate.cursor.subscription import Subscription
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.dispatch.delivery import dead_letter
 from ackstate.dispatch.options import SubscriptionOptions, check_parts
+from ackstate.dispatch.start import Start, StartTime, start_position
+from ackstate.dispatch.subscription import Subscription
 from ackstate.limits.gate import DispatchGate
 from ackstate.topic.settings import subscription_settings
-from ackstate.topic.start import Start, StartTime, start_position
 from ackstate.topic.subscription_type import check_type, store_type, stored_properties, type_of, type_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ackstate.cursor.steps import Steps
     from ackstate.delay.index import TopicDelayIndex
     from ackstate.dispatch.delivery import Delivery
     from ackstate.limits.gate import GateLimits
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
+    from ackstate.stores.steps import Steps
     from ackstate.topic.message_log import MessageLog
     from ackstate.topic.settings import TopicSettings
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 
 TYPE_PROPERTY = f"{OWN_PREFIX}type"

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Self, Unpack, final
 
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
-from ackstate.cursor.steps import run, run_all
 from ackstate.delay.index import TopicDelayIndex
+from ackstate.dispatch.start import Start, StartTime
 from ackstate.errors import AckStateError, TopicClosedError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.integers import integer
+from ackstate.stores.steps import run, run_all
 from ackstate.topic.ledger_age import LedgerAge
 from ackstate.topic.message_log import MessageLog
 from ackstate.topic.publisher import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
 from ackstate.topic.settings import TopicSettings, delay_policies, delay_tick_ms
-from ackstate.topic.start import Start, StartTime
 from ackstate.topic.subscribing import RequestedFields, SubscriptionRequest, open_subscription
 from ackstate.topic.subscription_type import check_type
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult
-    from ackstate.cursor.steps import Steps
-    from ackstate.cursor.store import Store
-    from ackstate.cursor.subscription import Subscription
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.inspect.stored_subscriptions import StoredSubscription
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message import Message
+    from ackstate.stores.base import Store
+    from ackstate.stores.steps import Steps
     from ackstate.topic.message_log import Publication
     from ackstate.topic.retention import BacklogReport
 

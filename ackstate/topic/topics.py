@@ -6,9 +6,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 
 from ackstate.cursor.persist.persist_all import tick_all
-from ackstate.cursor.steps import run_all
 from ackstate.errors import AckStateError
 from ackstate.integers import integer
+from ackstate.stores.steps import run_all
 from ackstate.topic.deletion import delete_topic, stored_topics
 from ackstate.topic.policy_store import Policies
 from ackstate.topic.publish_all import publish_all
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.cursor.results import PersistResult
-    from ackstate.cursor.store import Store
-    from ackstate.cursor.subscription import Subscription
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.position import Position
+    from ackstate.stores.base import Store
     from ackstate.topic.message_log import Message
     from ackstate.topic.subscribing import SubscriptionRequest
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
+from ackstate import ManagedCursor, Subscription
 from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.analysis.trace.events import EventKind
-from ackstate.cursor import ManagedCursor, Subscription
-from ackstate.cursor.store import StoreError
-from ackstate.cursor.subscription import SubscriptionOptions
+from ackstate.dispatch.subscription import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.message_log import Message, MessageLog
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.trace.events import Event
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
     from benchmarks.calibration.workload import CalibrationWorkload, Instant
 
 

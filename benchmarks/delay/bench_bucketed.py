@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate import SqliteStore
 from ackstate.analysis.workloads.traffic import HOUR_MS
-from ackstate.cursor import SqliteStore
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from benchmarks.delay.footprint import owned_bytes

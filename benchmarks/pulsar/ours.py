@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
-from ackstate import DeletedRanges, LedgerMap, Position
-from ackstate.cursor import ManagedCursor, MemoryStore
+from ackstate import DeletedRanges, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes

@@ -15,10 +15,9 @@ from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate import AckStateError
+from ackstate import AckStateError, CursorConfig, SqliteStore, Subscription, TopicSettings
 from ackstate.aio import AsyncTopics
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor import CursorConfig, SqliteStore, Subscription, TopicSettings
 from examples.broker.broker import Broker
 
 if TYPE_CHECKING:

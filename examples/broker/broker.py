@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.topic_name import parse_topic
+from ackstate.topic_name import parse_topic
 from examples.broker.connection import Connection
 from examples.broker.dispatcher import SubscriptionDispatcher
 from examples.broker.errors import RefusedRequestError
@@ -14,9 +14,8 @@ from examples.broker.pulsar_api_pb2 import ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate import AckStateError
+    from ackstate import AckStateError, Start, Subscription, SubscriptionType
     from ackstate.aio import AsyncSubscription, AsyncTopic, AsyncTopics
-    from ackstate.cursor import Start, Subscription, SubscriptionType
 
 _LAST_ACKS_S = 0.3  # Clients collect acks for a tenth of a second before they send them.
 

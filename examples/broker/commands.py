@@ -6,8 +6,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate import CursorClosedError
-from ackstate.cursor import Start, StartTime, SubscriptionType
+from ackstate import CursorClosedError, Start, StartTime, SubscriptionType
 from examples.broker.consumer import Consumer, position_of
 from examples.broker.errors import ProtocolError, RefusedRequestError, refuse_if
 from examples.broker.framing import decode_metadata, message_of

@@ -6,8 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate import AckStateError
-from ackstate.cursor import StoreError
+from ackstate import AckStateError, StoreError
 from examples.broker.commands import Commands
 from examples.broker.errors import ProtocolError, RefusedRequestError, fields_of
 from examples.broker.framing import MESSAGE_BYTES_MAX, CommandFrame, encode_frame, read_frame

@@ -12,7 +12,7 @@ from examples.broker.framing import decode_metadata
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ackstate.cursor import Delivery
+    from ackstate import Delivery
     from examples.broker.connection import Connection
     from examples.broker.dispatcher import SubscriptionDispatcher
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from ackstate import AckStateError, CursorClosedError
-from ackstate.cursor import SubscriptionType
+from ackstate import AckStateError, CursorClosedError, SubscriptionType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate import Position
+    from ackstate import Position, Start, StartTime
     from ackstate.aio import AsyncSubscription, AsyncTopic
-    from ackstate.cursor import Start, StartTime
     from examples.broker.consumer import Consumer
 
 _OF_THE_BROKER = 2**64 - 1  # the request id of a command that no client has requested

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate import AckStateError, CursorClosedError
-from ackstate.cursor import ConsumerBusyError, StoreError, SubscriptionTypeError
+from ackstate import AckStateError, ConsumerBusyError, CursorClosedError, StoreError, SubscriptionTypeError
 from examples.broker.pulsar_api_pb2 import ServerError
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from ackstate.cursor import NO_DELAY, Message
+from ackstate import NO_DELAY, Message
 from examples.broker.errors import ChecksumError, ProtocolError
 from examples.broker.pulsar_api_pb2 import BaseCommand, MessageMetadata
 

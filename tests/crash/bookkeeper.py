@@ -36,10 +36,10 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import RecoverySource
-from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.topic.message_log import Message, MessageLog
 from crash.bookkeeper_cluster import bookkeeper_options, running_cluster
 from crash.stopped_publisher import StoppedPublisher, difference
@@ -76,7 +76,7 @@ def bookkeeper(first_seed):
         with (
             scratch_directory("bookkeeper", on_disk) as directory,
             running_cluster(directory) as cluster,
-            quiet("kazoo", "ackstate.cursor"),
+            quiet("kazoo", "ackstate"),
             SharedClient(cluster) as client,
         ):
             for _ in range(_RUNS_OF_A_CLUSTER):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from ackstate.cursor.store import StoreError
-from ackstate.cursor.writes import write_all, write_each
+from ackstate.stores.base import StoreError
+from ackstate.stores.writes import write_all, write_each
 
 
 class FlakyStore:

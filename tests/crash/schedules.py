@@ -133,7 +133,7 @@ FEATURES = (
 
 def schedules(first_seed):
     """See `Layer`."""
-    with quiet("ackstate.cursor"):
+    with quiet("ackstate"):
         for seed in count(first_seed):
             yield run(seed)
 

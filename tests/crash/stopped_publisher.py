@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ackstate.analysis.crash import dying
-from ackstate.cursor.store import StoreError
 from ackstate.errors import LogFencedError
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.topic.message_log import Message, MessageLog
 from crash import PATHS
 

@@ -10,10 +10,21 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ackstate import AckStateError, Keep, LedgerMap, Position
+from ackstate import (
+    AckStateError,
+    CursorConfig,
+    Keep,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    Position,
+    StoreError,
+    Topics,
+    TopicSettings,
+)
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Message, StoreError, Topics, TopicSettings
 from ackstate.cursor.journal.format import Format
 from ackstate.limits import GateLimits
 from ackstate.stores.memory import Fault, FaultKind

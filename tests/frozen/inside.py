@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from ackstate import LedgerMap, Position
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states, encode_ack_states
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
 from ackstate.topic.log_ownership import decode_log_record, encode_log_record
 from ackstate.topic.policy_store import decode_policies, encode_policies
 from ackstate.wire import native

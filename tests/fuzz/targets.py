@@ -26,12 +26,12 @@ from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.manifest import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.message import Message, decode_messages, encode_message
 from ackstate.properties import decode_properties
 from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper
 from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
-from ackstate.topic.message import Message, decode_messages, encode_message
 from ackstate.topic.policy_store import decode_policies
 from ackstate.wire import native, native_pointer, pulsar
 from ackstate.wire.native_deltas import JournalOffset, decode_deltas

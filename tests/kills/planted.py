@@ -205,20 +205,20 @@ UNNOTICED = (
         (f"{_CURSOR}rounds.py::test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_time",),
     ),
     Planted(
-        "error of the store", "ackstate/cursor/subscription.py",
+        "error of the store", "ackstate/dispatch/subscription.py",
         "self._admission.persisted(outcome, now_ms=self._latest_ms)",
         "self._admission.persisted(None, now_ms=self._latest_ms)",
         "A blocked subscription does not name the store that fails.",
         (f"{_CURSOR}explain_holes.py::test_the_byte_rule_names_the_store_that_fails",),
     ),
     Planted(
-        "error of the store, forgotten", "ackstate/cursor/subscription.py",
+        "error of the store, forgotten", "ackstate/dispatch/subscription.py",
         "self._admission.store_error if outcome.route is PersistTarget.NOTHING else None", "None",
         "A persist that wrote nothing takes the blame off the store.",
         (f"{_CURSOR}explain_holes.py::test_a_persist_with_nothing_to_write_does_not_clear_the_store",),
     ),
     Planted(
-        "cleared delays", "ackstate/cursor/subscription.py", "            self._messages.delayed.forget()\n", "",
+        "cleared delays", "ackstate/dispatch/subscription.py", "            self._messages.delayed.forget()\n", "",
         "A cleared backlog leaves its delayed messages in the tracker.",
         (f"{_CURSOR}delayed_subscription.py::test_a_cleared_backlog_stays_clear",),
     ),

@@ -6,8 +6,7 @@ import random
 import time
 from contextlib import closing
 
-from ackstate import AckStateError
-from ackstate.cursor import CursorConfig, Format, ManagedCursor
+from ackstate import AckStateError, CursorConfig, Format, ManagedCursor
 from ackstate.wire.pulsar import RangeForm
 from live.findings import Section
 from live.messages import client_of, place_of, publish, receive, subscribe

@@ -7,14 +7,13 @@ import time
 from contextlib import closing
 from itertools import pairwise
 
-from ackstate import Position
-from ackstate.cursor import ManagedCursor
+from ackstate import ManagedCursor, Position
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import Recovery
-from ackstate.cursor.topic_name import persistence_name
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.stores.pulsar_cluster import open_cluster
 from ackstate.stores.pulsar_ownership import TopicOwnedError, hold_topic
+from ackstate.topic_name import persistence_name
 from live.findings import Section
 from live.messages import client_of, place_of, publish, receive, subscribe
 from live.states import all_states, seeded

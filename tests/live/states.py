@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 from typing import NamedTuple
 
-from ackstate.cursor import CursorConfig, Format
+from ackstate import CursorConfig, Format
 from ackstate.wire.pulsar import Compression, RangeForm
 
 

@@ -6,8 +6,8 @@ from ackstate.cursor.persist.persister import Persister
 from ackstate.cursor.persist.round import Round
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
-from ackstate.cursor.store import StoreError
 from ackstate.deleted_ranges import DeletedRanges
+from ackstate.stores.base import StoreError
 from museum.exhibit import Exhibit, Replacement
 
 

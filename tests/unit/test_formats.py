@@ -11,13 +11,12 @@ import google_crc32c
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate import UnsupportedVersionError
+from ackstate import SqliteStore, UnsupportedVersionError
 from ackstate.analysis.crash.campaign import Totals, read_totals, write_totals
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
 from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording
-from ackstate.cursor import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
 from ackstate.topic.policy_store import decode_policies
 from ackstate.wire.native import decode

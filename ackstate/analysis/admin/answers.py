@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ackstate.analysis.admin.log_lines import LOG
-from ackstate.cursor.store import StoreError, VersionMismatchError
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import DelayPolicyRefusedError
+from ackstate.stores.base import StoreError, VersionMismatchError
 from ackstate.topic.policy_store import POLICIES_OF
 
 if TYPE_CHECKING:

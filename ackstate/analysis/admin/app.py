@@ -20,8 +20,8 @@ from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
-from ackstate.cursor.store import Store, StoreError
 from ackstate.errors import AckStateError
+from ackstate.stores.base import Store, StoreError
 from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:

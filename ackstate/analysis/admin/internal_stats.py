@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from ackstate.cursor.topic_name import persistence_name
 from ackstate.inspect.store import find_cursors, inspect_cursor
 from ackstate.position import Position
 from ackstate.topic.message_log import MessageLog
+from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
     from ackstate.cursor.journal.format import CursorState
-    from ackstate.cursor.store import Store
     from ackstate.inspect.findings import CursorInspection
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
 
 _NEVER = "1970-01-01T00:00:00Z"
 _NO_POSITION = "-1:-1"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ackstate.analysis.admin.live_topics import LiveTopics
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 _TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
 _TOPIC = f"{_TOPICS}/{{topic}}"

@@ -21,13 +21,13 @@ from ackstate.analysis.admin.internal_stats import (
     PulsarResponse,
 )
 from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
-from ackstate.cursor.topic_name import persistence_name
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import CursorClosedError
+from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.live_topics import LiveTopic
-    from ackstate.cursor.subscription import Subscription
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.ledger_map import LedgerMap
 
 _KEY_SHARED_MODE = "AUTO_SPLIT"

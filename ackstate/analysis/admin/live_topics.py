@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ackstate.cursor.topic_name import parse_topic
+from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.subscription import Subscription
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.limits.gate import GateLimits
     from ackstate.topic.message_log import MessageLog
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ackstate.analysis.admin.answers import invalid, refusals
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.resolve import NumberPolicy
-from ackstate.cursor.store import ABSENT
 from ackstate.limits import DelayedDeliveryPolicies
+from ackstate.stores.base import ABSENT
 from ackstate.topic.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from ackstate.analysis.admin.guard import check_token
 from ackstate.analysis.admin.log_lines import log_to_stderr
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.analysis.stop_signals import until_stopped
-from ackstate.cursor import PolicyStore, SqliteStore
 from ackstate.errors import AckStateError
+from ackstate.stores.sqlite import SqliteStore
+from ackstate.topic.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

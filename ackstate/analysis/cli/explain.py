@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.live_explanation import ExplainedHole
+    from ackstate.dispatch.hole_report import HoleReport
     from ackstate.inspect.findings import CursorInspection
-    from ackstate.inspect.hole_report import HoleReport
     from ackstate.inspect.stored_holes import StoredHoles
 
 _TIME_MS_MAX = 2**63 - 1

@@ -19,9 +19,9 @@ from ackstate.errors import AckStateError, CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ackstate.cursor.store import Store
     from ackstate.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.position import Position
+    from ackstate.stores.base import Store
     from ackstate.stores.pulsar_layout import PulsarLayout
 
 _BOOKKEEPER = "bookkeeper://"

@@ -13,7 +13,7 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.cursor.store import StoreLockedError
+from ackstate.stores.base import StoreLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

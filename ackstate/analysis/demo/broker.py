@@ -16,19 +16,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor import CursorConfig, ManagedCursor, Message, MessageLog, Subscription
+from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.managed import ManagedCursor
 from ackstate.delay import TopicDelayIndex
+from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.message import Message
 from ackstate.position import Position
-from ackstate.topic.message_log import NO_DELAY
+from ackstate.topic.message_log import NO_DELAY, MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.analysis.trace.recorder import Recorder
-    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
 
 TOPIC = "persistent://public/default/orders"
 _PUBLISH_BATCH_MAX = 64

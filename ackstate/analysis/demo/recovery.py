@@ -8,16 +8,17 @@ from urllib.parse import unquote
 
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor import ManagedCursor, MessageLog
 from ackstate.cursor.journal.journal import ROOT
+from ackstate.cursor.managed import ManagedCursor
+from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.analysis.trace.recorder import Frame, Recorder
     from ackstate.cursor.results import RecoveryReport
-    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
 
 
 # After these events a subscription was recovered, or its crash is already recorded.

@@ -21,8 +21,8 @@ from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.store import StoreError
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
-    from ackstate.cursor.store import Store
     from ackstate.position import Position
+    from ackstate.stores.base import Store
 
 _NO_LOG = {0: 0}
 _NAME = "replayed"

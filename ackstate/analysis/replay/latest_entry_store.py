@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError
 from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.cursor.store import LedgerStore, MetadataStore
+    from ackstate.stores.base import LedgerStore, MetadataStore
 
 
 @dataclass(slots=True)

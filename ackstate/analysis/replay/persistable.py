@@ -33,7 +33,7 @@ def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None],
 
 def _refusal(policy: Policy) -> str:
     from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
-    from ackstate.cursor.store import StoreError  # noqa: PLC0415 - most grids need no cursor
+    from ackstate.stores.base import StoreError  # noqa: PLC0415 - most grids need no cursor
 
     try:
         CursorReplay(policy, {0: 1}, opened_ms=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast, final
 
-from ackstate.cursor.store import StoreError
+from ackstate.stores.base import StoreError
 
 if TYPE_CHECKING:
-    from ackstate.cursor.store import LedgerStore, MetadataStore, Store
+    from ackstate.stores.base import LedgerStore, MetadataStore, Store
 
 
 @final

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Self, final
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder, check_segment, read_recording, segments
-from ackstate.cursor import Change, CursorListener
+from ackstate.cursor.listener import Change, CursorListener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ackstate.cursor import ManagedCursor
+    from ackstate.cursor.managed import ManagedCursor
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {

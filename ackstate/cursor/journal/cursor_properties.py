@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.steps import run
+from ackstate.stores.steps import run
 from ackstate.wire.native_pointer import check_cursor_properties
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.native import NativeFormat
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.cursor.journal.term_floor import raise_term_floor, term_after_loss
-from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, VersionMismatchError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError
 from ackstate.position import Position
+from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ackstate.cursor.store import MetadataStore, Store
+    from ackstate.stores.base import MetadataStore, Store
 
 _ATTEMPTS = 10
 

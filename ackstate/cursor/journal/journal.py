@@ -6,7 +6,7 @@ leaves over are found by their owner's name and deleted at the next open. A new 
 written, has no ledger: then the whole state is in the record.
 
 Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
-earlier owner can neither swing nor append. The methods that write return `ackstate.cursor.steps.Steps`.
+earlier owner can neither swing nor append. The methods that write return `ackstate.stores.steps.Steps`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ackstate.cursor.journal.native import NativeFormat
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.journal.recovery import Recovery, decode_record
 from ackstate.cursor.journal.term_floor import term_floor
-from ackstate.cursor.store import (
+from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -30,19 +32,17 @@ from ackstate.cursor.store import (
     StoreError,
     VersionMismatchError,
 )
-from ackstate.cursor.topic_name import check_name
-from ackstate.cursor.writes import AppendEntry, CreateLedger, DeleteLedger, FenceLedger, PutValue
-from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.stores.writes import AppendEntry, CreateLedger, DeleteLedger, FenceLedger, PutValue
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
     from ackstate.cursor.journal.recovery import StoredCursor
-    from ackstate.cursor.steps import Steps
-    from ackstate.cursor.store import Store
     from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
+    from ackstate.stores.steps import Steps
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10

@@ -17,11 +17,11 @@ from ackstate.cursor.journal.native import NativeFormat, content_of
 from ackstate.cursor.journal.pulsar import PulsarFormat
 from ackstate.cursor.journal.term_floor import term_after_loss
 from ackstate.cursor.results import RecoveryReport, RecoverySource
-from ackstate.cursor.store import ABSENT, DamagedValueError, LedgerNotFoundError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError
 from ackstate.wire import native, native_pointer
 from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.compression import compression_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ackstate.cursor.journal.format import Format, JournalFormat
-    from ackstate.cursor.store import Store, Versioned
+    from ackstate.stores.base import Store, Versioned
 
 
 class UnreadableCursorError(CorruptStateError):

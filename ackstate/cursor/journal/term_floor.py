@@ -10,10 +10,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, VersionMismatchError
+from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
-    from ackstate.cursor.store import MetadataStore
+    from ackstate.stores.base import MetadataStore
 
 PATH = "/cursor-terms"
 TERM_AFTER_LOSS = 2**40

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.steps import run_all
+from ackstate.stores.steps import run_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ackstate.cursor.persist.opening import CursorOpening
-    from ackstate.cursor.store import Store
     from ackstate.errors import AckStateError
+    from ackstate.stores.base import Store
 
 
 def open_cursors(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.round import Round
     from ackstate.cursor.results import RecoveryReport
-    from ackstate.cursor.steps import Steps
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
+    from ackstate.stores.steps import Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

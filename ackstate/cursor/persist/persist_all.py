@@ -1,7 +1,7 @@
 """Writes the rounds of many cursors of one store: they share syncs.
 
 All that append to their ledgers do so with one sync. Those that write a whole state, which takes several writes, do so
-in lockstep (`ackstate.cursor.steps`).
+in lockstep (`ackstate.stores.steps`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.cursor.results import PersistResult
-from ackstate.cursor.steps import GROUP_MAX, run_all
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.integers import check_count
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.stores.steps import GROUP_MAX, run_all
 
 if TYPE_CHECKING:
     import threading
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.round import Round
-    from ackstate.cursor.steps import Steps
+    from ackstate.stores.steps import Steps
 
 Name = TypeVar("Name", bound=Hashable)
 Outcome = PersistResult | AckStateError

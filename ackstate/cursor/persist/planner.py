@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from ackstate.cursor.journal.format import CursorState
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING
-from ackstate.cursor.store import PayloadTooLargeError
+from ackstate.stores.base import PayloadTooLargeError
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig

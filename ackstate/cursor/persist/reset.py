@@ -8,10 +8,10 @@ from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.journal.format import CursorState
 from ackstate.cursor.listener import Change, covered_runs
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.steps import run
-from ackstate.cursor.store import StoreError
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
+from ackstate.stores.steps import run
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.listener import Change
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.cursor.writes import AppendEntry
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.stores.writes import AppendEntry
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.planner import Plan
-    from ackstate.cursor.steps import Steps
     from ackstate.errors import AckStateError
     from ackstate.position import Position
+    from ackstate.stores.steps import Steps
 
 _LOG = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class SnapshotLedgers(Protocol):
-    """Logs of entries, under the contract of `ackstate.cursor.store.LedgerStore`. Calls fail with `AckStateError`."""
+    """Logs of entries, under the contract of `ackstate.stores.base.LedgerStore`. Calls fail with `AckStateError`."""
 
     def create(self, owner: str) -> int:
         """Create an empty ledger and return its id."""

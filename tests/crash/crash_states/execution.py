@@ -10,8 +10,8 @@ from ackstate.analysis.crash.oracle import Oracle
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.cursor.journal.deletion import delete_subscription
-from ackstate.cursor.store import StoreError
 from ackstate.errors import CursorFencedError
+from ackstate.stores.base import StoreError
 from crash.crash_states.recovery import left_of
 from crash.crash_states.workload import Moment
 from crash.flaky_store import FlakyStore

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from ackstate import CursorConfig
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.oracle import Broken, counts
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.shrink import Failing, shortest
-from ackstate.cursor import CursorConfig
 from ackstate.cursor.journal.format import Format
 from crash.observed_cursor import SUBSCRIPTIONS
 from crash.steps import Step, StepKind, steps

@@ -28,8 +28,8 @@ from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.cursor.journal.recovery import UnreadableCursorError
-from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
+from ackstate.stores.base import StoreError
 from crash.damage.kinds import Reach, flipped
 from crash.damage.media import SqliteMedium
 from crash.damage.records import RecordMedium
@@ -66,7 +66,7 @@ class HangError(Exception):
 
 def damage(first_seed):
     """Yield runs, each of many damaged copies of one store: an `SqliteStore`, and records in turn."""
-    with scratch_directory("damage") as directory, quiet("ackstate.cursor"):
+    with scratch_directory("damage") as directory, quiet("ackstate"):
         sqlite = SqliteMedium(directory)
         media = (sqlite, RecordMedium())
         for seed in count(first_seed):

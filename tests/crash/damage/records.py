@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.recovery import decode_record
-from ackstate.cursor.store import Versioned
+from ackstate.stores.base import Versioned
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from crash.damage.kinds import Damage, Reach, flipped
 from crash.damage.story import SUBSCRIPTION

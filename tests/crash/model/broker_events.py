@@ -12,8 +12,8 @@ from ackstate.cursor.journal.format import Format
 from ackstate.cursor.journal.journal import cursor_owner
 from ackstate.cursor.managed import ManagedCursor, persist_all
 from ackstate.cursor.results import PersistTarget, RecoverySource
-from ackstate.cursor.store import StoreError
 from ackstate.errors import AckStateError, CorruptStateError, CursorFencedError, UnsupportedVersionError
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from ackstate.topic.retention import Retention, trim_log
 from crash.model import client_events

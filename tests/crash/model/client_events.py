@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.store import PayloadTooLargeError
-from ackstate.cursor.subscription import SubscriptionType
 from ackstate.dispatch.admission import AckRefusedError
+from ackstate.dispatch.subscription import SubscriptionType
+from ackstate.stores.base import PayloadTooLargeError
 from ackstate.topic.message_log import NO_DELAY, Message
 from crash.model import checks
 from crash.model.numbered_log import words_of

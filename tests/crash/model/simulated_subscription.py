@@ -8,11 +8,11 @@ from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.store import StoreError
-from ackstate.cursor.subscription import Subscription, SubscriptionOptions
 from ackstate.dispatch.delivery import DeadLetterPolicy
+from ackstate.dispatch.subscription import Subscription, SubscriptionOptions
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.limits.gate import DispatchGate
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from ackstate.wire.pulsar import LimitRule
 from crash.model.ack_model import AckModel, Receipts

@@ -14,11 +14,11 @@ from random import Random
 from typing import TypeVar
 
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.cursor.store import PayloadTooLargeError, StoreError
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits import BrokerLimit
 from ackstate.position import Position
+from ackstate.stores.base import PayloadTooLargeError, StoreError
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message_log import Message, MessageLog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.cursor.store import StoreError
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from crash.model.settings import Encoded
 

@@ -72,7 +72,7 @@ def faulted_runs(
     """
     # Garbage collection in a child would copy every shared page.
     gc.freeze()
-    with scratch_directory(_PURPOSE) as directory, quiet("ackstate.cursor"):
+    with scratch_directory(_PURPOSE) as directory, quiet("ackstate"):
         for seed in count(first_seed):
             fault = faults[seed % len(faults)]
             yield from _Run(seed, Stage(shim, directory / "run", fault)).outcomes()

@@ -10,18 +10,18 @@ from random import Random
 
 import pytest
 
-from ackstate.aio import AsyncTopics
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
     DeadLetterPolicy,
     MemoryStore,
     Message,
     Start,
     StoreError,
-    SubscriptionOptions,
     SubscriptionType,
     TopicSettings,
 )
+from ackstate.aio import AsyncTopics
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.errors import AckStateError, CursorClosedError
 
 PERMITS = 5

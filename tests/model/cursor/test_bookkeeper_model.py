@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from ackstate.cursor.store import StoreError
 from ackstate.stores import zookeeper
+from ackstate.stores.base import StoreError
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_groups import GroupWriter
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 
 ENTRIES = 60

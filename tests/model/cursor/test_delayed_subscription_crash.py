@@ -5,8 +5,7 @@ Afterwards each message that is not acked comes, none early, and of those acked 
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import CursorConfig, MemoryStore
+from ackstate import CursorConfig, MemoryStore, Position
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from delayed_topic import NONE, Bucketed, DelayedTopic, MemoryMachine
 

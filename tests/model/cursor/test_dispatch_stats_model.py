@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
+from ackstate import DeadLetterPolicy, SubscriptionType
+from ackstate.dispatch import SubscriptionOptions
 from topics import NumberedTopic
 
 CONSUMERS = st.sampled_from("ab")

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions, SubscriptionType
+from ackstate import DeadLetterPolicy, SubscriptionType
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.consumers import Consumers
 from ackstate.limits import GateLimits
 from topics import NumberedTopic

@@ -13,20 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate import CorruptStateError, CursorFencedError, LogFencedError, Position, UnsupportedVersionError
-from ackstate.cursor import (
+from ackstate import (
+    CorruptStateError,
+    CursorFencedError,
+    LogFencedError,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
-    Retention,
+    Position,
     SqliteStore,
     StoreError,
     Subscription,
-    trim_log,
+    UnsupportedVersionError,
 )
 from ackstate.inspect.store import inspect_store
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import MessageLog, Retention, trim_log
 from ackstate.topic.log_ownership import (
     LogRecord,
     decode_log_record,

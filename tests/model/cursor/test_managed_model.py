@@ -13,8 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate import AckStateError, Keep, Position
-from ackstate.cursor import CursorConfig, Format, Message
+from ackstate import AckStateError, CursorConfig, Format, Keep, Message, Position
 from ackstate.limits import GateLimits
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar import LimitRule, RangeForm

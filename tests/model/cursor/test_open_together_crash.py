@@ -6,25 +6,23 @@ import random
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
-    CursorOpening,
     Format,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
     Message,
-    PersistResult,
+    Position,
     Repair,
     Start,
-    SubscriptionRequest,
     Topic,
     Topics,
-    open_cursors,
-    persist_all,
 )
+from ackstate.cursor import CursorOpening, PersistResult, open_cursors, persist_all
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.topic import SubscriptionRequest
 
 NAMES = "abcd"
 LEDGERS = {3: 40}

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.cursor import MemoryStore, StoreError, VersionMismatchError
-from ackstate.cursor.store import ABSENT
+from ackstate import (
+    AckStateError,
+    CorruptStateError,
+    MemoryStore,
+    StoreError,
+    UnsupportedVersionError,
+    VersionMismatchError,
+)
 from ackstate.limits import DelayedDeliveryPolicies
+from ackstate.stores.base import ABSENT
 from ackstate.topic.policy_store import (
     Policies,
     PolicyOwner,

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate import DeletedRanges, Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
+from ackstate import (
+    CursorConfig,
+    DeletedRanges,
+    Format,
+    Keep,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Position,
+    StoreError,
+)
+from ackstate.cursor import PersistTarget
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate import LogFencedError, Position
-from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Retention, StoreError, trim_log
+from ackstate import LogFencedError, ManagedCursor, MemoryStore, Message, Position, StoreError
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import MessageLog, Retention, trim_log
 from ackstate.topic.log_ownership import log_owner
 
 NAMES = st.sampled_from("ab")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate.cursor import AckRefusedError, CursorConfig, SubscriptionOptions, SubscriptionType
+from ackstate import AckRefusedError, CursorConfig, SubscriptionType
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import GateLimits
 from ackstate.topic.message_log import NO_DELAY, Message
 from topics import NumberedTopic

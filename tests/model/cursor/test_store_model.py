@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ackstate.cursor.store import ABSENT, StoreError
+from ackstate.stores.base import ABSENT, StoreError
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
 from strategies import few

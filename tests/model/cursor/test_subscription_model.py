@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.cursor import CursorConfig, Format, Message
+from ackstate import CursorConfig, Format, Message
 from ackstate.limits import GateLimits, Rule
 from ackstate.stores.memory import Fault, FaultKind
 from crash.model.checks import uses

@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from ackstate import AckStateError, LedgerMap, LogFencedError, Position
-from ackstate.cursor import (
+from ackstate import (
+    AckStateError,
     CursorConfig,
     Format,
+    LedgerMap,
+    LogFencedError,
     ManagedCursor,
     MemoryStore,
     Message,
+    Position,
     Start,
     Topic,
     TopicSettings,

@@ -10,8 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import MemoryStore
+from ackstate import MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.recovery import DropReason
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError

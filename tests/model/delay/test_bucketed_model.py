@@ -9,10 +9,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate import Position
-from ackstate.cursor import MemoryStore
-from ackstate.cursor.store import StoreError
+from ackstate import MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 

@@ -5,10 +5,9 @@ The times are those of the trackers' docstrings, written out.
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import MemoryStore
-from ackstate.cursor.store import StoreError
+from ackstate import MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
+from ackstate.stores.base import StoreError
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from delay_driver import NO_DELAY, DelayBroker
 from tracker_kinds import BucketedKind, BucketedViewsKind, InMemoryKind, ViewsKind

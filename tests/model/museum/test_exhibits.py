@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from ackstate import CursorConfig, Format, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.cursor.journal.recovery import UnreadableCursorError
-from ackstate.cursor.store import ABSENT, StoreError
 from ackstate.errors import CorruptStateError
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores import sqlite_database
+from ackstate.stores.base import ABSENT, StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.stores.sqlite import SqliteStore
+from ackstate.topic import MessageLog
 from delayed_topic import Bucketed, DelayedTopic
 from museum.exhibits import EXHIBITS
 

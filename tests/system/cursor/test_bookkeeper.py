@@ -16,28 +16,27 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from ackstate import CursorFencedError, LedgerMap, LogFencedError, Position
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
+    CursorFencedError,
     Format,
+    LedgerMap,
+    LogFencedError,
     ManagedCursor,
     Message,
-    MessageLog,
-    PersistTarget,
-    RecoverySource,
-    Retention,
-    trim_log,
+    Position,
 )
+from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.store import (
+from ackstate.errors import CorruptStateError
+from ackstate.stores import bookkeeper_client
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
     PayloadTooLargeError,
     StoreError,
 )
-from ackstate.errors import CorruptStateError
-from ackstate.stores import bookkeeper_client
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_groups import GroupWriter
@@ -46,6 +45,7 @@ from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
 from ackstate.stores.bookkeeper_nodes import SegmentStatus
 from ackstate.stores.bookkeeper_segments import Segments
 from ackstate.testing import check_store
+from ackstate.topic import MessageLog, Retention, trim_log
 from ackstate.wire.pulsar import Compression
 from command_line import assert_one_line, run
 from crash import PATHS

@@ -6,18 +6,17 @@ from contextlib import closing
 import pytest
 from kazoo.client import KazooClient
 
-from ackstate import CursorFencedError, Position
+from ackstate import CursorConfig, CursorFencedError, Format, ManagedCursor, Position
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
-from ackstate.cursor import CursorConfig, Format, ManagedCursor
-from ackstate.cursor.store import (
+from ackstate.inspect.store import inspect_store
+from ackstate.stores import pulsar_ledgers
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
     StoreError,
     VersionMismatchError,
 )
-from ackstate.inspect.store import inspect_store
-from ackstate.stores import pulsar_ledgers
 from ackstate.stores.bookkeeper_appends import append_all
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_ledger import Replication

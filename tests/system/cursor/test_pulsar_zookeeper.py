@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.cursor.store import ABSENT, StoreError, VersionMismatchError
+from ackstate.stores.base import ABSENT, StoreError, VersionMismatchError
 from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic
 from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
 from crash.zookeeper_server import running_server

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor.store import ABSENT, StoreError, StoreLockedError
+from ackstate.stores.base import ABSENT, StoreError, StoreLockedError
 from ackstate.stores.sqlite import SqliteStore
 from forked import in_child, living_child
 

@@ -11,10 +11,10 @@ import pytest
 
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.loop_disk import LoopDisk
-from ackstate.cursor.store import ABSENT, LedgerNotFoundError, StoreFullError
-from ackstate.cursor.writes import AppendEntry, DeleteLedger, PutValue
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreFullError
 from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.writes import AppendEntry, DeleteLedger, PutValue
 from store_directories import append_until, assert_works, names_in
 
 DATABASE = "ackstate.sqlite3"

@@ -1,10 +1,10 @@
-"""All backends keep the contract of `ackstate.cursor.store`, and `check_store` sees when a store does not."""
+"""All backends keep the contract of `ackstate.stores.base`, and `check_store` sees when a store does not."""
 
 from contextlib import closing
 
 import pytest
 
-from ackstate.cursor.store import (
+from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     LedgerNotFoundError,
@@ -12,9 +12,9 @@ from ackstate.cursor.store import (
     StoreError,
     check_path,
 )
-from ackstate.cursor.writes import FenceLedger, write_each
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
+from ackstate.stores.writes import FenceLedger, write_each
 from ackstate.testing import check_store
 
 LIMIT = 200_000

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from kazoo.client import KazooClient
 from kazoo.protocol.serialization import Close, Connect
 
-from ackstate.cursor.store import (
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.stores import zookeeper as nodes
+from ackstate.stores.base import (
     ABSENT,
     LedgerNotFoundError,
     PayloadTooLargeError,
@@ -26,10 +28,8 @@ from ackstate.cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from ackstate.cursor.writes import CreateLedger, FenceLedger
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.stores import zookeeper as nodes
 from ackstate.stores.bookkeeper import BookKeeperOptions, BookKeeperStore
+from ackstate.stores.writes import CreateLedger, FenceLedger
 from ackstate.stores.zookeeper import NodeKind
 from ackstate.stores.zookeeper_session import ZooKeeperSession
 from crash.zookeeper_server import ZooKeeperServer, running_server

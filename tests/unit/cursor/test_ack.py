@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from ackstate import AckStateError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, ReceiptStatus
+from ackstate import AckStateError, CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.cursor import ReceiptStatus
 
 P = Position
 

@@ -7,20 +7,21 @@ import random
 import numpy as np
 import pytest
 
-from ackstate import InvalidPositionError, Position
-from ackstate.cursor import (
+from ackstate import (
     AckRefusedError,
     CursorConfig,
+    InvalidPositionError,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
+    Position,
     StoreError,
     Subscription,
     SubscriptionType,
 )
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import MessageLog
 
 
 class TopicWithSmallLimits:

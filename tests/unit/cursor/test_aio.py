@@ -11,19 +11,17 @@ from functools import partial
 import pytest
 
 import ackstate.topic.topic as topic_module
-from ackstate.aio import AsyncTopics
-from ackstate.cursor import (
-    BacklogPolicy,
+from ackstate import (
     BacklogQuotaExceededError,
     CursorConfig,
     MemoryStore,
     Message,
-    Retention,
     StoreError,
-    SubscriptionRequest,
     SubscriptionType,
     SubscriptionTypeError,
 )
+from ackstate.aio import AsyncTopics
+from ackstate.dispatch.start import Start
 from ackstate.errors import (
     AckStateError,
     CursorClosedError,
@@ -33,8 +31,8 @@ from ackstate.errors import (
 )
 from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import BacklogPolicy, Retention, SubscriptionRequest
 from ackstate.topic.settings import TopicSettings
-from ackstate.topic.start import Start
 
 
 class MovedClock:

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
-from ackstate.cursor.store import PayloadTooLargeError
+from ackstate.stores.base import PayloadTooLargeError
 from ackstate.stores.memory import Fault, FaultKind
 
 ONE_BATCH = CursorConfig(format=Format.PULSAR, batch_count_max=1)

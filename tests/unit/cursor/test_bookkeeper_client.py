@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.cursor.store import StoreError
 from ackstate.stores import bookkeeper_client
+from ackstate.stores.base import StoreError
 from ackstate.stores.bookkeeper_appends import append_all
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.busy_ledgers import BusyLedgers

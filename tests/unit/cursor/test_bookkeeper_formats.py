@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores import bookkeeper_nodes as nodes
 from ackstate.stores import zookeeper
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.stores.bookkeeper_bookies import unavailable_bookies
 from ackstate.stores.bookkeeper_class_path import find_jars
 from ackstate.stores.bookkeeper_entries import (

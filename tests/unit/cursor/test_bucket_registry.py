@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorClosedError, CursorFencedError, LedgerMap
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, SqliteStore, StoreError
-from ackstate.cursor.store import ABSENT, VersionMismatchError
+from ackstate import (
+    CursorClosedError,
+    CursorConfig,
+    CursorFencedError,
+    Format,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    SqliteStore,
+    StoreError,
+)
+from ackstate.stores.base import ABSENT, VersionMismatchError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 

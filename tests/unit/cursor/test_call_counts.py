@@ -10,24 +10,23 @@ from contextlib import closing
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import (
-    BacklogPolicy,
+from ackstate import (
     CursorConfig,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
-    PersistTarget,
-    Retention,
+    Position,
     SqliteStore,
     Subscription,
     SubscriptionType,
     Topic,
     TopicSettings,
 )
+from ackstate.cursor import PersistTarget
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.topic import BacklogPolicy, MessageLog, Retention
 
 MESSAGES = 1_000
 STORES = {"memory": lambda _: MemoryStore(), "sqlite": SqliteStore}

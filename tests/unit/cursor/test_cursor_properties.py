@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, persist_all
+from ackstate import (
+    CursorClosedError,
+    CursorConfig,
+    CursorFencedError,
+    Format,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Position,
+    StoreError,
+)
+from ackstate.cursor import persist_all
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.steps import run
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.stores.steps import run
 
 LOG = LedgerMap.from_counts({3: 20})
 FORMATS = pytest.mark.parametrize("form", list(Format))

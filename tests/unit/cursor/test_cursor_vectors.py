@@ -17,8 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from ackstate import CursorClosedError, DeletedRanges, InvalidPositionError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
+from ackstate import (
+    CursorClosedError,
+    CursorConfig,
+    DeletedRanges,
+    Format,
+    InvalidPositionError,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Position,
+)
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm, limit_ranges
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "cursor.jsonl.gz"

@@ -10,21 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ackstate.cursor import (
-    CursorConfig,
-    DeadLetterPolicy,
-    ManagedCursor,
-    MemoryStore,
-    Message,
-    MessageLog,
-    Retention,
-    Subscription,
-    SubscriptionOptions,
-    backlog_report,
-)
-from ackstate.cursor.metrics import CursorCollector
+from ackstate import CursorConfig, DeadLetterPolicy, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import TopicDelayIndex
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.metrics import CursorCollector
+from ackstate.topic import MessageLog, Retention, backlog_report
 from ackstate.topic.retention_metrics import BacklogCollector
 from promql import check_query, samples_of, texts_of
 

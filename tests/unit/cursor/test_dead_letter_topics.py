@@ -9,23 +9,22 @@ from itertools import pairwise
 
 import pytest
 
-from ackstate.aio import AsyncTopics
-from ackstate.cursor import (
+from ackstate import (
     DeadLetterPolicy,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
     Start,
     StoreError,
     Subscription,
-    SubscriptionOptions,
-    SubscriptionRequest,
     SubscriptionType,
     Topics,
     TopicSettings,
 )
+from ackstate.aio import AsyncTopics
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import MessageLog, SubscriptionRequest
 from ackstate.topic.topic import Topic
 
 KINDS = pytest.mark.parametrize("kind", SubscriptionType)

@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
-from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription, SubscriptionType
+from ackstate import ManagedCursor, MemoryStore, Message, Subscription, SubscriptionType
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.message import NO_DELAY, encode_message
+from ackstate.topic import MessageLog
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
-from ackstate.topic.message import NO_DELAY, encode_message
 
 DUE_MS = 5_000
 every_kind = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])

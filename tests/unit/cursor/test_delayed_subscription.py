@@ -2,8 +2,9 @@
 
 import pytest
 
-from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from ackstate import ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import TopicDelayIndex
+from ackstate.topic import MessageLog
 from delayed_topic import MACHINES, NONE, TRACKERS, DelayedTopic
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)

@@ -7,12 +7,12 @@ when the reader meets it.
 import pytest
 
 from ackstate import Position
-from ackstate.cursor.store import LedgerNotFoundError, StoreError
-from ackstate.cursor.subscription import SubscriptionType
 from ackstate.delay import BucketedDelayIndex, DelayConfig
 from ackstate.delay.buckets.recovery import DropReason
+from ackstate.dispatch.subscription import SubscriptionType
 from ackstate.dispatch.unacked_messages import UnackedMessages
 from ackstate.limits import GateLimits
+from ackstate.stores.base import LedgerNotFoundError, StoreError
 from ackstate.topic.message_log import log_owner
 from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
 

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
-from ackstate.cursor import DeadLetterPolicy, SubscriptionOptions
-from ackstate.cursor.subscription import SubscriptionType
+from ackstate import DeadLetterPolicy
+from ackstate.dispatch import SubscriptionOptions
+from ackstate.dispatch.subscription import SubscriptionType
 from delayed_topic import NONE, TRACKERS, BucketedViews, DelayedTopic, Views
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorFencedError, LedgerMap, Position, UnsupportedVersionError
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, StoreError, delete_subscription
+from ackstate import (
+    CursorConfig,
+    CursorFencedError,
+    Format,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Position,
+    StoreError,
+    UnsupportedVersionError,
+)
+from ackstate.cursor import delete_subscription
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.cursor.journal.term_floor import PATH as TERMS
 from ackstate.cursor.journal.term_floor import raise_term_floor, term_floor

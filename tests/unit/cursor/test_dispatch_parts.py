@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import StoreError, SubscriptionType
+from ackstate import Position, StoreError, SubscriptionType
 from ackstate.dispatch.consumers import Consumers
 from ackstate.dispatch.deliveries import Deliveries, Sent
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
-from ackstate.inspect.hole_report import HoleReason
 from topics import NumberedTopic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import CursorConfig, Message, StoreError, Subscription
+from ackstate import CursorConfig, Message, Position, StoreError, Subscription
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.errors import InvalidPositionError
-from ackstate.inspect.hole_report import HoleReason
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate import DeletedRanges, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, StoreError
+from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
+from ackstate.cursor import PersistTarget
 from ackstate.stores.memory import Fault, FaultKind
 
 P = Position

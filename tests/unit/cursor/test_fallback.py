@@ -8,17 +8,19 @@ from itertools import pairwise
 
 import pytest
 
-from ackstate import CursorFencedError, Keep, LedgerMap, Position
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
+    CursorFencedError,
     Format,
+    Keep,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
     PayloadTooLargeError,
-    PersistTarget,
+    Position,
     StoreError,
-    persist_all,
 )
+from ackstate.cursor import PersistTarget, persist_all
 from ackstate.cursor.journal.recovery import Recovery
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.stores.sqlite import SqliteStore

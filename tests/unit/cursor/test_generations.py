@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, PersistTarget
+from ackstate import CursorConfig, Keep, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.cursor import PersistTarget
 from ackstate.stores.memory import MemoryDisk
 
 P = Position

@@ -7,10 +7,19 @@ from dataclasses import asdict
 
 import pytest
 
-from ackstate import LedgerMap, Position
+from ackstate import (
+    CursorConfig,
+    Format,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Position,
+    Repair,
+    StoreError,
+    UnreadableCursorError,
+)
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.store import remarks
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Repair, StoreError, UnreadableCursorError
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.inspect.store import inspect_store
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor.store import (
+from ackstate.errors import CorruptStateError
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
@@ -23,7 +24,6 @@ from ackstate.cursor.store import (
     Versioned,
     VersionMismatchError,
 )
-from ackstate.errors import CorruptStateError
 from ackstate.stores.sqlite import SqliteStore
 from waiting import wait_until
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, Message, MessageLog, Repair
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Message, Position, Repair
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.store import ABSENT, Versioned
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.inspect.findings import Status
 from ackstate.inspect.store import find_cursors, inspect_cursor, inspect_store
+from ackstate.stores.base import ABSENT, Versioned
+from ackstate.topic import MessageLog
 from ackstate.topic.log_ownership import log_path
 from ackstate.wire import native, native_pointer
 

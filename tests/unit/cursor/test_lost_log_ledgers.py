@@ -6,21 +6,22 @@ from contextlib import closing
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.analysis.admin.internal_stats import internal_stats
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
     Format,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
     Message,
+    Position,
     SqliteStore,
     Start,
     SubscriptionType,
     Topic,
     TopicSettings,
 )
-from ackstate.cursor.subscription import SubscriptionOptions
+from ackstate.analysis.admin.internal_stats import internal_stats
+from ackstate.dispatch.subscription import SubscriptionOptions
 from ackstate.errors import InvalidPositionError
 from ackstate.inspect import store as inspection
 from ackstate.wire import pulsar

@@ -5,25 +5,21 @@ import pytest
 from ackstate import (
     CorruptStateError,
     CursorClosedError,
+    CursorConfig,
     CursorFencedError,
+    Format,
     InvalidPositionError,
     LedgerMap,
-    Position,
-    UnsupportedVersionError,
-)
-from ackstate.cursor import (
-    CursorConfig,
-    Format,
     ManagedCursor,
     MemoryStore,
-    MessageLog,
-    PersistTarget,
-    ReceiptStatus,
-    RecoverySource,
+    Position,
     StoreError,
+    UnsupportedVersionError,
 )
+from ackstate.cursor import PersistTarget, ReceiptStatus, RecoverySource
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.topic import MessageLog
 from ackstate.wire import native, native_pointer
 
 P = Position

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackstate.cursor.store import (
+from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,

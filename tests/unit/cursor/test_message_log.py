@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import CorruptStateError, Position
-from ackstate.cursor import NO_DELAY, MemoryStore, Message, MessageLog
+from ackstate import NO_DELAY, CorruptStateError, MemoryStore, Message, Position
+from ackstate.topic import MessageLog
 
 PLAIN = Message(b"hello", publish_time_ms=1_000)
 KEYED = Message(b"hello", key=b"order-7", deliver_at_ms=2_000, publish_time_ms=1_000, message_count=3)

@@ -6,21 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import CursorFencedError, DeletedRanges, LedgerMap, Position
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
+    CursorFencedError,
+    DeletedRanges,
     Format,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
-    PersistTarget,
-    RecoverySource,
+    Position,
     Repair,
     StoreError,
     Topics,
     TopicSettings,
 )
+from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.store import PayloadTooLargeError
+from ackstate.stores.base import PayloadTooLargeError
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.pulsar import Compression, CursorInfo, decode_cursor_info, encode_cursor_info
 from ackstate.wire.pulsar.compression import MAGIC, compress

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, CursorStats, ManagedCursor, MemoryStore
-from ackstate.cursor.metrics import CursorCollector
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.cursor import CursorStats
+from ackstate.metrics import CursorCollector
 
 ORDERS = "persistent://public/default/orders"
 LEDGER_NAME = "public/default/persistent/orders"

@@ -1,34 +1,31 @@
-"""The names of `ackstate.cursor` are there when they are used, and cost nothing before."""
+"""The names of the packages."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
+from importlib import import_module
 
 import pytest
 
-import ackstate.cursor
+PACKAGES = [
+    "ackstate",
+    *(f"ackstate.{each}" for each in ("aio", "cursor", "delay", "dispatch", "limits", "stores", "topic")),
+]
 
 
-def test_each_name_is_where_type_checkers_see_it():
-    (seen,) = [node for node in ast.parse(Path(ackstate.cursor.__file__).read_text()).body if isinstance(node, ast.If)][
-        :1
-    ]
-    homes = {alias.name: node.module for node in seen.body for alias in node.names}
-    assert sorted(homes) == sorted(ackstate.cursor.__all__)  # Ruff sorts them differently.
-    for name, home in homes.items():
-        assert getattr(ackstate.cursor, name) is getattr(sys.modules[home], name)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_name_can_be_imported_and_is_one_object_everywhere(package):
+    module, top = import_module(package), import_module("ackstate")
+    for name in module.__all__:
+        assert getattr(top, name, getattr(module, name)) is getattr(module, name)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_can_be_imported_first(package):
+    subprocess.run([sys.executable, "-P", "-c", f"import {package}"], check=True)
 
 
 def test_other_names_are_refused():
-    with pytest.raises(AttributeError, match=r"'ackstate\.cursor' has no attribute 'ManagedCurser'"):
-        _ = ackstate.cursor.ManagedCurser
-
-
-def test_a_module_is_imported_when_one_of_its_names_is_used():
-    code = "import sys, ackstate.cursor; print('ackstate.cursor.managed' in sys.modules); ackstate.cursor.ManagedCursor"
-    code += "; print('ackstate.cursor.managed' in sys.modules)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    with pytest.raises(AttributeError, match="module 'ackstate' has no attribute 'ManagedCurser'"):
+        import_module("ackstate").ManagedCurser  # noqa: B018

@@ -10,14 +10,13 @@ import random
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import (
+from ackstate import (
     AckRefusedError,
     CursorConfig,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
+    Position,
     SqliteStore,
     StoreError,
     Subscription,
@@ -27,6 +26,7 @@ from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.record_size import isolated_range_bytes
 from ackstate.stores.memory import MemoryDisk
+from ackstate.topic import MessageLog
 from ackstate.topic.message_log import NO_DELAY
 
 BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES

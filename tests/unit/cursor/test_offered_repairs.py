@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, SqliteStore, persist_all
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, Position, SqliteStore
+from ackstate.cursor import persist_all
 from ackstate.cursor.journal.format import Format, Repair
 from ackstate.cursor.journal.recovery import UnreadableCursorError
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.store import StoreError
+from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite_database import DATABASE
 
 LOG = {3: 30}

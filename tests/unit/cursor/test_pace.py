@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import (
-    CursorConfig,
-    ManagedCursor,
-    MemoryStore,
-    PersistTarget,
-    ReceiptStatus,
-    StoreError,
-)
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
+from ackstate.cursor import PersistTarget, ReceiptStatus
 
 
 def open_cursor(**config):

@@ -6,16 +6,17 @@ import threading
 
 import pytest
 
-from ackstate import CursorClosedError, CursorFencedError, LedgerMap, Position
-from ackstate.cursor import (
+from ackstate import (
+    CursorClosedError,
     CursorConfig,
+    CursorFencedError,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
-    PersistResult,
-    PersistTarget,
+    Position,
     StoreError,
-    persist_all,
 )
+from ackstate.cursor import PersistResult, PersistTarget, persist_all
 from ackstate.cursor.journal.journal import Journal
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 

@@ -12,8 +12,8 @@ from copy import deepcopy
 
 import pytest
 
-from ackstate import CursorClosedError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore, PersistTarget, persist_all
+from ackstate import CursorClosedError, CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.cursor import PersistTarget, persist_all
 from ackstate.stores.memory import MemoryDisk
 
 PATIENCE_S = 30

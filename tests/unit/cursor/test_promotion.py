@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, PersistTarget, StoreError, SubscriptionOptions
+from ackstate import CursorConfig, Format, ManagedCursor, Position, StoreError
+from ackstate.cursor import PersistTarget
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import Rule
 from ackstate.stores.memory import Fault, FaultKind
 from topics import NumberedTopic

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.cursor import (
-    LedgerFencedError,
-    MemoryStore,
-    Message,
-    MessageLog,
-    PublishCounters,
-    SqliteStore,
-    StoreError,
-    TopicPublisher,
-    publish_all,
-)
+from ackstate import LedgerFencedError, MemoryStore, Message, SqliteStore, StoreError
 from ackstate.delay import TopicDelayIndex
 from ackstate.errors import CorruptStateError
 from ackstate.limits.policies import (
@@ -24,6 +14,7 @@ from ackstate.limits.policies import (
     effective,
 )
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import MessageLog, PublishCounters, TopicPublisher, publish_all
 from ackstate.topic.log_ownership import LogFencedError
 from ackstate.topic.message_log import NO_DELAY
 from ackstate.topic.publisher import OVERRIDDEN, REJECTED

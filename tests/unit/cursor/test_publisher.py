@@ -8,22 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ackstate import LogFencedError
-from ackstate.cursor import (
-    CounterSample,
-    CursorConfig,
-    ManagedCursor,
-    MemoryStore,
-    Message,
-    MessageLog,
-    PublishCounters,
-    StoreError,
-    Subscription,
-    TopicPublisher,
-)
+from ackstate import CursorConfig, LogFencedError, ManagedCursor, MemoryStore, Message, StoreError, Subscription
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import CounterSample, MessageLog, PublishCounters, TopicPublisher
 from ackstate.topic.message_log import NO_DELAY
 from ackstate.topic.publish_metrics import PublishCollector
 

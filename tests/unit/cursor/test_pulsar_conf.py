@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ackstate.cursor import CursorConfig
+from ackstate import CursorConfig
 from ackstate.properties import parse_properties
 from ackstate.wire.pulsar import Compression, RangeForm
 

@@ -6,12 +6,11 @@ import base64
 
 import pytest
 
-from ackstate import CorruptStateError, Position, UnsupportedVersionError
+from ackstate import CorruptStateError, CursorConfig, Format, ManagedCursor, Position, UnsupportedVersionError
 from ackstate.analysis.pulsar.transfer.export import topics_of
-from ackstate.cursor import CursorConfig, Format, ManagedCursor
-from ackstate.cursor.store import StoreError, VersionMismatchError
 from ackstate.inspect.store import find_cursors, inspect_cursor
 from ackstate.ledger_map import LedgerMap
+from ackstate.stores.base import StoreError, VersionMismatchError
 from ackstate.stores.pulsar_names import decoded, managed_ledger_name, pulsar_path
 from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
 from ackstate.stores.pulsar_url import check_topic, is_pulsar_url, parse_pulsar_url

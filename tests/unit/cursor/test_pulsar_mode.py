@@ -13,17 +13,19 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
+    DeletedRanges,
     Format,
+    InvalidPositionError,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
-    PersistTarget,
-    RecoverySource,
+    Position,
     Repair,
     UnreadableCursorError,
 )
+from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import decode_record
 from ackstate.wire.pulsar import (

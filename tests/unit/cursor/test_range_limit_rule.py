@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate import Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, MemoryStore
+from ackstate import CursorConfig, Format, Keep, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from topics import NumberedTopic
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorClosedError, InvalidPositionError
-from ackstate.cursor import (
+from ackstate import (
     AckRefusedError,
+    CursorClosedError,
     CursorConfig,
     DeadLetterPolicy,
-    SubscriptionOptions,
+    InvalidPositionError,
     SubscriptionType,
 )
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import GateLimits, Rule
 from topics import NumberedTopic
 

@@ -7,31 +7,28 @@ from contextlib import closing
 
 import pytest
 
-from ackstate import CorruptStateError, LogFencedError, Position
-from ackstate.cursor import (
-    BacklogPolicy,
+from ackstate import (
     BacklogQuotaExceededError,
-    BacklogReport,
+    CorruptStateError,
     CursorConfig,
     Format,
+    LogFencedError,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
-    Retention,
+    Position,
     SqliteStore,
     StoreError,
     Subscription,
-    backlog_report,
-    trim_log,
 )
 from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.store import Versioned
 from ackstate.delay import TopicDelayIndex
 from ackstate.inspect.findings import Status
 from ackstate.inspect.store import inspect_store
 from ackstate.inspect.stored_holes import explain_holes
+from ackstate.stores.base import Versioned
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import BacklogPolicy, BacklogReport, MessageLog, Retention, backlog_report, trim_log
 from ackstate.topic.log_ownership import decode_log_record, encode_log_record, log_owner, log_path
 
 NOTHING_KEPT = Retention()

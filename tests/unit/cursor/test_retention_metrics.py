@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ackstate import Position
-from ackstate.cursor import BacklogReport
+from ackstate.topic import BacklogReport
 from ackstate.topic.retention_metrics import BacklogCollector
 
 ORDERS = "persistent://public/default/orders"

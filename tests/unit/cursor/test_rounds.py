@@ -8,15 +8,17 @@ from weakref import ref
 
 import pytest
 
-from ackstate import CorruptStateError, CursorClosedError, Position
-from ackstate.cursor import (
+from ackstate import (
     ConsumerClosedError,
+    CorruptStateError,
+    CursorClosedError,
     DeadLetterPolicy,
     Message,
+    Position,
     StoreError,
-    SubscriptionOptions,
     SubscriptionType,
 )
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.round_waiter import RoundWaiter
 from ackstate.limits import GateLimits
 from topics import NumberedTopic

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ackstate import Keep, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, SqliteStore
+from ackstate import CursorConfig, Keep, LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
 from ackstate.stores.memory import MemoryDisk
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))

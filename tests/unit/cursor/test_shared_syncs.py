@@ -6,29 +6,29 @@ from collections import Counter
 
 import pytest
 
-from ackstate import CursorFencedError, LedgerMap, Position, TopicClosedError
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
-    CursorOpening,
+    CursorFencedError,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
     Message,
-    PersistTarget,
+    Position,
     SqliteStore,
     Start,
     StoreError,
-    SubscriptionRequest,
     SubscriptionType,
     SubscriptionTypeError,
     Topic,
+    TopicClosedError,
     Topics,
     UnreadableCursorError,
-    open_cursors,
-    persist_all,
 )
+from ackstate.cursor import CursorOpening, PersistTarget, open_cursors, persist_all
 from ackstate.cursor.journal.journal import Journal, cursor_path
-from ackstate.cursor.writes import AppendEntry
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.stores.writes import AppendEntry
+from ackstate.topic import SubscriptionRequest
 
 P = Position
 NAMES = [f"topic {number}" for number in range(6)]

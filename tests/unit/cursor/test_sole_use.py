@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, Subscription
+from ackstate import ManagedCursor, MemoryStore, Message, Subscription
+from ackstate.topic import MessageLog
 from ackstate.topic.sole_use import SoleUse
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor.store import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.stores import sqlite_database
+from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import append_until, assert_works, contents_of, hold, names_in, start
 

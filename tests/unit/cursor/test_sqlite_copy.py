@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor.store import ABSENT, StoreError, StoreFullError, StoreLockedError
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores import sqlite_copy
+from ackstate.stores.base import ABSENT, StoreError, StoreFullError, StoreLockedError
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works, contents_of, hold, names_in, start
 from tests.unit.cursor.test_sqlite import DATABASE, UNFINISHED, damaged, overwrite, pages_of
@@ -155,7 +155,7 @@ def test_a_store_with_more_bytes_than_the_limit_is_not_copied(damaged, temporary
 
 COPIER = """
 import sys
-from ackstate.cursor import SqliteStore
+from ackstate import SqliteStore
 copy = SqliteStore.open_copy(sys.argv[1])
 print(copy._copy.path, flush=True)
 sys.stdin.read()
@@ -243,8 +243,8 @@ def test_a_copy_of_a_store_that_this_process_has_open_leaves_it_locked_and_in_us
 
 COUNTER = """
 import sys
-from ackstate.cursor import SqliteStore
-from ackstate.cursor.store import ABSENT
+from ackstate import SqliteStore
+from ackstate.stores.base import ABSENT
 store = SqliteStore(sys.argv[1])
 ledger_id, version, number = store.ledgers.create("billing"), ABSENT, 0
 while True:

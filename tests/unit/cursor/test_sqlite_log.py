@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ackstate.cursor.store import LedgerNotFoundError
 from ackstate.errors import CorruptStateError
 from ackstate.stores import sqlite_log
+from ackstate.stores.base import LedgerNotFoundError
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_log import check_log
 

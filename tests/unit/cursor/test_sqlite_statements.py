@@ -4,9 +4,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from ackstate.cursor import SqliteStore
-from ackstate.cursor.store import LedgerFencedError
+from ackstate import SqliteStore
 from ackstate.errors import CorruptStateError
+from ackstate.stores.base import LedgerFencedError
 
 
 @pytest.fixture

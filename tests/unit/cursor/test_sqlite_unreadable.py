@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.cursor.store import StoreError
 from ackstate.errors import CorruptStateError
 from ackstate.stores import sqlite_database
+from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite import SqliteStore
 
 

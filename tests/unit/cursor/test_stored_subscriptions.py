@@ -7,24 +7,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
     Format,
+    LedgerMap,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
     PayloadTooLargeError,
+    Position,
     Repair,
     StoreError,
     SubscriptionType,
     UnreadableCursorError,
 )
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.store import Versioned
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
+from ackstate.stores.base import Versioned
+from ackstate.topic import MessageLog
 from ackstate.topic.subscription_type import TYPE_PROPERTY
 
 TOPIC = "persistent://a/b/orders"

@@ -6,11 +6,21 @@ import random
 
 import pytest
 
-from ackstate import CursorClosedError, LedgerMap, Position
-from ackstate.cursor import CursorConfig, ManagedCursor, MemoryStore, Message, MessageLog, StoreError, Subscription
+from ackstate import (
+    CursorClosedError,
+    CursorConfig,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    Position,
+    StoreError,
+    Subscription,
+)
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
+from ackstate.topic import MessageLog
 from ackstate.topic.message_log import NO_DELAY
 
 

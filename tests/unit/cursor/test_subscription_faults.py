@@ -8,19 +8,19 @@ import threading
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import (
+from ackstate import (
     ConsumerBusyError,
     CursorConfig,
     DeadLetterPolicy,
     ManagedCursor,
     Message,
+    Position,
     StoreError,
     Subscription,
-    SubscriptionOptions,
     SubscriptionType,
 )
-from ackstate.inspect.hole_report import HoleReason
+from ackstate.dispatch import SubscriptionOptions
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 

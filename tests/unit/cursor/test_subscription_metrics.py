@@ -9,21 +9,22 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ackstate import CursorClosedError, Position
-from ackstate.cursor import (
+from ackstate import (
+    CursorClosedError,
     ManagedCursor,
     MemoryStore,
     Message,
-    MessageLog,
-    RuleStats,
+    Position,
     Start,
     Subscription,
     SubscriptionType,
     Topics,
     TopicSettings,
 )
-from ackstate.cursor.metrics import CursorCollector
+from ackstate.dispatch import RuleStats
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
+from ackstate.metrics import CursorCollector
+from ackstate.topic import MessageLog
 from topics import NumberedTopic
 
 ORDERS = "persistent://public/default/orders"

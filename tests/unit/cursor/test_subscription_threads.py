@@ -13,17 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ackstate.cursor import (
-    ConsumerClosedError,
-    CursorConfig,
-    ManagedCursor,
-    MemoryStore,
-    MessageLog,
-    StoreError,
-    Subscription,
-)
-from ackstate.cursor.subscription import AckRefusedError
+from ackstate import ConsumerClosedError, CursorConfig, ManagedCursor, MemoryStore, StoreError, Subscription
+from ackstate.dispatch.subscription import AckRefusedError
 from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.topic import MessageLog
 from ackstate.topic.message_log import Message
 
 LIMIT = 1_024

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.cursor import (
-    ConsumerBusyError,
-    ConsumerClosedError,
-    ManagedCursor,
-    Message,
-    Subscription,
-    SubscriptionOptions,
-    SubscriptionType,
-)
+from ackstate import ConsumerBusyError, ConsumerClosedError, ManagedCursor, Message, Subscription, SubscriptionType
 from ackstate.delay import TopicDelayIndex
 from ackstate.delay.position_set import PositionSet
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import DispatchGate, GateLimits
 from topics import NumberedTopic
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, MemoryStore, persist_all
+from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.cursor import persist_all
 from ackstate.cursor.persist.persist_all import close_all, execute
 from waiting import wait_until
 

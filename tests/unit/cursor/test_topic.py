@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position, TopicClosedError
-from ackstate.cursor import (
+from ackstate import (
     CursorConfig,
     ManagedCursor,
     MemoryStore,
     Message,
-    Policies,
-    PolicyOwner,
-    PolicyStore,
+    Position,
     Start,
     StartTime,
     StoreError,
     SubscriptionType,
     SubscriptionTypeError,
     Topic,
+    TopicClosedError,
     Topics,
     TopicSettings,
-    delete_topic,
 )
 from ackstate.inspect.store import inspect_store
 from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import Policies, PolicyOwner, PolicyStore, delete_topic
 
 ORDERS = PolicyOwner("public", "default", "orders")
 P = Position

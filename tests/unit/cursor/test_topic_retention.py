@@ -7,24 +7,22 @@ from random import Random
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import (
-    BacklogPolicy,
+from ackstate import (
     BacklogQuotaExceededError,
     CursorConfig,
     ManagedCursor,
     MemoryStore,
     Message,
-    Retention,
+    Position,
     SqliteStore,
     Start,
     StoreError,
     Topics,
     TopicSettings,
-    publish_all,
 )
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.stores.memory import Fault, FaultKind
+from ackstate.topic import BacklogPolicy, Retention, publish_all
 
 SETTINGS = {"entries_per_ledger_max": 10, "cursor": CursorConfig(flush_interval_ms=0)}
 LIMITED = Retention(backlog_bytes_max=1_000, backlog_policy=BacklogPolicy.REFUSE_PUBLISH)

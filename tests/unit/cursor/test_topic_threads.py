@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from ackstate.cursor import CursorConfig, MemoryStore, Message, Start, Topics, TopicSettings
+from ackstate import CursorConfig, MemoryStore, Message, Start, Topics, TopicSettings
 
 MESSAGES, SUBSCRIPTIONS = 2_000, 3
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import MemoryStore
-from ackstate.cursor.store import StoreError
+from ackstate import MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.snapshots import ATTEMPT_COUNT
+from ackstate.stores.base import StoreError
 from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "bucket.jsonl.gz"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import MemoryStore, StoreError
+from ackstate import MemoryStore, Position, StoreError
 from ackstate.delay import BucketedDelayIndex
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.bucket_registry import MetadataBucketRegistry

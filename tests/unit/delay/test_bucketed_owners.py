@@ -10,8 +10,7 @@ from random import Random
 
 import pytest
 
-from ackstate import AckStateError, Position
-from ackstate.cursor import MemoryStore
+from ackstate import AckStateError, MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex
 from ackstate.delay.buckets.sealed import SealedBuckets
 from ackstate.wire.pulsar.delayed_index_list import DelayedIndexes

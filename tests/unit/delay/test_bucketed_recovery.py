@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import MemoryStore, StoreError
+from ackstate import MemoryStore, Position, StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets.recovery import DroppedBucket, DropReason
 from ackstate.stores.memory import Fault, FaultKind

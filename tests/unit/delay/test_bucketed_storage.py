@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CorruptStateError, Position
-from ackstate.cursor import MemoryStore, SqliteStore, StoreError
+from ackstate import CorruptStateError, MemoryStore, Position, SqliteStore, StoreError
 from ackstate.delay import BucketedDelayIndex, SnapshotStorage
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.bucket_registry import MetadataBucketRegistry

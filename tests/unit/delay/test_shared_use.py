@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import ManagedCursor, MemoryStore, Message, MessageLog, MetadataBucketRegistry, Subscription
+from ackstate import ManagedCursor, MemoryStore, Message, Position, Subscription
 from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
 from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.topic import MessageLog, MetadataBucketRegistry
 from small_buckets import KEY
 
 FAR_MS = 10**9

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.cursor import NO_DELAY, Message
+from ackstate import NO_DELAY, Message
 from examples.broker.errors import ChecksumError, ProtocolError
 from examples.broker.framing import (
     MESSAGE_BYTES_MAX,

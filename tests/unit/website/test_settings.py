@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from ackstate.cursor import CursorConfig
+from ackstate import CursorConfig
 from ackstate.cursor.pulsar_conf import CURSOR_KEYS
 from ackstate.delay import DelayConfig
 from ackstate.limits.policies import ENABLED_KEY, MAX_DELAY_KEY, TICK_KEY

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, final
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.store import StoreError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.crash.subject import Operation
     from ackstate.cursor.results import Receipt
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 TOPIC = "persistent://public/default/orders"
 SUBSCRIPTION = "billing"

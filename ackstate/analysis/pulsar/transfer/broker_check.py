@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.admin_client import topic_path
 from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, acked, read_object
 from ackstate.analysis.pulsar.transfer.fit import fitted
-from ackstate.cursor.topic_name import persistence_name
 from ackstate.ledger_map import LedgerMap
+from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
     from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin

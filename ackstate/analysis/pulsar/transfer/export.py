@@ -9,12 +9,12 @@ import google_crc32c
 from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor, Fingerprint
 from ackstate.cursor.journal.journal import ROOT
 from ackstate.cursor.journal.recovery import Recovery
-from ackstate.cursor.store import LedgerNotFoundError
-from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.position import Position
+from ackstate.stores.base import LedgerNotFoundError
 from ackstate.stores.pulsar_names import DOMAIN
+from ackstate.topic_name import parse_topic, persistence_name
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from random import Random
 
 import pytest
 
-from ackstate import Position
+from ackstate import CursorConfig, ManagedCursor, Position
 from ackstate.analysis.crash.layer import RunOutcome
 from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.cursor import CursorConfig, ManagedCursor
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import MemoryStore
 from crash.crash_states import examination, processes, sqlite

@@ -9,9 +9,9 @@ from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import decode_record
-from ackstate.cursor.store import StoreError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
+from ackstate.stores.base import StoreError
 from crash.damage import judgement as layer
 from crash.damage.judgement import Outcome, damage, good_store, judge, run
 from crash.damage.kinds import LogFile, Reach, damages, flipped

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import Position
-from ackstate.cursor import CursorConfig, Format
+from ackstate import CursorConfig, Format, Position
 from ackstate.stores.memory import FaultKind
 from crash.crash_states.examination import examine
 from crash.crash_states.workload import Workload

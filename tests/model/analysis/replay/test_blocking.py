@@ -21,10 +21,10 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.store import StoreError
-from ackstate.cursor.subscription import Subscription
+from ackstate.dispatch.subscription import Subscription
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from ackstate.topic.message_log import Message, MessageLog
 from chunks import chunk_of
@@ -209,8 +209,6 @@ def assert_agreement(events, found, sizes):
 test_every_instant_agrees_with_a_real_subscription = pytest.mark.slow(
     few(given(gated_traces(), POLICIES, SIZES)(assert_agreement))
 )
-
-
 
 
 def test_young_acks_are_persisted_early_rather_than_stopping_dispatch():

@@ -16,10 +16,10 @@ from ackstate.analysis.replay.persist_ticks import PersistTicks
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.store import StoreError
 from ackstate.cursor.view import CursorView
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from chunks import chunk_of
 from replay_runs import GRIDS, PLAIN, SIZES, assert_agreement, replayed

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import uvicorn
 
+from ackstate import CursorConfig, Message, SqliteStore, Start, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
-from ackstate.cursor import CursorConfig, Message, SqliteStore, Start, Topics, TopicSettings
 from ackstate.limits import GateLimits
 from command_line import assert_one_line, run, write_token
 

@@ -15,9 +15,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from ackstate import SqliteStore
 from ackstate.analysis.admin.resolve import BrokerPolicies
 from ackstate.analysis.cli import main
-from ackstate.cursor import SqliteStore
 from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 from command_line import assert_one_line, run, run_apart
 from waiting import wait_until

@@ -20,9 +20,9 @@ from ackstate.analysis.crash.layers.power_cuts import PowerCuts
 from ackstate.analysis.crash.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.subject_process import subject_launch
 from ackstate.cursor.persist import persist_all
-from ackstate.cursor.store import StoreError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database, sqlite_mark
+from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite_connection import SqliteConnection
 from crash.steps import Step, StepKind
 from crash.system_calls import layer as system_calls

@@ -9,7 +9,7 @@ import pytest
 
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor.store import ABSENT
+from ackstate.stores.base import ABSENT
 from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers

@@ -38,7 +38,7 @@ def played(a_script, *, failing=()):
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    caplog.set_level(logging.CRITICAL, logger="ackstate.cursor")
+    caplog.set_level(logging.CRITICAL, logger="ackstate")
 
 
 @pytest.mark.slow

@@ -11,12 +11,11 @@ import sys
 
 import pytest
 
-from ackstate import CursorFencedError
+from ackstate import CursorFencedError, ManagedCursor, MemoryStore, SqliteStore
 from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, DemoBroker, DemoSettings
 from ackstate.analysis.demo.recovery import recover
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Recorder, read_recording
-from ackstate.cursor import ManagedCursor, MemoryStore, SqliteStore
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from traces import last_state
 
@@ -155,7 +154,7 @@ import os, signal, sys
 from pathlib import Path
 from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
 from ackstate.analysis.trace.recorder import Recorder
-from ackstate.cursor import SqliteStore
+from ackstate import SqliteStore
 
 directory, moment, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = SqliteStore(directory / "store")

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from ackstate import ManagedCursor
 from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import EventKind
-from ackstate.cursor import ManagedCursor
-from ackstate.cursor.store import StoreError
 from ackstate.stores import sqlite_database
+from ackstate.stores.base import StoreError
 from benchmarks.calibration.points import BLOCKED, Point, grid
 from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration
 from benchmarks.calibration.run import CalibrationPlan, cut_points, kill_point, kill_points

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from ackstate import MemoryStore
 from ackstate.analysis.admin.app import create_app
-from ackstate.cursor import MemoryStore
 
 
 class InProcess:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ackstate import MemoryStore, Message, Topics
 from ackstate.analysis.admin.app import create_app
-from ackstate.cursor import MemoryStore, Message, Topics
 
 ODD = ["..", ".", "%", "\0", "a/b", "é", "\ud800", "\U0001f40d", "x" * 300, "-1", "null", "\r\n"]
 SOUND_NAMES = st.text("abzAZ09-=:._", min_size=1, max_size=8)

@@ -8,12 +8,12 @@ import json
 import httpx
 import pytest
 
-from ackstate import AckStateError
+from ackstate import AckStateError, MemoryStore
 from ackstate.analysis.admin import guard
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.guard import BODY_BYTES_MAX
 from ackstate.analysis.admin.server import ServerSettings, listening
-from ackstate.cursor import MemoryStore, PolicyStore
+from ackstate.topic import PolicyStore
 from ackstate.topic.policy_store import PolicyOwner
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import LedgerMap, Position
-from ackstate.cursor import ManagedCursor, Message, MessageLog
+from ackstate import LedgerMap, ManagedCursor, Message, Position
 from ackstate.cursor.journal.journal import cursor_path
+from ackstate.topic import MessageLog
 
 TOPIC = "persistent://public/default/orders"
 PATH = "/admin/v2/persistent/public/default/orders/internalStats"

@@ -14,23 +14,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ackstate import CursorConfig, Format, MemoryStore, Message, Start, SubscriptionType, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.live_configuration import live_configuration, live_version
 from ackstate.analysis.admin.live_stats import live_internal_stats, live_stats
 from ackstate.analysis.pulsar.snapshot.broker_settings import broker_settings
-from ackstate.cursor import (
-    CursorConfig,
-    Format,
-    MemoryStore,
-    Message,
-    MessageLog,
-    RangeForm,
-    Start,
-    SubscriptionType,
-    Topics,
-    TopicSettings,
-)
+from ackstate.cursor import RangeForm
 from ackstate.limits import GateLimits
+from ackstate.topic import MessageLog
 from ackstate.wire.pulsar import LimitRule
 
 ORDERS = "persistent://public/default/orders"

@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
+from ackstate import StoreError
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
-from ackstate.cursor import PolicyStore, StoreError
-from ackstate.cursor.store import ABSENT
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.limits import (
     BrokerDelayedDelivery,
@@ -16,6 +15,8 @@ from ackstate.limits import (
     DelayPolicyRefusedError,
     check_namespace_settable,
 )
+from ackstate.stores.base import ABSENT
+from ackstate.topic import PolicyStore
 from ackstate.topic.policy_store import PolicyOwner
 
 NAMESPACE = "/admin/v2/namespaces/public/default"

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate import SqliteStore
 from ackstate.analysis.demo.results import MARKER, DemoDirectory
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import VERSION_KEY
 from ackstate.analysis.trace.manifest import FILES_KEY, ONLY
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.cursor import SqliteStore
 from ackstate.errors import AckStateError
 from command_line import assert_one_line, run, tree
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate import Position
+from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
 from ackstate.analysis.cli.explain import _duration
-from ackstate.cursor import CursorConfig, Format, ManagedCursor, Message, MessageLog, SqliteStore
+from ackstate.topic import MessageLog
 from ackstate.topic.message_log import log_owner
 from command_line import assert_one_line, run, tree
 

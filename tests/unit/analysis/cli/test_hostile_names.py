@@ -13,12 +13,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from ackstate import LedgerMap, Position
+from ackstate import LedgerMap, ManagedCursor, Position, SqliteStore
 from ackstate.analysis.cli import console
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
-from ackstate.cursor import ManagedCursor, SqliteStore
 from command_line import ENTRY, run
 from pulsar_admin import INTERNALS, STATS, serving, topic_answers
 

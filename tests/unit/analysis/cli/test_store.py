@@ -10,15 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ackstate import Position
-from ackstate.cursor import (
-    ManagedCursor,
-    MessageLog,
-    Repair,
-    SqliteStore,
-    UnreadableCursorError,
-)
+from ackstate import ManagedCursor, Position, Repair, SqliteStore, UnreadableCursorError
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.topic import MessageLog
 from ackstate.wire import native, native_pointer
 from command_line import assert_one_line, run, tree
 from pulsar_nodes import CURSOR_RECORD, layout_of, new_nodes

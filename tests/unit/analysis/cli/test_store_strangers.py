@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from ackstate.cursor import SqliteStore
+from ackstate import SqliteStore
 from command_line import assert_one_line, run
 from sample_store import fill
 from store_directories import contents_of

@@ -11,7 +11,7 @@ import pytest
 
 from ackstate.analysis.crash.simulated_crash import DiskHistory, fates
 from ackstate.analysis.crash.simulated_disk import SimulatedDisk
-from ackstate.cursor.store import StoreLockedError
+from ackstate.stores.base import StoreLockedError
 
 
 class KernelFile:

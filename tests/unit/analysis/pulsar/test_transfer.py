@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
+from ackstate import (
+    AckStateError,
+    BatchIndexes,
+    CorruptStateError,
+    CursorConfig,
+    DeletedRanges,
+    Format,
+    ManagedCursor,
+    Position,
+    UnsupportedVersionError,
+)
 from ackstate.analysis.pulsar.transfer.ack_state_file import (
     AckStateFile,
     ExportedCursor,
@@ -26,7 +36,6 @@ from ackstate.analysis.pulsar.transfer.broker_check import checked
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, fitted
 from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor, import_through_broker
-from ackstate.cursor import CursorConfig, Format, ManagedCursor
 from ackstate.cursor.journal.format import CursorState
 from ackstate.ledger_map import LedgerMap
 from command_line import assert_one_line, run

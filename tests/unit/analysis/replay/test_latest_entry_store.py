@@ -9,7 +9,7 @@ from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.store import LedgerFencedError, LedgerNotFoundError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError
 from ackstate.stores.memory import MemoryStore
 from chunks import chunk_of
 

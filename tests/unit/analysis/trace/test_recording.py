@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ackstate import LedgerMap, Position
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
@@ -23,10 +23,10 @@ from ackstate.analysis.trace.entry_set import EntrySet, histories
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor import Change, CursorConfig, CursorListener, ManagedCursor, MemoryStore, persist_all
+from ackstate.cursor import Change, CursorListener, persist_all
 from ackstate.cursor.journal.format import Format
-from ackstate.cursor.store import StoreError
 from ackstate.selection import Keep
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from topics import NumberedTopic
 from trace_files import crashes_of, subscriptions_of

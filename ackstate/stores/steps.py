@@ -11,13 +11,13 @@ from collections.abc import Generator
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ackstate.cursor.writes import Write, write_all
 from ackstate.errors import AckStateError
+from ackstate.stores.writes import Write, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.cursor.store import Store
+    from ackstate.stores.base import Store
 
 _Result = TypeVar("_Result")
 Steps = Generator[Write, int, _Result]

@@ -11,7 +11,7 @@ differ from those on the disk. A lost connection is not a failed sync, and may b
 Damage. Any call may find that the stored bytes have changed: `CorruptStateError`.
 
 Groups. A store that can execute many independent writes with one sync has `write_all`, too
-(`ackstate.cursor.writes.GroupStore`).
+(`ackstate.stores.writes.GroupStore`).
 
 Owners. A store on a disk is open once at a time: a second opener, in this process or another one, gets
 `StoreLockedError`; a store in a cluster may be open many times. In any store a ledger is taken over by `fence`: its

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate.cursor.topic_name import parse_topic, persistence_name
 from ackstate.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.errors import CursorClosedError
+from ackstate.topic_name import parse_topic, persistence_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import CursorStats
-    from ackstate.cursor.subscription import Subscription
     from ackstate.dispatch.stats import DispatchStats
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.position import Position
     from ackstate.topic.topics import Topics
 

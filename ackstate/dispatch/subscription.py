@@ -10,15 +10,15 @@ from ackstate.dispatch.admission import AckRefusedError
 from ackstate.dispatch.block_reason import BlockReason
 from ackstate.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, SubscriptionType
 from ackstate.dispatch.delivery import DeadLetterPolicy, Delivery, DispatchRound
+from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.options import SubscriptionOptions, check_parts, check_same_log
+from ackstate.dispatch.start import Start, StartTime, start_position
 from ackstate.dispatch.subscription_dispatch import SubscriptionDispatch
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
-from ackstate.inspect.hole_report import HoleReason
 from ackstate.integers import check_count, integer
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position, check_position, checked_positions
-from ackstate.topic.start import Start, StartTime, start_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ackstate.cursor.store import LedgerStore, MetadataStore, Store, check_owner, check_path
 from ackstate.errors import AckStateError
+from ackstate.stores.base import LedgerStore, MetadataStore, Store, check_owner, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
