@@ -177,8 +177,15 @@ def runs_of(bitmap: BitMap) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint
     return np.frombuffer(firsts(bitmap).to_array(), np.uint32), np.frombuffer(lasts(bitmap).to_array(), np.uint32)
 
 
-def bitmap_of_runs(first: npt.NDArray[np.integer], last: npt.NDArray[np.integer]) -> BitMap:
+def bitmap_of_runs(
+    first: npt.NDArray[np.integer], last: npt.NDArray[np.integer], *, is_optimized: bool = True
+) -> BitMap:
     """Return the entries of rising, disjoint runs, given the first and the last of each, both inclusive.
+
+    Args:
+        first: The first entries.
+        last: The last entries.
+        is_optimized: False for the form that entries have which are added one by one.
 
     Complexity: O(runs), and up to 32 entries in each.
     """
@@ -188,7 +195,8 @@ def bitmap_of_runs(first: npt.NDArray[np.integer], last: npt.NDArray[np.integer]
     width[wide] = 0
     # Narrow runs are expanded entry by entry, all at once: a running count over all runs, minus each run's start.
     begins = np.repeat(first - np.cumsum(width) + width, width)
-    bitmap = BitMap(array("I", (begins + np.arange(len(begins), dtype=begins.dtype)).astype(np.uint32).tobytes()))
+    narrow = array("I", (begins + np.arange(len(begins), dtype=begins.dtype)).astype(np.uint32).tobytes())
+    bitmap = BitMap(narrow, optimize=is_optimized)
     for begin, end in zip(first[wide].tolist(), last[wide].tolist(), strict=True):
         bitmap.add_range(begin, end + 1)
     return bitmap

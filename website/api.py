@@ -55,7 +55,8 @@ PAGES = (
             "Subscriptions": [
                 *_of(
                     "ackstate.dispatch",
-                    "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy BlockReason",
+                    "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy "
+                    "BlockReason",
                 ),
                 *_of("ackstate.inspect.stored_subscriptions", "stored_subscriptions StoredSubscription"),
                 *_of("ackstate.cursor", "delete_subscription"),
@@ -118,7 +119,8 @@ PAGES = (
             "The conformance suite": _of("ackstate.testing", "check_store"),
             "Errors": _of(
                 "ackstate.stores",
-                "StoreError StoreFullError StoreLockedError LedgerFencedError LedgerNotFoundError PayloadTooLargeError VersionMismatchError",
+                "StoreError StoreFullError StoreLockedError LedgerFencedError LedgerNotFoundError "
+                "PayloadTooLargeError VersionMismatchError",
             ),
         },
     ),

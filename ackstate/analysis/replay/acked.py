@@ -92,7 +92,7 @@ class NewlyAckedRuns(NamedTuple):
         """Return the entries by ledger."""
         runs = by_position(self)
         return {
-            ledger_id: bitmap_of_runs(runs.first[begin:end], runs.end[begin:end] - 1)
+            ledger_id: bitmap_of_runs(runs.first[begin:end], runs.end[begin:end] - 1, is_optimized=False)
             for ledger_id, begin, end in _ledgers_of(runs.ledger_id)
         }
 
