@@ -150,13 +150,6 @@ class AdminServer:
     ) -> Answer:
         """Send one request and return the answer, with any status.
 
-        Args:
-            exchanges: From `exchanges` of this server, or of another with the same trusted certificates.
-            method: The verb.
-            path: As of `call`.
-            query: As of `call`.
-            body: As of `call`.
-
         Raises:
             AdminError: No complete answer arrived in time, it exceeds a limit, or the certificates cannot be read.
         """
@@ -233,9 +226,6 @@ def namespace_path(namespace: str) -> str:
 
 def topic_path(topic: str) -> str:
     """Return the path of a topic on the server.
-
-    Args:
-        topic: `persistent://tenant/namespace/topic`, `tenant/namespace/topic`, or `topic` in public/default.
 
     Raises:
         InvalidNameError: It has none of these forms, is not persistent, or names a cluster, as topics of Pulsar 1 did.

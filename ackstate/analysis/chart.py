@@ -101,14 +101,7 @@ class Axis:
 
 
 def number_axis(name: str, numbers: Iterable[float], *, tick_count: int = 4, is_log: bool = False) -> Axis:
-    """Return an axis from 0 to a round number not below the highest of some numbers; logarithmic from a power of ten.
-
-    Args:
-        name: Its quantity and unit.
-        numbers: The numbers to show; above 0 if it is logarithmic.
-        tick_count: About so much space there is for labels.
-        is_log: Whether it is logarithmic.
-    """
+    """Return an axis from 0 to a round number not below the highest of some numbers; logarithmic from a power of ten."""
     found = [*numbers]
     if is_log:
         first, last = math.floor(math.log10(min(found))), math.ceil(math.log10(max(found)))

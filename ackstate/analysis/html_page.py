@@ -68,14 +68,7 @@ $body
 
 
 def document(title: str, body: str, *, scripts: str, style: str = "") -> str:
-    """Return a whole page.
-
-    Args:
-        title: As text.
-        body: As HTML.
-        scripts: The scripts that may run, as ``script-src`` of the policy.
-        style: CSS beside that of all pages.
-    """
+    """Return a whole page."""
     return _PAGE.substitute(title=escape(title), body=body, scripts=scripts, style=style)
 
 

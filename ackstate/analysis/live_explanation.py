@@ -72,12 +72,6 @@ class ExplainedTopic(_Explained):
 def explain_subscription(subscription: Subscription, *, name: str, top: int, now_ms: int) -> ExplainedSubscription:
     """Explain an open subscription; nothing is changed.
 
-    Args:
-        subscription: The subscription.
-        name: Its name.
-        top: How many holes at most.
-        now_ms: The present.
-
     Raises:
         CursorClosedError: It is closed.
 

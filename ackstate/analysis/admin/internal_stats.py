@@ -90,10 +90,6 @@ class PersistentTopicInternalStats(PulsarResponse):
 def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | None:
     """Return a store's state of a topic, None if it has neither messages nor cursors of it.
 
-    Args:
-        store: The store; it is only read.
-        topic: The topic's full name, such as ``persistent://public/default/orders``.
-
     Raises:
         StoreError: The storage failed.
         CorruptStateError: The names of cursors, or the log's ledgers, cannot be read.

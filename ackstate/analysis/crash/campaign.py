@@ -82,11 +82,7 @@ class Seen:
     skipped: str = ""
 
     def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
-        """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested.
-
-        Args:
-            receipts_min: The share of acks before an accepted persist that need a receipt; above 0, at most 1.
-        """
+        """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested."""
         if self.has_failed:
             return ""
         if not self.runs:

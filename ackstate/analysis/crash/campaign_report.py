@@ -40,14 +40,7 @@ def table(found: Mapping[str, Totals], titles: Mapping[str, str]) -> Table:
 
 
 def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: str, program: str) -> list[str]:
-    """Return the lines below the table: skipped layers, untested promises, and the failures with their stories.
-
-    Args:
-        found: Totals by layer.
-        untested: The untested promises by layer; empty for a fully tested layer.
-        subject: The subject, as given by the user.
-        program: The command that repeats a run.
-    """
+    """Return the lines below the table: skipped layers, untested promises, and the failures with their stories."""
     lines = []
     for name, totals in found.items():
         if totals.skipped:

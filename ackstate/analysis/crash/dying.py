@@ -17,12 +17,7 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent ends in any way; Linux only, elsewhere do nothing.
-
-    Args:
-        parent_pid: If this is no longer the parent, it has ended, and this process ends at once with status 2 and
-            without cleanup.
-    """
+    """Make the kernel kill this process when its parent ends in any way; Linux only, elsewhere do nothing."""
     if (prctl := getattr(_libc, "prctl", None)) is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -42,11 +37,7 @@ def pause(process: subprocess.Popen[bytes]) -> None:
 
 
 def how_ended(status: int) -> str:
-    """Return how a process ended, as the predicate of a sentence.
-
-    Args:
-        status: As `os.waitpid` returned it.
-    """
+    """Return how a process ended, as the predicate of a sentence."""
     if os.WIFSIGNALED(status):
         return f"died of {signal.Signals(os.WTERMSIG(status)).name}"
     return f"ended by itself with status {os.WEXITSTATUS(status)}"

@@ -100,11 +100,7 @@ class LoopDisk:
             os.close(mounted)
 
     def power_on(self, options: str | None = None) -> None:
-        """Unmount and mount again, which replays the journal of the file system; the users of its files have ended.
-
-        Args:
-            options: The mount options from now on; None keeps them.
-        """
+        """Unmount and mount again, which replays the journal of the file system; the users of its files have ended."""
         self._options = self._options if options is None else options
         if not self._unmount():
             # A process still has a file open. The old disk can write nothing more: continue with a copy.

@@ -97,14 +97,7 @@ class Expected(NamedTuple):
 
 
 def judge(found: State, alternatives: Sequence[Expected], *, is_worst: bool = False) -> tuple[Broken, ...]:
-    """Return the promises that a recovery broke by the first alternative; none if it satisfies any alternative.
-
-    Args:
-        found: The recovered state.
-        alternatives: The permitted states.
-        is_worst: Whether everything that could be lost was lost: then the gauge must be exact, unless a step was in
-            progress whose write may be stored and not yet reported.
-    """
+    """Return the promises that a recovery broke by the first alternative; none if it satisfies any alternative."""
     first: tuple[Broken, ...] = ()
     for expected in alternatives:
         broken = tuple(_broken(found, expected, is_exact=is_worst and len(alternatives) == 1))
@@ -218,12 +211,7 @@ class Oracle:
         self._change(durable=self.expected.durable | acked)
 
     def gauged(self, reading: int, *, durable: AckedSet | None = None) -> None:
-        """Record a reading of the gauge.
-
-        Args:
-            reading: The number of entries that a crash redelivers.
-            durable: The entries with a receipt at the latest possible time of the reading; now by default.
-        """
+        """Record a reading of the gauge."""
         expected = self.expected
         possible = (expected.requested - (expected.durable if durable is None else durable)).entry_count
         overstated = expected.overstated
@@ -246,13 +234,7 @@ class Oracle:
         self._change(names=(names,))
 
     def writing(self, state: State, *, excludes: bool = False, displaces: bool = False) -> None:
-        """Record the start of a persist.
-
-        Args:
-            state: The complete state that it may write.
-            excludes: Whether it may exclude acks above the mark-delete position.
-            displaces: Whether these may take the place of durable ones.
-        """
+        """Record the start of a persist."""
         expected = self.expected
         self._change(states=(*expected.states, state), holds_parts=expected.holds_parts or excludes)
         if displaces:

@@ -86,11 +86,6 @@ class ProcessRun:
 
         Receipts do not count against the gauge if they came while its operation was in progress, because another thread
         may have read the gauge before them.
-
-        Args:
-            redelivery_if_crashed: The reading.
-            number: The operation whose answer contained it; None for a report that was requested when no operation was
-                in progress.
         """
         durable = None if number is None else self._durable_before[number]
         self._oracle.gauged(redelivery_if_crashed, durable=durable)

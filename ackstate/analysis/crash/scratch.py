@@ -26,10 +26,6 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
     """Make a directory ``ackstate-PURPOSE-PID-*`` and remove it with its content at the end.
 
     First, those of the same purpose whose process has ended are removed.
-
-    Args:
-        purpose: The purpose, a word.
-        parent: The parent directory; `fast_parent` by default.
     """
     parent = parent or fast_parent()
     remove_leftovers(purpose, parent)

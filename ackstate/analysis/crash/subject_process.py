@@ -79,10 +79,6 @@ class SubjectProcess:
     def fork(cls, make_subject: Callable[[], CrashSubject], *, tracer: CallTracer | None = None) -> SubjectProcess:
         """Serve a Python subject in a copy of this process, with the same patched code.
 
-        Args:
-            make_subject: Called in the copy.
-            tracer: Kills it at a system call; None for a process that is not traced.
-
         Raises:
             OSError: There is no room for another process.
         """
@@ -104,11 +100,6 @@ class SubjectProcess:
         tracer: CallTracer | None = None,
     ) -> SubjectProcess:
         """Run any program that speaks `ackstate.analysis.crash.conversation` on standard input and output.
-
-        Args:
-            command: The program and its arguments.
-            environment: Instead of this process's.
-            tracer: As of `fork`.
 
         Raises:
             OSError: There is no room for another process. A missing program counts as one that ends by itself.
@@ -390,11 +381,6 @@ Launch: TypeAlias = "Callable[[], SubjectProcess]"
 
 def subject_launch(text: str, *, tracer: CallTracer | None = None) -> Launch:
     """Return the launcher of the subject given by a user.
-
-    Args:
-        tracer: Kills it at a system call; None for processes that are not traced.
-        text: ``ours``, ``ours-limited``, ``naive``, ``module:Class`` for a `CrashSubject` in Python,
-            or a command line.
 
     Raises:
         ValueError: There is none of that name.

@@ -56,12 +56,6 @@ def run_and_kill(
 ) -> Kill:
     """Start a broker, kill it with SIGKILL at a moment drawn from its seed, and add the crash to its recording.
 
-    Args:
-        directory: An empty or missing directory.
-        settings: The settings of the broker.
-        lives_ms: The kill falls between these two, ms after the broker's first step.
-        waiting: Called periodically with the elapsed share of the wait.
-
     Raises:
         ChildFailedError: The broker ended before it was killed; the message is its output.
     """

@@ -60,12 +60,7 @@ def runs_on_pulsar(policy: Policy) -> bool:
 
 
 def broker_settings_of(policy: Policy, keys: Iterable[str]) -> list[BrokerSetting]:
-    """Return some settings of a policy as those of a broker; settings without a key there are left out.
-
-    Args:
-        policy: A policy that `runs_on_pulsar`.
-        keys: Names as in `Policy.from_mapping`.
-    """
+    """Return some settings of a policy as those of a broker; settings without a key there are left out."""
     found: dict[str, BrokerSetting] = {}
     for key in keys:
         # Without a limit on writes there is nothing to flush.
@@ -76,12 +71,7 @@ def broker_settings_of(policy: Policy, keys: Iterable[str]) -> list[BrokerSettin
 
 
 def admin_commands(settings: Sequence[BrokerSetting], namespaces: Sequence[str]) -> list[str]:
-    """Return the commands that change settings of a running cluster.
-
-    Args:
-        settings: The settings.
-        namespaces: The namespaces that should have them.
-    """
+    """Return the commands that change settings of a running cluster."""
     commands = [
         f"pulsar-admin brokers update-dynamic-config --config {each.key} --value {each.value}"
         for each in settings

@@ -62,10 +62,6 @@ def chunk_columns(*, has_intervals: bool = False) -> tuple[str, ...]:
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Iterator[pa.RecordBatch]:
     """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
 
-    Args:
-        batches: Chunks, with `chunk_columns`.
-        is_compact: Whether to compact chunks; see `compact`.
-
     Raises:
         TraceError: A chunk is damaged.
     """

@@ -135,9 +135,6 @@ def recorded_rhythm(path: Location) -> PersistRhythm | None:
 def read_broker_policy(path: Location) -> Policy:
     """Return the policy of a Pulsar 4.2 broker.
 
-    Args:
-        path: Its ``broker.conf``, or the JSON that ``pulsar-admin brokers get-runtime-config`` prints.
-
     Raises:
         PolicyError: The file, or the value of a setting, is invalid.
         OSError: The file cannot be read.

@@ -80,9 +80,6 @@ class Part(NamedTuple):
 def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
     """Return sums as a part stores them, each in 64 bits.
 
-    Args:
-        sums: The peak, its time, `CAUSES` in messages times ms, and `Costs`.
-
     Returns:
         The same sums. If a cause takes more than 62 bits, these are the low bits of each, and the high bits follow.
     """
@@ -161,11 +158,6 @@ def put_together(
     """Build an estimate from the parts of each result, sorted by `RESULT_KEY`; the columns are `ESTIMATE`.
 
     Only `CURVE_COUNT_MAX` of the subscriptions of one call keep their curve.
-
-    Args:
-        batches: The parts.
-        duration_ms: Duration of the whole trace.
-        crashes_per_day: The rate for which duplicates are counted.
     """
     rows = [result.row(duration_ms, crashes_per_day) for result in _results(batches)]
     own = [row for row in rows if row["scope"] == SCOPES[0] and row["curve"] is not None]

@@ -189,12 +189,7 @@ def _settings(result: PolicyResult) -> str:
 
 
 def short_number(number: float, *, sign: str = "-") -> str:
-    """Return a number with three digits, or more if it has more before the point: ``13,312``, ``0.0125``.
-
-    Args:
-        number: Any number.
-        sign: ``+`` to give positive numbers a sign, too.
-    """
+    """Return a number with three digits, or more if it has more before the point: ``13,312``, ``0.0125``."""
     return f"{number:{sign},.0f}" if abs(number) >= 999.5 else f"{number:{sign},.3g}"
 
 

@@ -179,11 +179,6 @@ class SweepResult:
     def compared_with(self, baseline: str, source: str = "", doubts: Sequence[str] = ()) -> Self:
         """Return the result with another policy in force.
 
-        Args:
-            baseline: Its label; empty for the first policy of the grid.
-            source: Where it is known from, in words.
-            doubts: Reasons to doubt it, as sentences.
-
         Raises:
             PolicyError: No policy of the grid has this label.
         """

@@ -15,12 +15,7 @@ _SECOND_MS = 1_000
 
 
 def policy_text(policy: Policy, varied: Iterable[str] = ()) -> str:
-    """Return a policy in words: the settings that differ from the default, and some others.
-
-    Args:
-        policy: The policy.
-        varied: Settings that are named even if they have the default value.
-    """
+    """Return a policy in words: the settings that differ from the default, and some others."""
     # The flush interval is shown even if it is the default: every policy has one.
     shown = {"flush_interval_ms", *varied, *policy.to_mapping()}
     return ", ".join(setting_text(key, text) for key, text in policy.texts.items() if key in shown)
@@ -45,12 +40,7 @@ def change_text(key: str, new: str, old: str) -> str:
 
 
 def setting_text(key: str, text: str) -> str:
-    """Return a setting in words.
-
-    Args:
-        key: Its name in `Policy.from_mapping`.
-        text: Its value in `Policy.texts`.
-    """
+    """Return a setting in words."""
     return _WORDS[key](text) if key in _WORDS else f"{key} {text}"
 
 

@@ -130,10 +130,6 @@ class SliceWriter:
 def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
     """Add up curves of topics, namespaces and all, slice by slice.
 
-    Args:
-        parts: Sorted by policy, slice, namespace and topic. Results are of subscriptions.
-        slices: The slices into which the curves are cut.
-
     Yields:
         For each slice and scope a part of the result, and for all together, if the changes have causes, two points of
         the curve; parts that are results already, with their costs and crashes for the other scopes.

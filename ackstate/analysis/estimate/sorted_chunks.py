@@ -45,10 +45,6 @@ def sorted_chunks(trace: TraceSource, policies: Sequence[Policy | None]) -> Rows
     """Return the chunks of subscriptions as bytes, sorted, and compacted if the policies allow it.
 
     Compaction runs before the chunks of a subscription are grouped, on all cores for any share of the trace.
-
-    Returns:
-        Rows of `PACKED`, for `by_subscription`: the message log of each subscription's topic, if a policy needs it, and
-        then its chunks.
     """
     is_small = all(map(takes_compact, policies))
     columns = chunk_columns(has_intervals=trace.has_intervals)
@@ -67,10 +63,6 @@ def by_subscription(
 
     The caller must read the chunks before it takes the next subscription. The log maps ledger id to entry count,
     rising; it is empty if no policy needs it.
-
-    Args:
-        batches: The chunks.
-        days: The names of the days, of a directory of daily traces.
 
     Raises:
         TraceError: Chunks are not contiguous, or the chunks of a subscription come from several cursors.

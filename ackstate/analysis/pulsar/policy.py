@@ -51,10 +51,6 @@ class BrokerPolicy:
 def broker_policy(config: Mapping[str, str], name: PolicyName = PolicyName.PULSAR_4) -> BrokerPolicy:
     """Return the policy of a broker.
 
-    Args:
-        config: Keys of ``broker.conf``; missing keys have the defaults of 4.2.
-        name: The real policy, or a wrong variant.
-
     Raises:
         ValueError: A value is malformed or out of range, or a key looks like a misspelling of one that is read.
     """

@@ -164,10 +164,6 @@ class RecordedRun:
 def for_each_line(path: Path, work: Callable[[str], Made]) -> Iterator[Made]:
     """Yield the result of `work` for each line of a file of runs, except blank lines.
 
-    Args:
-        path: The file, compressed by gzip if its name ends in ``.gz``.
-        work: A function of a line; may raise `TraceError`.
-
     Raises:
         OSError: The file cannot be read.
         TraceError: The file is damaged or has no run, or `work` raised it: the message then also names the line.

@@ -77,12 +77,6 @@ def predict(
 ) -> Prediction:
     """Predict the messages that a broker redelivers although the client acknowledged them.
 
-    Args:
-        run: The recorded input of the broker.
-        name: The policy to assume; every one but `PULSAR_4` is wrong on purpose.
-        ledger_creation_ms: Longest creation of a cursor ledger; None to derive it from the run. Ignored if the run has
-            the time of its ledger.
-
     Raises:
         TraceError: The run's configuration cannot be read.
 

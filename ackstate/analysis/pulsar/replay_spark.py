@@ -32,11 +32,6 @@ def predict_frame(
 ) -> DataFrame:
     """Predict the redelivery of killed brokers.
 
-    Args:
-        lines: ``value string``, one recorded run per row, as from ``spark.read.text``.
-        name: See `predict`.
-        ledger_creation_ms: See `predict`.
-
     Returns:
         `PREDICTION_COLUMNS`, one row per run, in any order. A line that is not a run fails the job.
     """

@@ -45,11 +45,6 @@ def judge(
 ) -> JudgedPrediction:
     """Predict a recorded run, and only then read its measurement.
 
-    Args:
-        line: The run.
-        name: See `predict`.
-        ledger_creation_ms: See `predict`.
-
     Raises:
         TraceError: The line is not a run, or its measurement is not a list of its messages.
     """

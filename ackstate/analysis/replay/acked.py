@@ -224,9 +224,6 @@ def acks_alone(chunk: EventChunk) -> tuple[dict[int, BitMap], NewlyAckedRuns]:
 
     As `AckAccumulator.take` of the chunk alone, and `by_position` of its result: one sort serves both.
 
-    Args:
-        chunk: Without events that recover, reset or redeliver.
-
     Complexity: O(events log events + short entries), and one bitmap operation for each long run.
     """
     indexes = np.flatnonzero(chunk.is_any_of((EventKind.ACK, EventKind.MARK_DELETE)))

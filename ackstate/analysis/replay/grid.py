@@ -27,10 +27,6 @@ def policies_of(settings: Mapping[str, Sequence[Any]], base: Mapping[str, str] |
     >>> [policy.label for policy in policies_of({"flush_interval_ms": [5000], "keep": ["WIDEST", "LOWEST"]})]
     ['flush_interval_ms=5000 keep=WIDEST', 'flush_interval_ms=5000']
 
-    Args:
-        settings: Key -> values, as in `Policy.from_mapping`; if empty, one policy alone.
-        base: The settings that do not vary; others have their defaults.
-
     Raises:
         PolicyError: A key or a value is wrong, a key has no values, two combinations give the same policy, or there are
             more than 10,000.
@@ -54,10 +50,6 @@ def policies_of(settings: Mapping[str, Sequence[Any]], base: Mapping[str, str] |
 
 def read_grid(path: Path, base: Mapping[str, str] | None = None) -> list[Policy]:
     """Read a grid from a JSON file: an object of settings, each with one value or a list of them.
-
-    Args:
-        path: The file.
-        base: As in `policies_of`.
 
     Raises:
         PolicyError: The file is invalid, or see `policies_of`.

@@ -94,11 +94,6 @@ class Policy:
     def from_mapping(cls, settings: Mapping[str, Any]) -> Policy:
         """Return the policy of some settings; missing settings have their defaults.
 
-        Args:
-            settings: By the names of the fields of this class and of `CursorConfig`; values as text or of the field's
-                type. ``none`` means None, a member of an enum has its name, and a
-                time may have a unit, as in ``5s``.
-
         Raises:
             PolicyError: A key is unknown or a value malformed; the message names the key.
         """

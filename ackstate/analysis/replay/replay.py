@@ -119,10 +119,6 @@ def is_same_restart(before: EventChunk, after: EventChunk) -> Bools:
     One restart is described within one millisecond: first by its openings, events that are all RECOVER or all RESET and
     all have entries, or by one opening without entries; then by its REDELIVER events. Any other opening is another
     restart.
-
-    Args:
-        before: The first event of each pair.
-        after: The second one.
     """
     continues: Bools = (after.kind == EventKind.REDELIVER) & before.is_any_of(_RESTARTS)
     continues |= after.is_any_of(_OPENINGS) & (after.kind == before.kind) & (before.first_entry >= 0)

@@ -74,14 +74,6 @@ def curves_of_rows(
 ) -> list[Curve]:  # fmt: skip
     """Return the curve of all subscriptions at once under some policies, and some subscriptions' under one.
 
-    Args:
-        rows: Rows of `estimates`, with curves.
-        span: The span of the trace.
-        policies: Indexes in the grid; those of the curves are indexes in this list.
-        subscriptions: (topic, subscription) of the requested curves, least redelivery last; at most
-            `CURVE_COUNT_MAX`.
-        drawn: Index in the grid of the policy of these subscriptions, one of `policies`.
-
     Returns:
         Totals and subscriptions in the order given.
     """
@@ -100,15 +92,7 @@ def curves_of_rows(
 
 
 def curve_of(key: tuple[int, str, str], ts_ms: Int64s, values: Series, *, begin_ms: int, end_ms: int) -> Curve:
-    """Return the curve of some points in order; no points if nothing is ever redelivered.
-
-    Args:
-        key: Policy, topic and subscription.
-        ts_ms: The times; never falling.
-        values: A row for each of `SERIES`, a column for each time.
-        begin_ms: Begin of the trace.
-        end_ms: End of the trace.
-    """
+    """Return the curve of some points in order; no points if nothing is ever redelivered."""
     begin = np.zeros((SERIES, 1), np.int64)
     ts_ms = np.concatenate([[begin_ms], ts_ms, [end_ms]])
     values = np.concatenate([begin, values, values[:, -1:] if values.size else begin], axis=1)

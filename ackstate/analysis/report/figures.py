@@ -89,11 +89,6 @@ def slices_of(curve: Curve, count: int, whole: Estimate) -> list[Slice]:
 
     They are exact if the curve has enough points for each of its teeth. A curve that was thinned more than that has
     only peaks: then the quantiles of a slice are as far from its peak as those of the whole trace from the peaks.
-
-    Args:
-        curve: The curve.
-        count: The number of slices.
-        whole: The estimate over the whole trace.
     """
     edges = np.linspace(curve.ts_ms[0], curve.ts_ms[-1], count + 1)
     times, values = np.array(curve.ts_ms), np.array(curve.value)

@@ -27,15 +27,6 @@ def make_contents(  # noqa: PLR0913 - each is needed once
 
     Complexity: reading the files of the trace for their hash.
 
-    Args:
-        rows: The estimates, with curves.
-        span: The span of the trace.
-        trace: Location of the trace.
-        result: The sweep result of the estimates.
-        inputs: The other files shown.
-        command: The command that makes the report.
-        engine: See `Engine.made_by`.
-
     Raises:
         TraceError: The trace cannot be read.
     """

@@ -102,10 +102,6 @@ def ship_package(spark: SparkSession) -> None:
 def hint(reason: str, master: str) -> str:
     """Return the remedy for a worker's error, empty if there is none.
 
-    Args:
-        reason: The error in one line.
-        master: Where Spark runs.
-
     >>> hint("ModuleNotFoundError: No module named 'pyroaring'", "spark://host:7077")
     "; the workers' Python lacks pyroaring: send it an environment, see docs/cluster.md"
     """

@@ -34,9 +34,6 @@ class SparkUnavailableError(AckStateError):
 def start_java(settings: Mapping[str, str]) -> Any:
     """Start a virtual machine with Spark and return pyspark's connection to it.
 
-    Args:
-        settings: Settings of Spark.
-
     Raises:
         SparkUnavailableError: pyspark or Java is missing, Java is too old, or it ended.
     """

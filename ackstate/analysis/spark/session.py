@@ -56,11 +56,6 @@ def local_session(*, cores: int = 2) -> SparkSession:
 def open_session(master: str | None = None) -> SparkSession:
     """Start, or find, a Spark session that is quiet and reports failures in a sentence.
 
-    Args:
-        master: Where Spark runs: ``local[N]`` is this machine, ``spark://HOST:PORT`` a standalone cluster, whose
-            workers receive our package. None for the master given to `spark-submit`, which also sends its own files;
-            without `spark-submit`, two cores of this machine.
-
     Raises:
         SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
         ClusterError: The cluster does not answer, or has no free resources.
@@ -127,12 +122,7 @@ def _session(master: str | None, settings: Mapping[str, str], *, has_java: bool)
 
 @contextmanager
 def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
-    """Convert Spark's exceptions into a `TraceError` of one line, and add the trace's name to it.
-
-    Args:
-        what: The trace that is read or written.
-        work: The failed action, ``read`` or ``write``.
-    """
+    """Convert Spark's exceptions into a `TraceError` of one line, and add the trace's name to it."""
     try:
         yield
     except TraceError as error:
@@ -236,13 +226,7 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def parquet_frame(spark: SparkSession, schema: StructType, *paths: Location) -> DataFrame:
-    """Return Parquet files as a DataFrame.
-
-    Args:
-        spark: The session.
-        schema: Schema of the files; otherwise Spark would start a job to infer it.
-        paths: Files or directories; brackets and stars in their names are literal.
-    """
+    """Return Parquet files as a DataFrame."""
     reader = spark.read.schema(schema).option("__globPaths__", "false")
     return reader.parquet(*map(spark_url, paths))
 

@@ -114,10 +114,6 @@ def check_events(
     acked entries of each topic. Chunks that the files hold out of order are held until the chunks before them have
     come.
 
-    Args:
-        path: A Parquet file or a directory of them.
-        progress: Called with the number of chunks checked so far, and of all chunks.
-
     Raises:
         TraceError: It is not a trace, or an event is invalid; the message has the reason and the place.
         UnsupportedVersionError: It has another version.

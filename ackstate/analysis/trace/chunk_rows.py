@@ -166,10 +166,6 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
     """Return the offsets of each row's events, including the end of the last, and columns of all rows' events.
 
-    Args:
-        batch: Rows of a trace: `names`, the additions of `packed_columns`, and the columns that name a chunk.
-        names: Columns of `EVENT_COLUMNS`, and ``until_ms`` of a trace of polls.
-
     Raises:
         TraceError: The columns of a row differ in length, or are empty or damaged.
     """
@@ -188,13 +184,6 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
 
 def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
     """Check that the ledgers of rows are those that their events name.
-
-    Args:
-        batch: The rows, with `ledgers`.
-        offsets: From `events_of`, which also returns the columns.
-        kind: Kinds of all rows' events.
-        ledger_id: Ledger ids of all rows' events.
-        last_entry: Last entries of all rows' events.
 
     Raises:
         TraceError: They differ.

@@ -44,10 +44,6 @@ def footer(file: Location) -> tuple[int, bytes]:
 def write_manifest(directory: Location, names: Iterable[str] | None = None) -> None:
     """List the Parquet files of a trace that is complete.
 
-    Args:
-        directory: The directory of the trace.
-        names: The names of its files; None for all Parquet files there.
-
     Raises:
         OSError: The disk is full or failed.
     """
@@ -72,10 +68,6 @@ def listed_names(directory: Location) -> frozenset[str] | None:
 def check_names(path: Location, files: Sequence[Location]) -> Mapping[str, Mapping[str, Any]] | None:
     """Check that a trace has the files that its manifest lists, and return the manifest; None without one.
 
-    Args:
-        path: The trace, a directory or a file.
-        files: Its Parquet files.
-
     Raises:
         TraceError: A file is missing, or does not belong to the trace; or the manifest is damaged.
         UnsupportedVersionError: A newer release wrote the manifest.
@@ -96,11 +88,6 @@ def check_files(
     path: Location, stated: Mapping[Location, bytes | None], listed: Mapping[str, Mapping[str, Any]] | None
 ) -> None:
     """Check that a trace is complete, and that its files were written together.
-
-    Args:
-        path: The trace, a directory or a file.
-        stated: Its Parquet files, with the value of `FILES_KEY` in each.
-        listed: The result of `check_names`.
 
     Raises:
         TraceError: A file is missing, or belongs to another trace.

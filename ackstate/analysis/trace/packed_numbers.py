@@ -30,10 +30,6 @@ _NUMBER = struct.Struct("<q")
 def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
     """Return numbers as bytes.
 
-    Args:
-        numbers: Any numbers.
-        has_steps: Whether to write steps, which compress better if neighbours are similar; None for the shorter form.
-
     Complexity: O(numbers).
     """
     numbers = numbers.astype(np.int64, copy=False)

@@ -124,13 +124,7 @@ def checked_rows(
 
 
 def count_wrong(wrong: dict[Wrong, Mask], bad_rows: BadRows, shown: Callable[[Wrong, int], str]) -> Mask:
-    """Count the bad rows, each under its first reason, and return which rows are bad.
-
-    Args:
-        wrong: For each reason, the rows that it applies to.
-        bad_rows: Receives the counts, and samples.
-        shown: Returns the text for a row and its reason.
-    """
+    """Count the bad rows, each under its first reason, and return which rows are bad."""
     bad: Mask = np.zeros(len(next(iter(wrong.values()))), np.bool_)
     for problem, mask in wrong.items():
         fresh = np.flatnonzero(mask & ~bad)

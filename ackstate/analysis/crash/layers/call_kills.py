@@ -66,10 +66,6 @@ class CallKill:
 def call_kills_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: int = SHRINK_TRIES) -> Kills:
     """Return the layer on a subject.
 
-    Args:
-        make_launch: Returns the launch of the subject under a tracer.
-        shrink_tries: See `Kills`.
-
     Raises:
         LayerSkippedError: This system cannot trace programs.
     """
@@ -80,10 +76,6 @@ def call_kills_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: 
 
 def call_kills(first_seed: int, *, subject: str) -> Iterator[RunOutcome]:
     """Run the layer on a subject by its name; see `subject_launch`.
-
-    Args:
-        first_seed: See `Layer`.
-        subject: The subject to kill.
 
     Raises:
         ValueError: The subject is unknown.

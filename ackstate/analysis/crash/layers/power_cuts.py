@@ -124,10 +124,6 @@ def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcom
 
     For a subject in Python, a worker started with the fault shim runs the layer, if the shim compiles.
 
-    Args:
-        first_seed: See `Layer`.
-        subject: The subject whose power is cut.
-
     Raises:
         ValueError: The subject is unknown.
         LayerSkippedError, SubjectError, OSError: See `PowerCuts`.

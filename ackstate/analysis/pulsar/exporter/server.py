@@ -42,13 +42,6 @@ def run_exporter(
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
-    Args:
-        collector: Collects in this thread.
-        metrics: Exports the latest collection.
-        settings: Where to listen, and how often to collect.
-        announce: Called with a line when the server listens and has collected once.
-        complain: Called with each reason why a collection failed, or is without some topics, once until it is gone.
-
     Raises:
         AckStateError: The address cannot be used.
     """

@@ -86,10 +86,6 @@ def pause_s(unread: int, every_s: float) -> float:
 
     A few topics are polled as often as others, to miss little of a broker that restarts.
 
-    Args:
-        unread: Number of such topics.
-        every_s: Seconds between polls of the others.
-
     >>> pause_s(15, 1.0), pause_s(100, 1.0), pause_s(3_000, 1.0)
     (1.0, 5.0, 30.0)
     """

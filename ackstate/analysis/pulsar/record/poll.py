@@ -96,12 +96,6 @@ def cursor_poll(
 ) -> CursorPoll:
     """Return a poll from a broker's answer.
 
-    Args:
-        cursor: The answer about the cursor.
-        topic: The poll of its topic.
-        what: The name of the cursor, for errors.
-        is_mark_delete_loaded: See `CursorPoll`.
-
     Raises:
         SnapshotError: The mark-delete position or the ranges are not as Pulsar writes them.
     """

@@ -119,12 +119,6 @@ def comes_back(
 ) -> ComesBack:
     """Return bounds on the redelivered acked entries if the broker dies at the moment of a look.
 
-    Args:
-        now: The look.
-        settings: The settings in effect.
-        earlier: An earlier look.
-        later: A look soon after `now`, which shows whether a write was in progress.
-
     Complexity: O(bytes of the acked ranges in either form).
     """
     if now.reported is not None:

@@ -90,11 +90,6 @@ class BrokerSettings:
 def broker_settings(configuration: Mapping[str, str] | None, version: str = "", *, assumed: str = "") -> BrokerSettings:
     """Return the settings of a broker.
 
-    Args:
-        configuration: Keys of ``broker.conf`` and their texts; None if unknown.
-        version: Version of the broker; empty if unknown.
-        assumed: The reason why a part is unknown.
-
     Raises:
         SnapshotError: A value or the version is invalid.
     """
@@ -113,12 +108,6 @@ def with_policies(
     persistence: Any = None,
 ) -> BrokerSettings:
     """Return settings with the overrides of a namespace or a topic; None overrides nothing.
-
-    Args:
-        settings: The settings without overrides.
-        consumer_unacked_max: A number, 0 for no limit.
-        subscription_unacked_max: A number, 0 for no limit.
-        persistence: Pulsar's ``PersistencePolicies``, of which the mark-delete rate is used; below 0 it is unset.
 
     Raises:
         SnapshotError: An override has a wrong type.

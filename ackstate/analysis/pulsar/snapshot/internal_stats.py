@@ -185,11 +185,6 @@ def _long(text: str) -> int:
 def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
     """Check an answer of a broker.
 
-    Args:
-        kind: The type of the answer.
-        content: JSON as Python objects.
-        what: The name of the answer, for errors.
-
     Raises:
         SnapshotError: A field is missing or of another type; the message names the first one.
     """

@@ -36,14 +36,7 @@ class PartlyAcked(NamedTuple):
 def partly_acked(
     look: CursorLook, stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
 ) -> PartlyAcked:
-    """Return an estimate of partly acked batches from a broker's counts.
-
-    Args:
-        look: The cursor.
-        stats: Stats of the subscription; None if unknown.
-        internals: Internal stats of the topic.
-        topic: Statistics of the topic; None if unknown.
-    """
+    """Return an estimate of partly acked batches from a broker's counts."""
     mean = _messages_per_entry(stats, internals, topic)
     if look.reported is not None and not look.reported.batches:
         return PartlyAcked(mean, 0, may_be=False)

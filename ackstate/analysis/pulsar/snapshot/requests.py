@@ -23,14 +23,7 @@ def request_all(
     done: Callable[[], None] = lambda: None,
     at_once: int = AT_ONCE,
 ) -> dict[str, _Answer | AckStateError]:
-    """Request each topic, and return the answers and errors, in the order of the topics.
-
-    Args:
-        topics: Their names, each once.
-        request: Called in several threads.
-        done: Called after each topic.
-        at_once: The number of threads.
-    """
+    """Request each topic, and return the answers and errors, in the order of the topics."""
 
     def answer_of(topic: str) -> _Answer | AckStateError:
         """Return the answer or the error of one topic."""

@@ -68,11 +68,6 @@ def checked(
 def missing_acks(cursor: ExportedCursor, found: Acked, log: LedgerMap) -> int:
     """Return the number of entries that an exported cursor has acked, and a broker has not.
 
-    Args:
-        cursor: The exported cursor.
-        found: The acks of the broker.
-        log: The message log of the topic.
-
     Raises:
         OtherTopicError: The topic is not the one that was exported.
     """

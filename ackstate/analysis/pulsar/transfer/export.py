@@ -34,12 +34,6 @@ def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequen
 
     Acks that the broker has not persisted yet are not in a state.
 
-    Args:
-        cluster: Where.
-        topic: ``persistent://TENANT/NAMESPACE/TOPIC``.
-        subscriptions: Only these; if empty, all but those of the brokers themselves: compaction, replication,
-            deduplication.
-
     Raises:
         AckStateError: There is no such topic or subscription, or a cursor cannot be read.
     """

@@ -22,10 +22,6 @@ class OtherTopicError(AckStateError):
 def fitted(cursor: ExportedCursor, log: LedgerMap) -> CursorState:
     """Return the state without acks of messages that the log no longer has.
 
-    Args:
-        cursor: The exported cursor.
-        log: The message log of the topic.
-
     Raises:
         OtherTopicError: The log lacks a ledger above its first one, or a ledger has fewer or more entries than when it
             was exported.

@@ -62,11 +62,6 @@ class ImportedCursor:
 def connected(service_url: str, *, token: str | None = None, trust_cert_path: str = "") -> Iterator[Any]:
     """Yield a client of a broker. With TLS, it checks the certificate and the host name of the broker.
 
-    Args:
-        service_url: ``pulsar://HOST:PORT`` or ``pulsar+ssl://HOST:PORT``.
-        token: The token to authenticate with; empty or None for none.
-        trust_cert_path: A file of certificates to trust; empty for those of the package certifi.
-
     Raises:
         AckStateError: The client's package is missing, the URL is another one, or the certificates cannot be read.
     """
@@ -97,12 +92,6 @@ def import_through_broker(client: Any, cursor: ExportedCursor, *, topic: str, su
 
     The acks have been sent when this returns. One that is lost with a connection is found by
     `ackstate.analysis.pulsar.transfer.broker_check.checked`. The broker makes them durable by its own settings.
-
-    Args:
-        client: From `connected`.
-        cursor: The exported cursor.
-        topic: The topic to import into: the one that was exported, or the same under another name.
-        subscription: The subscription to import into.
 
     Raises:
         OtherTopicError: The topic is not recognised; nothing was acked.
