@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     """Collect entry ids; refuse fractions and numbers out of range, which a bitmap would silently change.
 
-    Args:
-        entry_ids: In any order, repeated or not. A `BitMap` is returned unchanged; a buffer of integers (`array`,
-            `memoryview`, a numpy array) is read without creating a Python object per entry.
-
     Raises:
         ValueError: An id is outside 0..2**32 - 1.
         TypeError: An element is not an integer.
@@ -181,11 +177,6 @@ def bitmap_of_runs(
     first: npt.NDArray[np.integer], last: npt.NDArray[np.integer], *, is_optimized: bool = True
 ) -> BitMap:
     """Return the entries of rising, disjoint runs, given the first and the last of each, both inclusive.
-
-    Args:
-        first: The first entries.
-        last: The last entries.
-        is_optimized: False for the form that entries have which are added one by one.
 
     Complexity: O(runs), and up to 32 entries in each.
     """

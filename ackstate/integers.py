@@ -32,15 +32,7 @@ def check_count(name: str, value: object, *, least: int) -> None:
 
 
 def check_within(name: str, value: object, *, least: int, most: int, unit: str = "") -> None:
-    """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`).
-
-    Args:
-        name: The caller's name for the value.
-        value: The value.
-        least: The lowest allowed value.
-        most: The highest allowed value.
-        unit: The unit, for the message; empty for none.
-    """
+    """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`)."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number{unit and f' of {unit}'}, got {value!r}")
     if not least <= value <= most:

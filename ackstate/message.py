@@ -195,9 +195,6 @@ def encode_message(message: Message) -> bytes:
 def decode_messages(runs: Iterable[tuple[int, Iterable[bytes]]]) -> Iterator[Message]:
     """Yield the messages of entries.
 
-    Args:
-        runs: Ledger id and entries.
-
     Raises:
         CorruptStateError: An entry is not a message.
     """

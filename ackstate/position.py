@@ -57,10 +57,6 @@ class Position(NamedTuple):
 def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
     """Refuse a position with invalid ids.
 
-    Args:
-        position: The position.
-        entry_id_min: The lowest allowed entry id: -1 to allow "before the first", else 0.
-
     Returns:
         The position itself if it is a `Position` of plain integers, else a converted one.
 
@@ -95,9 +91,6 @@ def positions_of(ledger_id: int, entry_ids: Iterable[int]) -> Iterator[Position]
 
 def checked_positions(positions: Iterable[Position]) -> list[Position]:
     """Return positions of entries as a list of `Position`s of plain integers.
-
-    Args:
-        positions: In any order; or an array of integers with a row (ledger id, entry id) for each.
 
     Raises:
         TypeError: It is a single position, or text; one of them is not a position, or an id is not an integer.

@@ -126,10 +126,6 @@ def flag(properties: Mapping[str, str], key: str) -> bool | None:
 def check_spelling(properties: Iterable[str], keys: Collection[str]) -> None:
     """Refuse an unknown key that looks like a misspelling or the beginning of a key that is read.
 
-    Args:
-        properties: The keys in a file.
-        keys: The keys that are read.
-
     Raises:
         ValueError: A key looks like that; the message names both keys.
         TypeError: A key is not text.

@@ -38,12 +38,7 @@ def persistence_name(name: str) -> str:
 
 
 def check_name(kind: str, name: object) -> None:
-    """Refuse the name of a topic or subscription that is no text (`TypeError`), empty or not UTF-8 (`ValueError`).
-
-    Args:
-        kind: The kind of thing that has the name, such as ``topic``.
-        name: The given value.
-    """
+    """Refuse the name of a topic or subscription that is no text (`TypeError`), empty or not UTF-8 (`ValueError`)."""
     if not isinstance(name, str):
         raise TypeError(f"{kind} must be a str, got {name!r}")
     if not name:

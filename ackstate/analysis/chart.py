@@ -101,7 +101,7 @@ class Axis:
 
 
 def number_axis(name: str, numbers: Iterable[float], *, tick_count: int = 4, is_log: bool = False) -> Axis:
-    """Return an axis from 0 to a round number not below the highest of some numbers; logarithmic from a power of ten."""
+    """Return an axis from 0, or a power of ten, to a round number not below the highest of some numbers."""
     found = [*numbers]
     if is_log:
         first, last = math.floor(math.log10(min(found))), math.ceil(math.log10(max(found)))

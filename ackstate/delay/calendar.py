@@ -150,10 +150,6 @@ class Calendar:
     def take_until(self, now_ms: int, max_count: int | None = None) -> Due:
         """Remove and return the messages that are due at a time or before, the first of them, in order.
 
-        Args:
-            now_ms: The time; any integer.
-            max_count: The most messages to return; None for all.
-
         Complexity: O(n log n) for n messages returned, and O(1) for each that is due at the time of the last.
         """
         due = self._in_order(self._take(now_ms, len(self) + 1 if max_count is None else max_count))

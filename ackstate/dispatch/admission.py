@@ -260,11 +260,7 @@ class Admission:
             self.usage_decreased(now_ms=now_ms)
 
     def refresh(self, *, of: str | None = "") -> None:
-        """Open the gate, and wake its waiters, if the usage fell enough.
-
-        Args:
-            of: The one consumer that has fewer messages now; empty if it may be any, None if none has.
-        """
+        """Open the gate, and wake its waiters, if the usage fell enough."""
         if self.gate is not None and self.gate.is_closed:
             self.gate.refresh(self.usage.of(), None if of is None else self._sent.unacked_of, of or "")
 

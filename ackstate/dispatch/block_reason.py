@@ -75,14 +75,6 @@ def explain_blocks(  # noqa: PLR0913 - the parts of the reasons
 ) -> tuple[BlockReason, ...]:
     """Explain each rule that is closed, those of single consumers last.
 
-    Args:
-        gate: Its rules.
-        admission: The present usage, and why the last persist failed.
-        where: Where the messages are.
-        consumers: The open ones.
-        top: How many holes and consumers to name.
-        now_ms: The present.
-
     Complexity: O(holes) for a limit on the ack state.
     """
     closed = [("", verdict) for verdict in gate.why_blocked(admission.usage.of())]

@@ -100,12 +100,7 @@ class Reservations(Protocol):
         ...
 
     def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
-        """Forget messages and their reservations; return those that were in flight, with how they were sent.
-
-        Args:
-            positions: The messages, in flight or not.
-            entries: The same by ledger.
-        """
+        """Forget messages and their reservations; return those that were in flight, with how they were sent."""
         ...
 
     def reduce(self, position: Position, message_count: int) -> int:

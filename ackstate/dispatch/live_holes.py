@@ -72,12 +72,6 @@ def releasing_holes(
 ) -> list[tuple[HoleReport, int]]:
     """Explain the holes that free most of a rule's usage when filled, and return how much each of them frees.
 
-    Args:
-        where: As for `explain_holes`.
-        frees: Returns how much a hole frees.
-        top: As for `explain_holes`.
-        now_ms: As for `explain_holes`.
-
     Complexity: O(holes).
     """
     counted = ((frees(hole), hole) for hole in where.cursor.view.holes())

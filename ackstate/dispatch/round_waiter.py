@@ -45,13 +45,7 @@ class RoundWaiter:
         return waiter
 
     def arm(self, waiter: Waiter | None, *, messages: bool, room: bool) -> None:
-        """End the round: call the waiter once at the next event; at once if there was one during the round.
-
-        Args:
-            waiter: The waiter; None if no one waits.
-            messages: Whether messages that become ready are events.
-            room: Whether a decrease of the usage is one.
-        """
+        """End the round: call the waiter once at the next event; at once if there was one during the round."""
         with self._lock:
             self._is_in_round = False
             self._waiter = waiter

@@ -109,12 +109,7 @@ class Rounds:
             self._permits.add(name, self._permits_before[name] - self._permits.of(name))
 
     def arm(self, waiter: Callable[[], object] | None, *, now_ms: int) -> int | None:
-        """Arm a waiter for every event after which another round may send more; return when the next message is due.
-
-        Args:
-            waiter: Called once; at once if another round may send more now. None arms none.
-            now_ms: The present.
-        """
+        """Arm a waiter for every event after which another round may send more; return when the next message is due."""
         has_permits = self._has_permits()
         counts_room = self._counts_room()
         if Rule.BROKER_UNACKED_MESSAGES in self._admission.refusals:

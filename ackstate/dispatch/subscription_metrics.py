@@ -63,12 +63,7 @@ _COUNTERS = (
 def subscription_families(
     read: Iterable[tuple[Sequence[str], SubscriptionReading]], *, labels: Sequence[str]
 ) -> list[Metric]:
-    """Return the metrics of subscriptions.
-
-    Args:
-        read: The values of the labels, and the numbers.
-        labels: The names of the labels.
-    """
+    """Return the metrics of subscriptions."""
     numbers: list[tuple[_DispatchNumber, GaugeMetricFamily | CounterMetricFamily]] = [
         *((number, GaugeMetricFamily(number.name, number.meaning, labels=labels)) for number in _GAUGES),
         *((number, CounterMetricFamily(number.name, number.meaning, labels=labels)) for number in _COUNTERS),

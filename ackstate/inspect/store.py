@@ -81,12 +81,6 @@ def inspect_cursor(
 ) -> CursorInspection:
     """Inspect one cursor.
 
-    Args:
-        store: Where.
-        name: Which.
-        read_log: Returns the ledgers of a topic's message log, None if there is no log; raises `CorruptStateError`.
-            By default, reads them from the store.
-
     Raises:
         StoreError: The storage failed.
 

@@ -82,11 +82,6 @@ def stored_subscriptions(
 def subscription_paths(store: Store, topic: str, *, owners: Iterable[str] | None = None) -> set[str]:
     """Return the metadata paths of all subscriptions of a topic, also of those that a crash has left parts of.
 
-    Args:
-        store: Where.
-        topic: The name of the topic.
-        owners: As for `stored_subscriptions`.
-
     Raises:
         CorruptStateError: The names of the subscriptions cannot be read.
         StoreError: The storage failed.

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 def read_conf(source: Mapping[str, str] | str | Path, *, keys: Collection[str]) -> Mapping[str, str]:
     """Return the properties of a broker.
 
-    Args:
-        source: The keys and their values, or the path of a ``broker.conf``.
-        keys: Those that are about to be read.
-
     Raises:
         ValueError: A key that is not Pulsar's looks like a misspelling of one of `keys`; the text names both.
         TypeError: A key is not text, or the source is of another type.

@@ -20,10 +20,6 @@ _REQUESTS_AT_ONCE = 4
 def append_all(client: BookKeeperClient, entries: Sequence[tuple[int, bytes]]) -> list[int | StoreError]:
     """Append entries, several requests at once, and return the outcome of each: its entry id, or an error.
 
-    Args:
-        client: The client of the handles.
-        entries: The number of a handle, and an entry.
-
     Raises:
         StoreError: It is unknown which entries were appended.
     """

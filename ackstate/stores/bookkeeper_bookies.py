@@ -21,10 +21,6 @@ def unavailable_bookies(addresses: Sequence[str], available: set[str]) -> list[s
 
     A killed or hanging bookie stays registered until its session ends, and the system accepts connections to a hanging
     one. Hence the request, which a bookie that works answers or refuses.
-
-    Args:
-        addresses: All bookies, as ``host:port``.
-        available: Those that are registered as accepting writes.
     """
     with ThreadPoolExecutor(_CONNECTIONS_AT_ONCE) as threads:
         answered = list(threads.map(_answers, addresses))

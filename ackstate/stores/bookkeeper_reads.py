@@ -47,11 +47,6 @@ def last_readable(client: BookKeeperClient, ledger_id: int, handle: int) -> int:
 
     At least every entry that was acknowledged to the writer before the call can be read.
 
-    Args:
-        client: A client of the cluster.
-        ledger_id: The ledger.
-        handle: Its handle, opened without recovery.
-
     Raises:
         LedgerNotFoundError: There is no such ledger.
         StoreError: Bookies that do not answer may have a further entry.

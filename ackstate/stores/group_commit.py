@@ -133,14 +133,7 @@ def write_together(
     metadata: Any,
     execute_all: Callable[[Sequence[Callable[[Any], object]]], list[Any]],
 ) -> list[int | AckStateError]:
-    """Execute writes as `GroupStore.write_all`.
-
-    Args:
-        writes: The writes.
-        ledgers: The logs of a store. They pass each change to their `_execute`, which a copy collects here.
-        metadata: The small values of the store, likewise.
-        execute_all: Executes changes in one group, as `GroupCommit.write_all`.
-    """
+    """Execute writes as `GroupStore.write_all`."""
     check_writes(writes)
     changes: list[Callable[[Any], object]] = []
     parts: tuple[Any, Any] = copy(ledgers), copy(metadata)

@@ -60,11 +60,6 @@ def read_message_log(data: bytes, store: LedgerStore, *, topic: str) -> PulsarMe
     The record does not have the size of the ledger that is written to, nor that of one whose broker died: the last
     entry that can be read is its last one.
 
-    Args:
-        data: The topic's record in the metadata store.
-        store: The cluster's ledgers.
-        topic: Its name, for errors.
-
     Raises:
         CorruptStateError: The record cannot be decoded, or names no ledger.
         StoreError: The storage failed.

@@ -46,10 +46,6 @@ _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
 def check_log(log: Path, database: Path) -> None:
     """Refuse a log if SQLite would silently drop synced transactions from it; the log is not changed.
 
-    Args:
-        log: The write-ahead log; a missing one has nothing to check.
-        database: The database of the log, whose header was checked.
-
     Raises:
         CorruptStateError: It is damaged before its last transaction.
         OSError: It cannot be read.

@@ -48,10 +48,6 @@ def run_all(store: Store, sequences: Sequence[Steps[_Result]]) -> list[_Result |
     A crash leaves each of them as a crash between two of its steps does; see `GroupStore.write_all`. All are begun
     before the first write, so an invalid argument that a sequence finds before its first write changes nothing.
 
-    Args:
-        store: Where to write.
-        sequences: They concern different ledgers and values.
-
     Returns:
         For each, in order, its result or its `AckStateError`. Any other error, of any of them, is raised at once, and
         the others end where they are.

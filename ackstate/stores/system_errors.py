@@ -17,11 +17,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def system_errors_in_our_words(what: object) -> Iterator[None]:
-    """Turn an error of the operating system into a `StoreError`, and a full disk into a `StoreFullError`.
-
-    Args:
-        what: The beginning of the message.
-    """
+    """Turn an error of the operating system into a `StoreError`, and a full disk into a `StoreFullError`."""
     try:
         yield
     except OSError as error:

@@ -285,10 +285,6 @@ def check_store(session: ZooKeeperSession, name: str) -> None:
 def prepare(session: ZooKeeperSession, root: str) -> None:
     """Create the nodes of a store at an empty root, and refuse a root with foreign nodes.
 
-    Args:
-        session: The session.
-        root: The name of the root in errors.
-
     Raises:
         StoreError: The root has children and no data.
         CorruptStateError: The root's bytes are damaged.

@@ -28,13 +28,7 @@ _CREATIONS_MAX = 100
 def write_concurrently(
     store: StoreParts, writes: Sequence[Write], create_all: Callable[[Sequence[str]], list[int]]
 ) -> list[_Outcome]:
-    """Execute writes as `GroupStore.write_all`.
-
-    Args:
-        store: A store that is safe for concurrent use.
-        writes: The writes.
-        create_all: Creates a ledger for each owner in one transaction, and returns the ids.
-    """
+    """Execute writes as `GroupStore.write_all`."""
     check_writes(writes)
     creations = {number: write for number, write in enumerate(writes) if isinstance(write, CreateLedger)}
     others = {number: write for number, write in enumerate(writes) if number not in creations}

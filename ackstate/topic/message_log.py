@@ -65,9 +65,6 @@ class Publication(NamedTuple):
         """Take note of the outcome of the append, and return the positions or the error for the publisher.
 
         This is a part of publishing: no call of a subscription may overlap with it.
-
-        Args:
-            appended: The entry ids, or why the append failed.
         """
         with self.log.sole_use:
             if isinstance(appended, AckStateError):

@@ -65,9 +65,6 @@ def append_publications(publications: Sequence[Publication]) -> list[list[int] |
 
     This only writes: it may overlap with any call but a publish to one of the logs. `Publication.finish` concludes.
 
-    Args:
-        publications: All in one store, each of another log.
-
     Returns:
         For each, in order, its entry ids, or why it failed.
     """

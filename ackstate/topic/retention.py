@@ -144,11 +144,6 @@ class BacklogReport(NamedTuple):
 def stored_mark_deletes(log: MessageLog, cursors: Cursors = _NO_CURSORS) -> dict[str, Position | None]:
     """Return the durable mark-delete position of each stored subscription, by name; None for one that is unreadable.
 
-    Args:
-        log: The log.
-        cursors: Open cursors, by name, whose positions need not be read: only whether the store still has their
-            records, or else another owner has the subscription, or has deleted it.
-
     Raises:
         As `stored_subscriptions`, with the same cost.
     """
@@ -185,14 +180,7 @@ def trim_log(
 
 
 def trim_behind(log: MessageLog, retention: Retention, mark_deletes: Callable[[], MarkDeletes], *, now_ms: int) -> int:
-    """Trim a log as `trim_log`.
-
-    Args:
-        log: As there.
-        retention: As there.
-        mark_deletes: Called if the retention does not keep everything; returns the position of each subscription.
-        now_ms: As there.
-    """
+    """Trim a log as `trim_log`."""
     check_within("now_ms", now_ms := integer("now_ms", now_ms), least=0, most=_BYTES_END - 1, unit="milliseconds")
     log.date_ledgers(now_ms=now_ms)
     keep_from = log.ledgers.first_ledger_id
@@ -257,11 +245,6 @@ def backlog_report(
 
 def is_backlog_exceeded(log: MessageLog, retention: Retention, mark_deletes: Iterable[Position | None]) -> bool:
     """Return whether a `BacklogReport` would be above the limit, without the cost of one.
-
-    Args:
-        log: The log.
-        retention: Has the limit.
-        mark_deletes: The durable mark-delete position of each subscription; None for one that is unreadable.
 
     Raises:
         StoreError: The storage failed.

@@ -82,16 +82,7 @@ def open_subscription(  # noqa: PLR0913 - the topic's parts
     publish: Callable[[str, Message, int], object] | None,
     now_ms: int,
 ) -> Steps[Subscription]:
-    """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`.
-
-    Args:
-        log: The log.
-        request: The subscription.
-        settings: The topic's.
-        delays: The topic's index of delayed messages; None without one.
-        publish: Publishes a message to a topic, given its name, at a time; None for a topic that has no `Topics`.
-        now_ms: The present.
-    """
+    """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`."""
     store, name, kind = log.store, request.name, request.kind
     options = settings.options if request.options is None else request.options
     stored = stored_properties(store, topic=log.topic, subscription=name)

@@ -20,10 +20,6 @@ _TEXT_BYTES_MAX = 2**20
 def check_properties_fit(properties: Mapping[str, str], *, called: str) -> None:
     """Refuse properties that cannot be stored.
 
-    Args:
-        properties: Name -> text.
-        called: The name of one of them in the error, such as ``cursor property``.
-
     Raises:
         TypeError: A name or a text is not text.
         ValueError: One is too long, or not UTF-8.

@@ -1,6 +1,6 @@
 """Predicts the acked messages that a real Pulsar broker redelivers after its end, from its ACK commands alone.
 
-The prediction is a pure function of one recorded run; `ackstate.analysis.pulsar.replay_spark` runs it on a cluster.
+The prediction is a pure function of one recorded run.
 """
 
 from __future__ import annotations

@@ -69,13 +69,7 @@ def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
 
 
 def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lambda: None) -> bool:
-    """Delete the cursor of a path as `delete_subscription`.
-
-    Args:
-        store: Where.
-        path: The cursor's path in the metadata store.
-        check: Raises if the caller may no longer delete it. A cursor that is opened after that call is not deleted.
-    """
+    """Delete the cursor of a path as `delete_subscription`."""
     is_marked = False
     for _ in range(_ATTEMPTS):
         # Listed before the record is put. If another owner creates the cursor again and these include a ledger of it,

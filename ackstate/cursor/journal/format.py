@@ -146,14 +146,7 @@ class JournalFormat(Protocol):
         ...
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
-        """Return an encoded entry of a journal.
-
-        Args:
-            content: The whole state if `sequence` is 0 or there are no deltas, otherwise the new part.
-            epoch: The epoch of the journal.
-            sequence: Number of the entry in its ledger.
-            chain: `chain` of the previous entry; 0 for the first.
-        """
+        """Return an encoded entry of a journal."""
         ...
 
     def chain(self, encoded: bytes) -> int:

@@ -103,12 +103,6 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
 
     An ack in any of them counts, even if the others do not have it.
 
-    Args:
-        entries: Encoded records, a snapshot first.
-        what: The journal's name for error messages.
-        epoch: The epoch that the pointer names.
-        discard_damaged: Stop at the first damaged record, wherever it is, unless it is the snapshot.
-
     Raises:
         CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
             one that cannot be read is discarded and reported: its write was never reported durable.

@@ -137,10 +137,6 @@ def reopened(content: CursorState, ledgers: LedgerMap) -> CursorState:
     of the log, at its last entry, and then nothing is acked above it. One at the last entry of a ledger that another
     follows stands before the first entry of that.
 
-    Args:
-        content: Given away.
-        ledgers: The message log.
-
     Source: ``ManagedCursorImpl.recoveredCursor`` of Apache Pulsar, and, for the last rule,
     ``ManagedLedgerImpl.maybeUpdateCursorBeforeTrimmingConsumedLedger``.
     """

@@ -56,10 +56,6 @@ def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[Persis
 def tick_all(cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int) -> dict[Name, Outcome]:
     """Persist those of many cursors that are due, as `ManagedCursor.tick` each, with one sync.
 
-    Args:
-        cursors: As for `persist_all`, each with a name.
-        now_ms: The present.
-
     Returns:
         For each that was due, by its name, the result or the error of its own.
 
@@ -136,10 +132,6 @@ def result_of(outcome: Outcome) -> PersistResult:
 
 def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:
     """Write a round of each cursor: every write of a cursor but a reset goes through here.
-
-    Args:
-        persisters: Those of cursors that share a store, each once.
-        begin: Begins the round of one; None if nothing waits.
 
     Returns:
         For each, in order, the result, or the error of its own.

@@ -86,10 +86,6 @@ class RecordPlanner:
     def plan(self, up_to: Position, *, now_ms: int) -> Plan:
         """Plan the next record.
 
-        Args:
-            up_to: Acks above it are too young.
-            now_ms: The present.
-
         Raises:
             PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
         """

@@ -200,11 +200,6 @@ class CursorAckState:
     def ack_up_to_batch(self, position: Position, unacked_words: Iterable[int], *, counts: bool) -> tuple[int, bool]:
         """Ack every entry below a batch and its first messages; return as `ack_batch`.
 
-        Args:
-            position: The batch.
-            unacked_words: The messages of the batch that stay unacked, unless they were acked before.
-            counts: Whether the acks of single messages count.
-
         Raises:
             As `ack_up_to` and `ack_batch`.
         """

@@ -196,9 +196,6 @@ class UnpersistedAcks:
     def promotable_up_to(self, record_bytes_max: int) -> Position | None:
         """Return the lowest end of a range such that the ranges above it take at most `record_bytes_max` bytes.
 
-        Returns:
-            None if all ranges take no more than that.
-
         Complexity: O(log ranges) bitmap operations over one ledger's.
         """
         room = record_bytes_max

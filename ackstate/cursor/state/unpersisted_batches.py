@@ -110,11 +110,7 @@ class UnpersistedBatches:
             self._partly.discard(position)
 
     def begin_write(self, batch_count_max: int | None) -> BatchIndexes:
-        """Return the changed batches that are to be written.
-
-        Args:
-            batch_count_max: How many batches the durable state may hold, the lowest; None for any number.
-        """
+        """Return the changed batches that are to be written."""
         # Every persist comes here; most subscriptions have no batch.
         if not (self._partly.by_ledger or self._completed.by_ledger or self._changed or self._cut or self._unwritten):
             self._before = None

@@ -140,9 +140,6 @@ class AckView:
     def effect_of_all(self, entries: Mapping[int, BitMap]) -> AcksEffect:
         """Return the most that acking many entries now would change; entries that the log does not have are ignored.
 
-        Args:
-            entries: Ledger id -> entries, in any state.
-
         Complexity: O(bytes of the bitmaps of all acks).
         """
         with self._lock:

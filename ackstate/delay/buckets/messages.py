@@ -100,9 +100,6 @@ class BucketedMessages:
         """Return the next time to take messages; None if none is held.
 
         While a segment cannot be loaded, it is a second after the last attempt.
-
-        Args:
-            early_ms: How long before its due time a message is to be taken.
         """
         first_ms = self.first_due_ms
         return None if first_ms is None else max(first_ms - early_ms, self._retry_at_ms, 0)

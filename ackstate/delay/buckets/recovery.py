@@ -121,11 +121,6 @@ class _Unusable(Exception):  # noqa: N818 - it never leaves this module
 def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callable[[], bool]) -> FoundBuckets:
     """Read the stored buckets, and delete the useless ones.
 
-    Args:
-        snapshots: The stored buckets of an index.
-        cutoff_ms: Messages due up to this time are useless: the dispatcher reads them again.
-        is_late: Called before each bucket is read; returns whether to abandon the recovery.
-
     Raises:
         RecoveryTooLongError: `is_late` returned True; nothing was changed.
         AckStateError: The storage failed; nothing was changed.

@@ -179,9 +179,6 @@ class SealedBuckets:
 
         A damaged or missing segment is rebuilt from its metadata: its messages are due at their times in the log, or
         all at the last due time of the segment.
-
-        Returns:
-            The messages, none if the bucket was removed; None if the load failed and nothing has changed.
         """
         if not bucket.has_unloaded_segment:
             self._remove(bucket)

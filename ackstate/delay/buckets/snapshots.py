@@ -219,10 +219,6 @@ class BucketSnapshots:
         """Retire a snapshot: unregister it, and delete it.
 
         After a failure, `delete_retired` retries.
-
-        Args:
-            bucket_id: The snapshot.
-            key: The key under which it may be registered; a key of another snapshot stays.
         """
         self._retired[bucket_id] = key
         self._try_to_drop(bucket_id)

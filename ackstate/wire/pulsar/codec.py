@@ -147,10 +147,6 @@ def encode_cursor_info(
 def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorInfo:
     """Decode a cursor's record of the metadata store, compressed or not.
 
-    Args:
-        data: One whole record; nothing may follow.
-        ledgers: As for `decode_position_info`.
-
     Raises:
         CorruptStateError: The bytes are not a valid record; the offset is relative to the decompressed record, if the
             compression itself is valid.

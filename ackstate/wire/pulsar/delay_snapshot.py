@@ -112,10 +112,6 @@ def encode_segment(indexes: DelayedIndexes) -> bytes:
 def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata:
     """Return the metadata of a segment.
 
-    Args:
-        indexes: The contents of the segment.
-        encoded: The result of `encode_segment`.
-
     Raises:
         ValueError: A position is repeated, or see `encode_segment`.
         TypeError: See `encode_segment`.
@@ -134,11 +130,6 @@ def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata
 
 def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None = None) -> DelayedIndexes:
     """Decode a segment.
-
-    Args:
-        data: One whole segment; nothing may follow.
-        what: The name of the segment, for messages, such as ``segment 2 of snapshot 17``.
-        metadata: Its metadata in the snapshot. With it, repeated positions are refused; without it, not checked.
 
     Returns:
         At least one delayed message, times never falling.
@@ -168,9 +159,6 @@ def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None =
 def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
     """Encode the metadata of a snapshot: with our checksums, or like Pulsar if the segments have none.
 
-    Args:
-        segments: In the order of their entries. An empty list counts as ours.
-
     Raises:
         ValueError: Some have a checksum and others do not.
 
@@ -186,10 +174,6 @@ def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
 def split_metadata(data: bytes, *, what: str) -> tuple[bytes, ...]:
     """Return the encoded metadata of each segment, as `encode_metadata` of that segment alone.
 
-    Args:
-        data: Bytes that `decode_metadata` accepts.
-        what: The name of the snapshot, for messages.
-
     Complexity: O(len(data)), plus a small constant per segment.
     """
     begin = _SEAL_BYTES if data.startswith(_CHECKSUM_TAG) else 0
@@ -199,10 +183,6 @@ def split_metadata(data: bytes, *, what: str) -> tuple[bytes, ...]:
 
 def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
     """Decode the metadata of a snapshot.
-
-    Args:
-        data: Entry 0 of the snapshot, whole; nothing may follow.
-        what: The name of the snapshot, for messages, such as ``snapshot 17``.
 
     Returns:
         One for each segment, in the order of their entries. Either all have a checksum, or none.

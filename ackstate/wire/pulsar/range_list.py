@@ -123,10 +123,6 @@ def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytea
 def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, int]:
     """Decode the elements from `begin` on, as long as they have the layout of `encode_range_list`.
 
-    Returns:
-        The ranges, with unchecked ids, and the offset of the first byte that is not part of them. That byte may still
-        start an element with an unusual layout, which the caller decodes.
-
     Complexity: O(ranges); less than 50 ns for each, and a few us for each change of a varint's length.
     """
     parts = []

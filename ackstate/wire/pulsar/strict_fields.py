@@ -60,13 +60,6 @@ class Field(NamedTuple):
 def fields_of(data: bytes, schema: Schema, begin: int, end: int, *, what: str) -> Iterator[Field]:
     """Yield the fields of one message, from `begin` (inclusive) to `end` (exclusive), in order.
 
-    Args:
-        data: The record that contains the message.
-        schema: The message.
-        begin: Start of the message.
-        end: End of the message.
-        what: The name of the record, for messages.
-
     Raises:
         CorruptStateError: The bytes are not such a message; the fields before the error were yielded.
         UnsupportedVersionError: A field is not in the schema.
