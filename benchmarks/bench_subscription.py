@@ -12,8 +12,7 @@ import numpy as np
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.dispatch.subscription import Subscription, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
-from ackstate.topic.message_log import Message
-from ackstate.topic.sole_use import SoleUse
+from ackstate.topic.message_log import Message, SoleUse
 from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 

@@ -9,6 +9,7 @@ The child ends when this process ends, in any way. A client is not usable across
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -18,10 +19,10 @@ import time
 from collections import deque
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from ackstate.stores.base import PayloadTooLargeError, StoreError
-from ackstate.stores.bookkeeper_class_path import find_jars
 from ackstate.stores.bookkeeper_errors import BookKeeperError, error_of
 from ackstate.stores.bookkeeper_frames import Failure, FrameReader, frame
 from ackstate.stores.bookkeeper_ledger import LedgerMetadata, OpenLedger
@@ -30,6 +31,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ackstate.stores.bookkeeper_ledger import Replication
+
+
+CLASS_PATH_VARIABLE = "ACKSTATE_BOOKKEEPER_CLASSPATH"
+_PULSAR_HOME_VARIABLE = "PULSAR_HOME"
+
+
+def find_jars(class_path: str | None) -> list[str]:
+    """Return the jars of a class path, or of the environment's.
+
+    Raises:
+        StoreError: There is none; the message lists the settings.
+    """
+    pulsar_home = os.environ.get(_PULSAR_HOME_VARIABLE)
+    from_pulsar = str(Path(pulsar_home, "lib")) if pulsar_home else ""
+    found = class_path or os.environ.get(CLASS_PATH_VARIABLE) or from_pulsar
+    jars = [jar for part in found.split(os.pathsep) if part for jar in _jars_in(part)]
+    if not jars:
+        name = f"{found} has no jars" if found else "BookKeeper's Java client is missing"
+        raise StoreError(
+            f"{name}: name a folder with the jars of bookkeeper-server and its dependencies by class_path or"
+            f" {CLASS_PATH_VARIABLE}, or a Pulsar installation by {_PULSAR_HOME_VARIABLE}"
+        )
+    return jars
+
+
+def _jars_in(part: str) -> list[str]:
+    folder = Path(part.removesuffix("*")) if part.endswith(("/*", "/")) else Path(part)
+    if folder.is_dir():
+        return sorted(map(str, folder.glob("*.jar")))
+    return [part] if folder.exists() else []
+
 
 _Result = TypeVar("_Result")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from ackstate import ManagedCursor, Subscription
-from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
+from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.trace.events import EventKind
 from ackstate.dispatch.subscription import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap

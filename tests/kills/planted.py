@@ -162,7 +162,7 @@ UNNOTICED = (
         (f"{_CURSOR}pulsar_mode.py::test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut",),
     ),
     Planted(
-        "pause", "ackstate/cursor/persist/trigger.py", "max(interval_ms, _PAUSE_MS)", "interval_ms",
+        "pause", "ackstate/cursor/persist/persister.py", "max(interval_ms, _PAUSE_MS)", "interval_ms",
         "A broker with a flush interval of 0 does not pause after a persist that failed.",
         (f"{_CURSOR}pace.py::test_a_persist_that_failed_is_not_tried_again_at_once",),
     ),

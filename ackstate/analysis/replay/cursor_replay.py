@@ -8,32 +8,113 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
 
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.age_feed import AgeFeed
 from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
 from ackstate.analysis.replay.persist_ticks import PersistTicks
 from ackstate.analysis.replay.replay import Epochs
-from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
+from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor.journal.format import Format
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
+from ackstate.position import Position
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
-    from ackstate.position import Position
-    from ackstate.stores.base import Store
+    from ackstate.delivery_ruler import DeliveryRuler
+    from ackstate.stores.base import LedgerStore, MetadataStore, Store
+
+
+_ENTRY_BITS = 33
+
+
+@final
+class AgeFeed:
+    """Feeds the deliveries of some events into a ruler that has all earlier ones.
+
+    Args:
+        ruler: Receives the deliveries.
+        events: In order of time.
+
+    Attributes:
+        stops: The relevant events: the last delivery of each millisecond that is above all earlier ones.
+    """
+
+    def __init__(self, ruler: DeliveryRuler, events: EventChunk) -> None:
+        self._ruler = ruler
+        self._events = events
+        self._taken = 0
+        _, marks = ruler.marks()
+        deliveries = np.flatnonzero(events.kind == EventKind.DELIVER)
+        before = np.array([marks[-1] if marks else (0, -1)], np.int64)
+        told = np.column_stack((events.ledger_id[deliveries], events.last_entry[deliveries]))
+        ledger_ids, entry_ids = np.concatenate((before, told)).T
+        # Numbers in the order of the positions.
+        _, ledger_numbers = np.unique(ledger_ids, return_inverse=True)
+        highest = np.maximum.accumulate((ledger_numbers << _ENTRY_BITS) + entry_ids + 1)
+        rises = deliveries[highest[1:] > highest[:-1]]
+        rise_ms = events.ts_ms[rises]
+        self.stops = rises[np.append(rise_ms[1:] > rise_ms[:-1], np.ones(min(len(rise_ms), 1), np.bool_))]
+
+    def take(self, end: int) -> Sequence[int]:
+        """Feed the events from the end of the last call up to an event, and return the times at which marks moved.
+
+        Args:
+            end: The first event that is not fed; its millisecond differs from that of the event before.
+        """
+        begin, until = np.searchsorted(self.stops, (self._taken, end))
+        taken = self.stops[begin:until]
+        self._taken = end
+        times_ms: list[int] = self._events.ts_ms[taken].tolist()
+        entries = zip(self._events.ledger_id[taken].tolist(), self._events.last_entry[taken].tolist(), strict=True)
+        self._ruler.record_many([Position(*each) for each in entries], times_ms)
+        return times_ms
+
+
+@final
+class StoreWithoutLedgers:
+    """A store that creates no ledgers; it delegates all else to another store.
+
+    Args:
+        store: The other store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        return cast("LedgerStore", self)
+
+    @property
+    def metadata(self) -> MetadataStore:
+        return self._store.metadata
+
+    def close(self) -> None:
+        self._store.close()
+
+    def create(self, owner: str) -> int:
+        """Refuse to create a ledger.
+
+        Raises:
+            StoreError: Always.
+        """
+        raise StoreError(f"no ledger can be written for {owner}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.ledgers, name)
+
 
 _NO_LOG = {0: 0}
 _NAME = "replayed"

@@ -7,19 +7,122 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.cursor.persist.counters import PersistCounters
 from ackstate.cursor.persist.planner import RecordPlanner
+from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
 from ackstate.cursor.persist.round import Round
-from ackstate.cursor.persist.trigger import PersistTrigger
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING
-from ackstate.cursor.state.young_age import YoungAge
+from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.errors import CursorClosedError
+from ackstate.position import Position
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
     from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.listener import Listeners
     from ackstate.cursor.state.ack_state import CursorAckState
-    from ackstate.position import Position
+
+
+_PAUSE_MS = 10
+
+
+@final
+class PersistTrigger:
+    """The flush interval and the rate limit of one cursor. Only `ticked` and `persisted` have side effects.
+
+    Args:
+        state: Has the numbers of the accepted and of the durable changes.
+        config: The interval and the rate.
+        now_ms: The present.
+    """
+
+    def __init__(self, state: CursorAckState, config: CursorConfig, *, now_ms: int) -> None:
+        self._state = state
+        self._flush_interval_ms = config.flush_interval_ms
+        self._limiter: MarkDeleteRateLimiter | None = None
+        if config.mark_delete_rate_limit > 0:
+            self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
+        # The number that the limiter decided on last: the next decision waits until more was accepted.
+        self._decided_number = 0
+        self._last_persist_ms = self._last_tick_ms = now_ms
+
+    def is_interval_over(self, *, now_ms: int) -> bool:
+        """Return whether the last persist is at least a flush interval ago."""
+        # A clock that went back may have gone back by hours: then the interval counts as over.
+        return not 0 <= now_ms - self._last_persist_ms < self._flush_interval_ms
+
+    def has_permit(self, *, now_ms: int) -> bool:
+        """Return whether something was accepted since the last tick, and the rate limit allows to persist it now."""
+        return self._limiter is not None and self._is_new() and self._limiter.can_acquire(now_ms)
+
+    def ticked(self, *, is_due: bool, now_ms: int) -> None:
+        """Take a permit, if there is one, for a persist that is due or for changes accepted since the last tick."""
+        self._last_tick_ms = now_ms
+        if self._limiter is not None and (is_due or self._is_new()):
+            self._decided_number = self._state.accepted_number
+            self._limiter.try_acquire(now_ms)
+
+    def next_tick_ms(self) -> int:
+        """Return when a persist may be due next, if no other reads the clock.
+
+        Not before the interval is over since the last tick either, so that a persist that failed, or that had only
+        young acks, is not tried again at once. Without an interval, that is 10 ms.
+        """
+        interval_ms = self._flush_interval_ms
+        next_ms = max(self._last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
+        if self._limiter is not None and self._is_new():
+            return min(next_ms, self._limiter.next_permit_ms)
+        return next_ms
+
+    def persisted(self, *, now_ms: int) -> None:
+        """Restart the flush interval."""
+        self._last_persist_ms = now_ms
+
+    def _is_new(self) -> bool:
+        return self._state.accepted_number > max(self._decided_number, self._state.durable_number)
+
+
+_NOTHING_DELIVERED = Position(0, -1)
+
+
+@final
+class YoungAge:
+    """Separates young acks from old ones, by the time since their messages were certainly delivered.
+
+    Args:
+        seconds: The age; 0 for none.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        self.age_ms = seconds * 1000
+        self.is_on = seconds > 0
+        self.ruler = DeliveryRuler()
+        """The times of deliveries."""
+
+    def delivered(self, position: Position, *, now_ms: int) -> None:
+        """Note that everything up to a position was sent by now."""
+        if self.is_on:
+            self._follow_clock(now_ms)
+            self.ruler.record(position, now_ms)
+
+    def persistable_up_to(self, *, now_ms: int) -> Position:
+        """Return the position up to which acks are old enough to be persisted."""
+        if not self.is_on:
+            return EVERYTHING
+        self._follow_clock(now_ms)
+        return self.ruler.old_up_to(self.age_ms, now_ms) or _NOTHING_DELIVERED
+
+    def clear(self) -> None:
+        """Forget all deliveries, as after a reset of the cursor."""
+        self.ruler.clear()
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Set the ruler back if the clock went back by more than the age.
+
+        Messages sent so far are then old after an age; else they would be young until the clock is where it was.
+        """
+        times, _ = self.ruler.marks()
+        if times and times[-1] - now_ms > self.age_ms:
+            self.ruler.set_back(times[-1] - now_ms)
 
 
 @final

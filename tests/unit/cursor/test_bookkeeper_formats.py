@@ -13,7 +13,7 @@ from ackstate.stores import bookkeeper_nodes as nodes
 from ackstate.stores import zookeeper
 from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
 from ackstate.stores.bookkeeper_bookies import unavailable_bookies
-from ackstate.stores.bookkeeper_class_path import find_jars
+from ackstate.stores.bookkeeper_client import find_jars
 from ackstate.stores.bookkeeper_entries import (
     ENTRY_ROOM_BYTES,
     Entry,

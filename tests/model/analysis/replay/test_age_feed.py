@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.replay.age_feed import AgeFeed
+from ackstate.analysis.replay.cursor_replay import AgeFeed
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position

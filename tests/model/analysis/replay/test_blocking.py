@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.replay.gated_replay import GatedReplay
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
-from ackstate.analysis.replay.unwritable_ledgers import StoreWithoutLedgers
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.analysis.pulsar.record.poll_queue import PollQueue
+from ackstate.analysis.pulsar.record.cluster_recorder import PollQueue
 
 
 def filled(topics, *, at_once=8):

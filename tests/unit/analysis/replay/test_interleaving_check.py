@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.chunk_codec import compact, decode, encode
-from ackstate.analysis.replay.interleaving_check import InterleavingCheck
+from ackstate.analysis.estimate.sorted_chunks import InterleavingCheck
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.order import EventOrder
 from ackstate.analysis.trace.rows import Events
