@@ -29,7 +29,7 @@ class Planted(NamedTuple):
 
 _CURSOR, _MODEL = "tests/unit/cursor/test_", "tests/model/cursor/test_"
 _JOURNAL, _PLANNER = "ackstate/cursor/journal/journal.py", "ackstate/cursor/persist/planner.py"
-_ACKS, _BATCHES = "ackstate/cursor/state/unpersisted_acks.py", "ackstate/cursor/state/unpersisted_batches.py"
+_ACKS, _BATCHES = "ackstate/cursor/state/unpersisted_acks.py", "ackstate/cursor/state/ack_state.py"
 _ROUNDS, _REPLAY_QUEUE = "ackstate/dispatch/rounds.py", "ackstate/dispatch/replay_queue.py"
 _UNACKED = "ackstate/dispatch/unacked_messages.py"
 _STORES = "ackstate/stores/"
@@ -107,7 +107,7 @@ UNNOTICED = (
         ("tests/model/analysis/replay/test_replay.py::test_each_story_agrees",),
     ),
     Planted(
-        "Y2", "ackstate/analysis/replay/persist_ticks.py",
+        "Y2", "ackstate/analysis/replay/cursor_replay.py",
         "        self._waiting.clear()\n        self._flush_at = self.tick_at(at_ms + self._flush_ms)\n",
         "        self._waiting.clear()\n",
         "In the replay the old flush interval continues after a reset.",
@@ -126,7 +126,7 @@ UNNOTICED = (
         (f"{_SQLITE_LOG}a_last_transaction_may_be_torn_anywhere",),
     ),
     Planted(
-        "overdrawn permits", "ackstate/dispatch/permits.py",
+        "overdrawn permits", "ackstate/dispatch/consumers.py",
         "self.total += max(after, 0) - max(before, 0)", "self.total += after - before",
         "A consumer that a batch brought below zero stops all others.",
         (f"{_CURSOR}rounds.py::test_a_consumer_that_a_batch_overdrew_stops_no_other",),
@@ -167,7 +167,7 @@ UNNOTICED = (
         (f"{_CURSOR}pace.py::test_a_persist_that_failed_is_not_tried_again_at_once",),
     ),
     Planted(
-        "due for others", "ackstate/delay/buckets/shared.py",
+        "due for others", "ackstate/delay/buckets/index.py",
         "        self.due_log.append(due)\n        return False\n", "        return False\n",
         "A message that one view delivers before the index says is lost for the other views.",
         ("tests/unit/delay/test_shared_use.py"

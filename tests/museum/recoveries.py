@@ -8,9 +8,8 @@ from ackstate.cursor.journal import recovery as cursor_recovery
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import Recovery, StoredCursor, UnreadableCursorError, decode_record
 from ackstate.delay.buckets import recovery as bucket_recovery
-from ackstate.delay.buckets.index import BucketedDelayIndex
+from ackstate.delay.buckets.index import BucketedDelayIndex, SharedBuckets
 from ackstate.delay.buckets.recovery import FoundBucket
-from ackstate.delay.buckets.shared import SharedBuckets
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.stores.base import StoreError
 from museum.exhibit import Exhibit, Replacement

@@ -16,29 +16,200 @@ receives one ack after another, and its admission each message that might not fi
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import EventChunk
-from ackstate.analysis.replay.blocked_queue import NEVER_MS, BlockedQueue
 from ackstate.analysis.replay.cursor_replay import CursorReplay
-from ackstate.analysis.replay.in_flight_set import InFlightSet
+from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet
 from ackstate.analysis.replay.open_run import OpenRun, delivery_costs
 from ackstate.analysis.replay.replay import Epochs
-from ackstate.analysis.replay.replay_gate import ReplayGate
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.dispatch.admission import Admission
+from ackstate.dispatch.deliveries import Sent
+from ackstate.errors import AckStateError
+from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
+from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.errors import AckStateError
+    from ackstate.cursor.managed import ManagedCursor
+
+
+NEVER_MS = 2**62
+"""Later than any time of a trace."""
+
+
+@final
+class BlockedQueue:
+    """A queue (FIFO) of blocked deliveries. The ack of a message is postponed by the time that its delivery waited.
+
+    Memory: O(messages that wait, and delayed messages that are not acked).
+    """
+
+    def __init__(self) -> None:
+        self._since_ms: OrderedDict[Position, int] = OrderedDict()
+        # Times at which the trace acks messages that are still waiting.
+        self._acked_ms: dict[Position, int] = {}
+        # Waiting times of sent messages that the trace has not acked yet.
+        self._waited_ms: dict[Position, int] = {}
+        # A heap of postponed acks.
+        self._moved_acks: list[tuple[int, Position]] = []
+
+    def __len__(self) -> int:
+        return len(self._since_ms)
+
+    def __contains__(self, position: Position) -> bool:
+        return position in self._since_ms
+
+    @property
+    def moves_acks(self) -> bool:
+        """Whether the time of an ack differs from the trace."""
+        return bool(self._moved_acks)
+
+    @property
+    def first(self) -> Position:
+        """The first message; the queue must not be empty."""
+        return next(iter(self._since_ms))
+
+    def positions(self) -> Iterable[Position]:
+        """Return the waiting messages, in order."""
+        return self._since_ms
+
+    def join(self, position: Position, *, now_ms: int) -> None:
+        """Append a message that is not in the queue."""
+        self._since_ms[position] = now_ms
+
+    def leave(self, *, now_ms: int) -> Position:
+        """Remove the first message, and postpone its ack by its waiting time."""
+        position, since_ms = self._since_ms.popitem(last=False)
+        acked_ms = self._acked_ms.pop(position, None)
+        if acked_ms is not None:
+            heappush(self._moved_acks, (acked_ms + now_ms - since_ms, position))
+        elif now_ms > since_ms:
+            self._waited_ms[position] = now_ms - since_ms
+        return position
+
+    def ack_in_trace(self, position: Position, *, now_ms: int) -> bool:
+        """Record an ack of the trace; return whether it is postponed.
+
+        A message that is acked twice is acked by the second ack if that is earlier.
+        """
+        waited_ms = self._waited_ms.pop(position, None)
+        if waited_ms is not None:
+            heappush(self._moved_acks, (now_ms + waited_ms, position))
+            return True
+        if position in self._since_ms:
+            self._acked_ms.setdefault(position, now_ms)
+            return True
+        return False
+
+    def waited(self) -> Iterable[Position]:
+        """Return the messages that had waited and that the trace has not acked yet."""
+        return self._waited_ms
+
+    @property
+    def next_ack_ms(self) -> int:
+        """The time of the next postponed ack; far in the future if there is none."""
+        return self._moved_acks[0][0] if self._moved_acks else NEVER_MS
+
+    def pop_ack(self) -> Position:
+        """Remove and return the earliest postponed ack; ties go to the lowest position."""
+        return heappop(self._moved_acks)[1]
+
+    def moved_acks(self) -> Iterable[Position]:
+        """Return the messages of postponed acks, in any order."""
+        return (position for _, position in self._moved_acks)
+
+
+_SENT = Sent(CONSUMER)
+_MOST_USED = Usage(2**62, 0, 0)
+
+
+@final
+class ReplayGate:
+    """Decides which messages are sent under a policy that `blocks`.
+
+    Args:
+        policy: The policy.
+        cursor: The ack state.
+        sent: The messages in flight; grows by those that are sent.
+    """
+
+    def __init__(self, policy: Policy, cursor: ManagedCursor, sent: InFlightSet) -> None:
+        self._limit = policy.max_unpersisted_ack_record_bytes
+        # Without young acks the gate opens when its usage falls; with them it may open at any usage.
+        self._is_young = policy.cursor.become_old_ack_record_seconds != 0
+        self._cursor = cursor
+        self._sent = sent
+        limits = GateLimits(
+            max_unpersisted_ack_record_bytes=self._limit, max_unacked_messages=0, max_unacked_messages_per_consumer=0
+        )
+        self._gate = DispatchGate(limits)
+        self._admission = Admission(cursor, gate=self._gate, promotes_young=True, sent=sent)
+        # A closed gate stays closed while the usage is above this.
+        self._may_open_at = _MOST_USED.unpersisted_record_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether new messages wait."""
+        return self._gate.is_closed
+
+    @property
+    def room(self) -> int:
+        """The bytes that are neither used nor reserved; below 0 above the limit."""
+        return self._limit - self._cursor.view.unpersisted_record_bytes - self._sent.reserved_bytes
+
+    def observe(self) -> None:
+        """Close the gate if a cursor that was just opened is above the limit."""
+        self._admission.observe(now_ms=0)
+
+    def sends_at_once(self, position: Position) -> bool:
+        """Send a message if it needs no decision: no acks are young, and an open gate has room."""
+        if self._is_young:
+            return False
+        sent = Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
+        if sent.record_bytes > self.room:
+            return False
+        self._sent.add(position, sent)
+        return True
+
+    def sends(self, position: Position, *, now_ms: int) -> bool:
+        """Send a message if the admission admits it; otherwise note the usage at which the closed gate opens."""
+        if self._admission.send_new(position, _SENT, now_ms=now_ms):
+            return True
+        closed = () if self._is_young else self._gate.why_blocked(_MOST_USED)
+        self._may_open_at = closed[0].released_at if closed else _MOST_USED.unpersisted_record_bytes
+        return False
+
+    def opens_after_ack(self, *, now_ms: int) -> bool:
+        """Return whether a closed gate may have opened because an ack lowered the usage."""
+        if not self._gate.is_closed or self._limit - self.room > self._may_open_at:
+            return False
+        self._admission.usage_decreased(now_ms=now_ms)
+        return True
+
+    def record_bytes_max(self) -> int | None:
+        return self._admission.record_bytes_max()
+
+    def persisted(self, outcome: PersistResult | AckStateError, *, now_ms: int) -> None:
+        """Receive the outcome of a persist; one that had nothing to write shows nothing about the store."""
+        if isinstance(outcome, AckStateError):
+            self._admission.persisted(outcome, now_ms=now_ms)
+            return
+        error = self._admission.store_error if outcome.route is PersistTarget.NOTHING else None
+        self._admission.persisted(error, now_ms=now_ms)
+
 
 _DELIVER, _ACK = int(EventKind.DELIVER), int(EventKind.ACK)  # Cached: enum member lookup is slow.
 _NAMING = (EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ackstate.analysis.spark.rows import SparkRows
 from ackstate.analysis.spark.session import parquet_frame
 from ackstate.analysis.trace.chunk_rows import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
 from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
@@ -20,8 +19,38 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from ackstate.analysis.estimate.rows import Step
+    from ackstate.analysis.estimate.rows import Rows, Step
     from ackstate.analysis.location import Location
+
+
+@final
+class SparkRows:
+    """A DataFrame as `Rows`.
+
+    Attributes:
+        frame: The DataFrame.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self.frame = frame
+
+    def through(self, step: Step, schema: pa.Schema) -> SparkRows:
+        return SparkRows(self.frame.mapInArrow(step, from_arrow_schema(schema)))
+
+    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> SparkRows:
+        frame = self.frame.repartition(*keys) if keys else self.frame.repartition(1)
+        columns = (*keys, *order)
+        return SparkRows(frame.sortWithinPartitions(*columns) if columns else frame)
+
+    def plus(self, others: SparkRows) -> SparkRows:
+        return SparkRows(self.frame.unionByName(others.frame))
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [row.asDict(recursive=True) for row in self.frame.collect()]
+
+
+if TYPE_CHECKING:
+    _: type[Rows] = SparkRows
 
 
 class SparkSource(NamedTuple):

@@ -6,28 +6,227 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
 
-from ackstate.analysis.trace import ack_log, jsonl, row_parquet
-from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ackstate.analysis.trace import ack_log, jsonl
+from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, BadRowsMax, Wrong
 from ackstate.analysis.trace.broker_recording import published_entries, recording_files
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
 from ackstate.analysis.trace.broker_rows import BrokerRows
 from ackstate.analysis.trace.chunk_writer import ChunkWriter
-from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
+from ackstate.analysis.trace.order import EventOrder, SeqOrder
 from ackstate.analysis.trace.parquet import new_trace, write_trace
+from ackstate.analysis.trace.published import PublishedEntries
 from ackstate.analysis.trace.recorder import read_recording, segments
-from ackstate.analysis.trace.rows import checked_rows
-from ackstate.analysis.trace.sorter import EventSorter
+from ackstate.analysis.trace.rows import ROW_SCHEMA, Events, TraceRows, checked_rows, count_wrong
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import counted, dropped_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-
-    import pyarrow as pa
 
     from ackstate.analysis.location import Location
     from ackstate.analysis.trace.rows import Int64s
+
+
+_NEEDED = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
+_NAMES = ("topic", "subscription")
+_BATCH_ROWS = 1 << 17
+
+
+def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Iterator[tuple[pa.Table, Int64s, float]]:
+    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file that is read.
+
+    Raises:
+        TraceError: The file is cut short or damaged, or a column is missing or of another type.
+    """
+    try:
+        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            columns = _columns(file, parquet.schema_arrow)
+            row_count, first = parquet.metadata.num_rows, 1
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                table, numbers = _readable(pa.Table.from_batches([batch]), first, bad_rows=bad_rows, place=place)
+                first += batch.num_rows
+                yield table, numbers, (first - 1) / row_count
+    except (pa.ArrowException, OSError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
+
+
+def _columns(file: Path, schema: pa.Schema) -> list[str]:
+    """Return the columns to read; check their types."""
+    if schema.get_field_index("first_seq") >= 0 and schema.get_field_index("chunk") >= 0:
+        raise TraceError(f"{file}: this is already a trace, whose rows are chunks of events")
+    for name in ROW_SCHEMA.names:
+        indexes = schema.get_all_field_indices(name)
+        if len(indexes) > 1:
+            raise TraceError(f"{file}: column {name!r} occurs several times")
+        if indexes:
+            _check_type(file, schema.field(indexes[0]))
+        elif name in _NEEDED:
+            raise TraceError(f"{file}: column {name!r} is missing; it needs {', '.join(_NEEDED)}")
+    return [name for name in ROW_SCHEMA.names if schema.get_field_index(name) >= 0]
+
+
+def _check_type(file: Path, field: pa.Field) -> None:
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    fits = is_text if field.name in _NAMES else pa.types.is_integer(field.type)
+    if not (fits or (field.name == "kind" and is_text)):
+        wanted = ROW_SCHEMA.field(field.name).type
+        raise TraceError(f"{file}: column {field.name!r} must be {wanted}, got {field.type}; cast it")
+
+
+def _readable(
+    table: pa.Table, first: int, *, bad_rows: BadRows, place: Callable[[int], str]
+) -> tuple[pa.Table, Int64s]:
+    """Remove rows whose text is not UTF-8 or whose numbers exceed a signed 64-bit integer."""
+    numbers = np.arange(first, first + table.num_rows)
+    wrong = {name: _not_utf8(table[name]) for name in table.column_names if not pa.types.is_integer(table[name].type)}
+    wrong |= {name: _beyond(table[name]) for name in table.column_names if table[name].type == pa.uint64()}
+    bad = np.zeros(table.num_rows, np.bool_)
+    for name, mask in wrong.items():
+        fresh = np.flatnonzero(mask & ~bad)
+        problem = Wrong.BEYOND if table[name].type == pa.uint64() else Wrong.NOT_UTF8
+        if len(fresh):
+            bad_rows.add(problem, len(fresh), (f"{place(int(numbers[row]))} ({name})" for row in fresh))
+        bad |= mask
+    if not bad.any():
+        return table, numbers
+    bad_rows.rows += int(bad.sum())
+    good = ~bad
+    return table.filter(pa.array(good)), numbers[good]
+
+
+def _not_utf8(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which values of a text column are not UTF-8: Parquet requires it, but readers do not check it."""
+    try:
+        column.validate(full=True)
+        return np.zeros(len(column), np.bool_)
+    except pa.ArrowInvalid:
+        texts = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        binary = texts.cast(pa.large_binary() if texts.type == pa.large_string() else pa.binary()).to_pylist()
+        return np.array([value is not None and not _is_utf8(value) for value in binary])
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _beyond(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.asarray(column.fill_null(0).to_numpy() > np.uint64(2**63 - 1))
+
+
+# At 72 bytes each, about 300 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
+WAITING_MAX = 1 << 22
+
+
+@final
+class _PendingEvents:
+    """The waiting events of one subscription, and the state of its earlier ones."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Int64s] = []
+        self.count = 0
+        self.seqs = SeqOrder()
+        self.order = EventOrder()
+
+
+@final
+class EventSorter:
+    """Gathers rows by subscription and writes them chunk by chunk.
+
+    Memory: `WAITING_MAX` rows; for each subscription about a kilobyte; a bitmap of the published and the acked entries
+    of each topic.
+
+    Args:
+        writer: Receives the chunks.
+        bad_rows: Receives the rows that contradict earlier ones; they are skipped.
+        place: Returns the place of a row, by the number of its source and its own.
+    """
+
+    def __init__(self, writer: ChunkWriter, bad_rows: BadRows, place: Callable[[int, int], str]) -> None:
+        self._writer = writer
+        self._bad_rows = bad_rows
+        self._place = place
+        self._subscriptions: dict[tuple[str, str], _PendingEvents] = {}
+        self._published = PublishedEntries()
+        self._waiting = 0
+
+    def add(self, rows: TraceRows, *, source: int) -> None:
+        """Add the next rows of a source."""
+        if not len(rows.key):
+            return
+        values = np.column_stack((rows.values, np.full(len(rows.values), source)))
+        order = np.argsort(rows.key, kind="stable")
+        values, ends = values[order], np.cumsum(np.bincount(rows.key, minlength=len(rows.keys)))
+        for key, begin, end in zip(rows.keys, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            subscription = self._subscriptions.get(key)
+            if subscription is None:
+                subscription = self._subscriptions[key] = _PendingEvents()
+            # A copy, because a view would keep the whole batch in memory.
+            subscription.waiting.append(values[begin:end].copy())
+            subscription.count += end - begin
+            if subscription.count >= CHUNK_EVENTS:
+                self._settle_chunks(key, subscription)
+        self._waiting += len(values)
+        if self._waiting >= WAITING_MAX:
+            self._settle_all()
+
+    def finish(self) -> None:
+        """Write the waiting rows, and count acks of entries that were never published."""
+        self._settle_all()
+        for topic, count, sample in self._published.never():
+            self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
+
+    def _settle_all(self) -> None:
+        for key, subscription in self._subscriptions.items():
+            self._settle_chunks(key, subscription, least=1)
+        self._waiting = 0
+
+    def _settle_chunks(self, key: tuple[str, str], subscription: _PendingEvents, *, least: int = CHUNK_EVENTS) -> None:
+        """Write chunks while there are at least `least` rows."""
+        rows = np.concatenate(subscription.waiting) if subscription.waiting else np.zeros((0, 9), np.int64)
+        while len(rows) >= least:
+            self._settle(key, subscription, rows[:CHUNK_EVENTS])
+            rows = rows[CHUNK_EVENTS:]
+        subscription.waiting, subscription.count = [rows.copy()] if len(rows) else [], len(rows)
+
+    def _settle(self, key: tuple[str, str], subscription: _PendingEvents, rows: Int64s) -> None:
+        """Check rows against earlier ones, and write the valid ones as a chunk."""
+
+        def shown(problem: Wrong, row: int) -> str:
+            seq, number, source = rows[row, 6:].tolist()
+            what = f"seq {seq}" if problem.name.startswith("SEQ") else EventKind(rows[row, 1]).name.lower()
+            return f"{self._place(source, number)} ({what}, {' of '.join(filter(None, reversed(key)))})"
+
+        wrong = subscription.seqs.judge(rows[:, 6])
+        gaps = np.flatnonzero(wrong.pop(Wrong.SEQ_GAP))
+        if len(gaps):
+            samples = [shown(Wrong.SEQ_GAP, row) for row in gaps[:SAMPLES_MAX].tolist()]
+            self._bad_rows.add(Wrong.SEQ_GAP, len(gaps), samples)
+        rows = rows[~count_wrong(wrong, self._bad_rows, shown)]
+        rows = rows[~count_wrong(
+            {Wrong.TIME_BACK: subscription.order.judge_times(rows[:, 0])}, self._bad_rows, shown
+        )]  # fmt: skip
+        lives = subscription.order.judge_lives(_events(rows))
+        rows = rows[~count_wrong({Wrong.TWO_CURSORS: lives}, self._bad_rows, shown)]
+        events = _events(rows)
+        self._published.follow(key, events)
+        self._writer.write(key, events)
+
+
+def _events(rows: Int64s) -> Events:
+    return Events(*(np.ascontiguousarray(column) for column in rows.T[:6]))
+
 
 _PARQUET = b"PAR1"
 _HINT = "correct them, or skip them with --bad-rows-max"
@@ -184,7 +383,7 @@ class _Conversion:
         def place(number: int) -> str:
             return self._place(source, number)
 
-        for table, numbers, share in row_parquet.tables(file, bad_rows=self._bad_rows, place=place):
+        for table, numbers, share in tables(file, bad_rows=self._bad_rows, place=place):
             self._take(source, table, numbers, done=int(share * size))
 
     def _read_text(self, source: int, file: Path, text_bytes_max: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ackstate.delay import DelayConfig
 from ackstate.delay.buckets.bucket import Boundary, BucketKey
-from ackstate.delay.buckets.merge import cut_segments, in_order
+from ackstate.delay.buckets.sealed import cut_segments, in_order
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from small_buckets import KEY
 

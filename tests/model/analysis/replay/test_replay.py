@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import montecarlo
 from ackstate.analysis.replay.acked import AckAccumulator
-from ackstate.analysis.replay.cursor_replay import CursorReplay
-from ackstate.analysis.replay.persist_ticks import PersistTicks
+from ackstate.analysis.replay.cursor_replay import CursorReplay, PersistTicks
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.managed import ManagedCursor

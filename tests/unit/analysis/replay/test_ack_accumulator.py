@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
+from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.trace.events import Event, EventKind
 from chunks import chunk_of
 from traces import StateAfterEvent, replay, traces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate.analysis.replay import cursor_replay
-from ackstate.analysis.replay.latest_entry_store import LatestEntryStore
+from ackstate.analysis.replay.cursor_replay import LatestEntryStore
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import Event, EventKind

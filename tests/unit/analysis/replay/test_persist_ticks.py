@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.replay.persist_ticks import PersistTicks
+from ackstate.analysis.replay.cursor_replay import PersistTicks
 from ackstate.analysis.replay.policy import Policy
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate.analysis.trace import jsonl, sorter
+from ackstate.analysis.trace import convert as conversion
+from ackstate.analysis.trace import jsonl
 from ackstate.analysis.trace.bad_rows import BadRowsMax, Wrong
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -89,8 +90,8 @@ WAYS = ["gzip", "standard input", "small blocks", "line by line", "two files", "
     [*((way, (64, 1 << 22)) for way in WAYS), ("small blocks", (7, 1 << 22)), ("small blocks", (64, 50))],
 )
 def test_every_way_leads_to_the_same_events(tmp_path, monkeypatch, expected, way, sizes):
-    monkeypatch.setattr(sorter, "CHUNK_EVENTS", sizes[0])
-    monkeypatch.setattr(sorter, "WAITING_MAX", sizes[1])
+    monkeypatch.setattr(conversion, "CHUNK_EVENTS", sizes[0])
+    monkeypatch.setattr(conversion, "WAITING_MAX", sizes[1])
     rows, sources = many_rows(), [tmp_path / "events"]
     table = pa.Table.from_pylist(rows)
     match way:
@@ -216,7 +217,7 @@ def test_a_threshold_that_is_none_is_refused(text):
 
 @pytest.mark.parametrize("chunk", [2, 100])
 def test_seqs_that_come_again_or_late_are_told_apart(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(sorter, "CHUNK_EVENTS", chunk)
+    monkeypatch.setattr(conversion, "CHUNK_EVENTS", chunk)
     seqs = [7, 8, 11, 9, 9, 12, 8, 10, 13]
     rows = [ack(seq, seq=seq) for seq in seqs]
     converted = convert([write(tmp_path / "e", rows)], tmp_path / "trace", bad_rows_max=ANY)

@@ -13,8 +13,8 @@ import pytest
 from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalSource
-from ackstate.analysis.replay.ack_accumulator import RedeliveryFold
 from ackstate.analysis.replay.acked import EventChunk
+from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import recording as recording_module
 from ackstate.analysis.trace.check import check_events
