@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ackstate import Position
-from ackstate.delay import calendar
+from ackstate.delay import calendar as calendars
 from ackstate.delay import calendar as calendar_module
 from ackstate.delay.calendar import Calendar
 from ackstate.delay.position_set import PositionSet
@@ -157,7 +157,7 @@ def test_pages_are_used_again_once_nothing_is_on_them():
 
 
 def test_one_page_too_many_is_refused(monkeypatch):
-    monkeypatch.setattr(calendar, "PAGE_BITS", 2)
+    monkeypatch.setattr(calendars, "PAGE_BITS", 2)
     calendar = Calendar()
     many = array_of(range(4_096)), array_of([10] * 4_096)  # Fewer are gathered first.
     for ledger_id in range(4):
