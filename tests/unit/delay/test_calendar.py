@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ackstate import Position
-from ackstate.delay import calendar as calendars
 from ackstate.delay import calendar as calendar_module
+from ackstate.delay import calendar as calendars
 from ackstate.delay.calendar import Calendar
 from ackstate.delay.position_set import PositionSet
 
