@@ -88,7 +88,7 @@ def test_help_teaches_within_80_columns(monkeypatch, capsys, arguments):
 def test_help_waits_for_nothing_that_only_a_command_needs():
     program = "import sys, ackstate.analysis.cli; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
-    heavy = {"pyspark", "pyarrow", "pandas", "fastapi", "httpx", "sqlite3", "ackstate.cursor"}
+    heavy = {"pyspark", "pyarrow", "pandas", "fastapi", "httpx", "kazoo"}
     assert not heavy & set(loaded.split())
 
 
