@@ -158,14 +158,6 @@ def test_a_replay_imports_nothing_of_spark():
     assert not {"pyspark", "pandas", "py4j"} & set(done.stdout.split())
 
 
-def test_it_imports_no_cursors(trace):
-    code = "import sys; from ackstate.analysis.cli import main\n"
-    code += "try: main()\nfinally: print(*sys.modules, file=sys.stderr)"
-    words = [sys.executable, "-P", "-c", code, "redelivery", str(trace), "--engine", "local"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert not {"ackstate.cursor.managed", "sqlite3"} & set(done.stderr.split())
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize(("size_bytes_max", "task_count"), [(2**21, 1), (1, None)])
