@@ -13,6 +13,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import EventKind
 from ackstate.stores import sqlite_database
 from ackstate.stores.base import StoreError
+from benchmarks.calibration.player import Player
 from benchmarks.calibration.points import BLOCKED, Point, grid
 from benchmarks.calibration.results import EVENT, MOMENT, PERSIST, Calibration
 from benchmarks.calibration.run import CalibrationPlan, cut_points, kill_point, kill_points
@@ -65,13 +66,13 @@ def test_an_estimate_with_a_wrong_setting_is_found_out(tmp_path, real, wrong):
 
 @pytest.mark.slow
 def test_a_cursor_that_stops_persisting_half_way_is_found_out(tmp_path, monkeypatch):
-    honest, traffic = ManagedCursor.tick, point().workload
+    honest, traffic = Player.tick, point().workload
     middle_ms = (traffic.begin_ms + traffic.end_ms) // 2
 
-    def planted(self, *, now_ms):
-        return honest(self, now_ms=now_ms) if now_ms < middle_ms else None
+    def planted(self, now_ms):
+        return now_ms < middle_ms and honest(self, now_ms)
 
-    monkeypatch.setattr(ManagedCursor, "tick", planted)
+    monkeypatch.setattr(Player, "tick", planted)
     found = kill_point(point(flush_interval_ms=100), CalibrationPlan(kills=4), tmp_path)
     late = [death for death in found.kills if traffic.begin_ms + death.at_ms > middle_ms + 200]
     assert late
