@@ -21,7 +21,6 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark import cluster
 from ackstate.analysis.spark.package import SCRIPT, write_package
 from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run_each_apart
@@ -170,7 +169,7 @@ def no_java(monkeypatch):
     def launch(*_arguments, **_options):
         raise AssertionError("started")
 
-    monkeypatch.setattr("ackstate.analysis.spark.session.Java", launch)
+    monkeypatch.setattr("ackstate.analysis.spark.session.start_java", launch)
 
 
 def test_a_master_that_is_not_there_is_named_before_java_starts(tmp_path, capsys, no_java):
@@ -254,8 +253,9 @@ def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
 def test_chunks_are_counted_in_a_bit_each(tmp_path, numbers, said):
     good = parquet.write_trace([Frame("t", "s", [Event(1, EventKind.ACK, 1, 0, 0)])], tmp_path / "good")
     assert good == 1
-    row = pq.read_table(tmp_path / "good" / parquet.FIRST_FILE).to_pylist()[0]
-    table = pa.Table.from_pylist([row | {"chunk": number} for number in numbers], TRACE_SCHEMA)
+    whole = pq.read_table(tmp_path / "good" / parquet.FIRST_FILE)
+    row = whole.to_pylist()[0]
+    table = pa.Table.from_pylist([row | {"chunk": number} for number in numbers], whole.schema)
     pq.write_table(table, tmp_path / "bad.parquet")
     with pytest.raises(TraceError, match=said):
         parquet.check_trace(tmp_path / "bad.parquet")
