@@ -80,7 +80,7 @@ def test_every_block_is_one_that_is_run_here():
     assert set(FILES) == {"my_cursor.py", "my_cursor.pl"}
     assert TEXT.count("\n```") == 2 * (len(FILES) + len(CONSOLES) + 1)
     assert len(NEEDS_ROOT) == 3
-    assert len(NEEDS_NOBODY) == 6
+    assert len(NEEDS_NOBODY) == 4
 
 
 @pytest.mark.slow
