@@ -116,8 +116,7 @@ UNNOTICED = (
     Planted(
         "D1", "ackstate/delay/calendar.py", "min(self._fresh_first_ms, int(due_ms.min()))", "int(due_ms.min())",
         "Delayed messages are handed out late: a later one hides the first.",
-        ("tests/unit/delay/test_feed.py::test_many_at_a_time_are_as_one_by_one",
-         "tests/model/delay/test_calendar_model.py::TestCalendar::runTest"),
+        ("tests/model/delay/test_calendar_model.py::TestCalendar::runTest",),
     ),
     Planted(
         "F1", f"{_STORES}sqlite_log.py",
@@ -225,6 +224,7 @@ UNNOTICED = (
 )  # fmt: skip
 
 # Bugs of our own that crash layers or models once found: `museum.found` has their stories, in the same order.
+# O21 is left out: the holes that it kept are no longer kept.
 FOUND = (
     Planted(
         "O1", _ACKS, "any(each is not None and each[0] < up_to for each in lowest)",
@@ -284,7 +284,7 @@ FOUND = (
          "::test_a_cursor_whose_ledger_the_store_finds_damaged_is_repaired_written_and_opened_again",),
     ),
     Planted(
-        "O11", f"{_STORES}sqlite_rows.py",
+        "O11", f"{_STORES}sqlite.py",
         "WHERE sought.ledger_id = ? AND found.ledger_id = ? LIMIT ?", "WHERE sought.ledger_id = ? AND 0 < ? LIMIT ?",
         "A damaged index has a row of another ledger deleted.",
         (f"{_UNREADABLE}a_ledger_is_deleted_without_a_row_of_another_that_a_damaged_index_names",),
@@ -332,12 +332,6 @@ FOUND = (
         "O20", "ackstate/cursor/persist/reset.py", "            state.begin_reset(mark_delete)\n", "",
         "After a seek whose write failed but reached the disk, receipts still count as durable.",
         (f"{_CURSOR}failed_seek.py::test_no_receipt_counts_that_a_crash_may_void",),
-    ),
-    Planted(
-        "O21", _UNACKED, "        self._acked_count = acked_count\n        self.holes.clear()\n",
-        "        self._acked_count = acked_count\n",
-        "Of a hole that an ack through the cursor divided only the lower part is filled.",
-        (f"{_CURSOR}subscription.py::test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides",),
     ),
     Planted(
         "O22", "ackstate/cursor/state/view.py",
