@@ -79,12 +79,12 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
         failed(self, at_ms)
 
     monkeypatch.setattr(PersistTicks, "failed", counted)
-    examples = few.max_examples // 3
-    # A few examples by chance might all fail before a flush.
-    third = settings(max_examples=examples, derandomize=examples < 100)
-    third(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
-    assert any(before_flush)
-    assert not all(before_flush)
+    examples = few.max_examples
+    chosen = settings(max_examples=examples, derandomize=examples < 100)
+    chosen(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
+    if examples >= 100:  # Few might by chance all fail before a flush, or none of them.
+        assert any(before_flush)
+        assert not all(before_flush)
 
 
 def sent(ledger_id, count, at_ms=0):
