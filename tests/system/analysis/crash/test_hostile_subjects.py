@@ -255,8 +255,10 @@ def test_standard_error_of_a_subject_that_talks_nonsense_is_in_the_story():
     ("source", "complaint"),
     [
         ("raise SystemExit(0)", "raises SystemExit: 0"),
+        ("import os; os._exit(0)", "ends the process"),
         ("x = (", "raises SyntaxError"),
         ("1 / 0", "raises ZeroDivisionError: division by zero"),
+        ("raise KeyboardInterrupt", "raises KeyboardInterrupt"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_line(source, complaint, tmp_path, monkeypatch, capsys):
