@@ -178,6 +178,8 @@ def bitmap_of_runs(
 ) -> BitMap:
     """Return the entries of rising, disjoint runs, given the first and the last of each, both inclusive.
 
+    Unless `is_optimized`, they have the form of entries that are added one by one.
+
     Complexity: O(runs), and up to 32 entries in each.
     """
     further = last - first

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ackstate.delay.position_set import PositionSet
 
 
+# A page is 65,536 entries of one ledger. A page and the lower half of an entry make the *place* of a position, which
+# takes 40 bits where the position takes 95.
 ENTRY_BITS, PAGE_BITS = 16, 24
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
 # The memory of a page beside its slots (two integers): measured.
@@ -142,6 +144,8 @@ class EntryPages:
         assert sorted([*self._numbers.values(), *self._free]) == list(range(len(self._highs)))
 
 
+# Keys sort by time. The low 64 bits of a key are the *leaf* part: 24 bits of the time (4 h 40 min), then the place. The
+# bits above them, the *era*, are stored once for many keys.
 TIME_BITS = 24
 POSITION_BITS = ENTRY_BITS + PAGE_BITS
 PAGE_MASK = (1 << PAGE_BITS) - 1

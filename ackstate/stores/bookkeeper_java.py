@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _OUTCOME = struct.Struct("=3q")
 
 
+# Completed appends are queued and emptied many at a time, and no append calls Python: the callback is composed of
+# Java's own method handles, and runs in Java alone.
 @final
 class CompletedAppends:
     """The outcomes of appends that have completed.

@@ -20,7 +20,7 @@ def die_with(parent_pid: int) -> None:
     """Make the kernel kill this process when its parent ends in any way; Linux only, elsewhere do nothing."""
     if (prctl := getattr(_libc, "prctl", None)) is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
+    if os.getppid() != parent_pid:  # It has ended already.
         os._exit(2)
 
 

@@ -100,6 +100,7 @@ def judge(found: State, alternatives: Sequence[Expected], *, is_worst: bool = Fa
     """Return the promises that a recovery broke by the first alternative; none if it satisfies any alternative."""
     first: tuple[Broken, ...] = ()
     for expected in alternatives:
+        # If all that could be lost was lost, the gauge is exact, unless a write in progress may be stored or not.
         broken = tuple(_broken(found, expected, is_exact=is_worst and len(alternatives) == 1))
         if not broken:
             return ()

@@ -43,6 +43,8 @@ class Folded(NamedTuple):
     causes: npt.NDArray[np.int64] | None
 
 
+# Acked so far minus covered by the last completed persist: both are running counts, so a chunk takes a few array
+# operations; only newly acked entries need sets.
 @final
 class RedeliveryFold:
     """Carries one subscription's state from chunk to chunk.

@@ -226,7 +226,8 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def parquet_frame(spark: SparkSession, schema: StructType, *paths: Location) -> DataFrame:
-    """Return Parquet files as a DataFrame."""
+    """Return Parquet files as a DataFrame; brackets and stars in their names are literal."""
+    # Without a schema, Spark would start a job to infer it.
     reader = spark.read.schema(schema).option("__globPaths__", "false")
     return reader.parquet(*map(spark_url, paths))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ackstate.delay.config import DelayConfig
 
 
+# Cuts and choices as in ``MutableBucket`` and ``BucketDelayedDeliveryTracker`` of Apache Pulsar.
 MERGED_COUNT_MAX = 4
 """The maximal number of buckets in one merge."""
 

@@ -131,6 +131,9 @@ def _of_unacked(stats: SubscriptionStats | None, settings: BrokerSettings) -> It
 _COUNTED = frozenset({"Shared", "Key_Shared"})
 
 
+# A broker counts delivered and unacked messages, and lists acks of whole entries. If its consumers acknowledge single
+# messages of batches, the difference is the number of acknowledged messages of incomplete batches: a write makes them
+# durable only together with entries above the mark-delete position, so all of them may be redelivered.
 class PartlyAcked(NamedTuple):
     """The known bounds of the partly acked batches of a subscription.
 

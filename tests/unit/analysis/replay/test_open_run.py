@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import montecarlo
-from ackstate.analysis.replay.gated_replay import GatedReplay
+from ackstate.analysis.replay.gated_replay import GatedReplay, OpenRun, delivery_costs
 from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet, worst_case
-from ackstate.analysis.replay.open_run import OpenRun, delivery_costs
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.dispatch.deliveries import Sent
