@@ -20,10 +20,10 @@ def test_each_bug_was_killed_and_the_product_was_not():
 
 @pytest.mark.slow
 def test_a_layer_kills_a_bug_and_not_the_product():
-    killed = run_cell(schedules, LOST_ACK, CellBudget(seconds=20))
-    assert killed.fate is CellFate.KILLED
+    killed = run_cell(schedules, LOST_ACK, CellBudget(seconds=60))
+    assert (killed.fate, killed.runs) == (CellFate.KILLED, 6)
     assert killed.promise
     assert killed.story
-    survived = run_cell(schedules, None, CellBudget(seconds=60, cycles_max=killed.cycles + 1))
-    assert survived.fate is CellFate.SURVIVED
-    assert survived.cycles > killed.cycles
+    survived = run_cell(schedules, None, CellBudget(seconds=60, cycles_max=1))
+    assert (survived.fate, survived.runs) == (CellFate.SURVIVED, 1)
+    assert survived.cycles > 0

@@ -79,12 +79,15 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
         failed(self, at_ms)
 
     monkeypatch.setattr(PersistTicks, "failed", counted)
-    examples = few.max_examples
-    chosen = settings(max_examples=examples, derandomize=examples < 100)
-    chosen(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
-    if examples >= 100:  # Few might by chance all fail before a flush, or none of them.
-        assert any(before_flush)
-        assert not all(before_flush)
+    acks = [(1_020, 33, 33), (1_021, 31, 31), (1_021, 30, 39), (1_021, 16, 16), (1_022, 12, 12)]
+    events = deliveries(1_000, range(40)) + [Event(ts_ms, EventKind.ACK, 3, *entries) for ts_ms, *entries in acks]
+    found = {"mark_delete_rate_limit": 500, "metadata_bytes_max": 60, "flush_interval_ms": 400}
+    policy = Policy.from_mapping({**NO_LEDGER, **found, "ledger_retry_ms": 1_000})
+    assert_agreement((events, {3: 60}), [policy], [])
+    assert any(before_flush)
+    assert not all(before_flush)
+    third = settings(max_examples=few.max_examples // 3, derandomize=few.max_examples < 300)
+    third(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
 
 
 def sent(ledger_id, count, at_ms=0):
