@@ -4,18 +4,19 @@ A `LedgerStore` stores logs of opaque entries, a `MetadataStore` small values th
 `Store` has one of each. `ackstate.testing.check_store` is the contract as code: every store passes it.
 
 Durability. When a mutating call returns, its change is synced: it survives a crash of the process or the machine, and a
-power cut. A mutating call that raises `StoreError` has happened entirely or not at all; to find out, read the data
-back. A store whose sync has failed refuses every later call until it is opened again, because the cached pages may
-differ from those on the disk. A lost connection is not a failed sync, and may be restored.
+power cut. A mutating call that raises `StoreError` happens entirely or not at all, but perhaps later, as its request may
+still be on its way. So the writer of a ledger whose append has failed does not use the ledger again: it fences it, or
+begins another one. A store whose sync has failed refuses every later call until it is opened again, because the
+cached pages may differ from those on the disk. A lost connection is not a failed sync, and may be restored.
 
 Damage. Any call may find that the stored bytes have changed: `CorruptStateError`.
 
-Groups. A store that can execute many independent writes with one sync has `write_all`, too
-(`ackstate.stores.writes.GroupStore`).
+Writers. Only the opening of a store that created a ledger appends to it; to any later one it is fenced. A store on a
+disk is open once at a time: a second opener, in this process or another one, gets `StoreLockedError`; a store in a
+cluster may be open many times. In any store a ledger is taken over by `fence`: its writer gets `LedgerFencedError` at
+its next append, even if it was paused meanwhile, and can change nothing that was read since.
 
-Owners. A store on a disk is open once at a time: a second opener, in this process or another one, gets
-`StoreLockedError`; a store in a cluster may be open many times. In any store a ledger is taken over by `fence`: its
-previous holder gets `LedgerFencedError` at its next append.
+Threads. Any thread may call at any time. A store on a disk shares a sync among the calls that wait for one.
 """
 
 from __future__ import annotations
@@ -98,21 +99,32 @@ class LedgerStore(Protocol):
         """
         ...
 
-    def append(self, ledger_id: int, entry: bytes) -> int:
-        """Append one entry, sync, and return its entry id.
+    def append(self, ledger_id: int, entries: Sequence[bytes]) -> int:
+        """Append entries, all or none of them, sync, and return the id of the last entry of the ledger.
+
+        Args:
+            ledger_id: A ledger that this opening of the store created.
+            entries: Any number; of none, the call only checks the ledger.
 
         Raises:
             LedgerNotFoundError: There is no such ledger.
-            LedgerFencedError: The ledger was fenced.
+            LedgerFencedError: The ledger was fenced, or created by another opening of the store.
+            StoreError: Whether they were appended is unknown.
         """
         ...
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """Append entries to any ledgers with one sync, all or nothing, and return their entry ids in order.
+    def append_many(self, appends: Sequence[tuple[int, Sequence[bytes]]]) -> list[int | AckStateError]:
+        """Append to many ledgers, with one sync where the store can; each append succeeds or fails by itself.
+
+        Args:
+            appends: Ledgers, each once, and their entries.
+
+        Returns:
+            For each, in order, what `append` would have returned, or the error that it would have raised; no error
+            comes twice.
 
         Raises:
-            LedgerNotFoundError: One of the ledgers does not exist.
-            LedgerFencedError: One of the ledgers was fenced.
+            ValueError: A ledger comes twice; nothing was appended.
         """
         ...
 

@@ -15,7 +15,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.errors import AckStateError
-from ackstate.testing.groups import CHECKS_OF_GROUPS, check_writes_survive
 from ackstate.testing.ledgers import CHECKS_OF_LEDGERS
 from ackstate.testing.reopening import CHECKS_ACROSS_OPENINGS
 from ackstate.testing.values import CHECKS_OF_VALUES, check_value_limit
@@ -48,7 +47,7 @@ def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: in
     with closing(make_store()) as store:
         if store.metadata.children("/"):
             raise ValueError("the suite needs an empty storage")
-    for check in (*CHECKS_OF_LEDGERS, *CHECKS_OF_VALUES, *CHECKS_OF_GROUPS):
+    for check in (*CHECKS_OF_LEDGERS, *CHECKS_OF_VALUES):
         with closing(make_store()) as store:
             _run(check, store)
     if metadata_value_bytes_max is not None:
@@ -57,7 +56,7 @@ def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: in
                 check_value_limit(store, metadata_value_bytes_max)
             except AckStateError as error:
                 raise AssertionError(f"{check_value_limit.__doc__} But: {error!r}") from error
-    for check_reopened in (*CHECKS_ACROSS_OPENINGS, check_writes_survive):
+    for check_reopened in CHECKS_ACROSS_OPENINGS:
         _run(check_reopened, make_store)
 
 

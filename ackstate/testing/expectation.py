@@ -35,9 +35,11 @@ def expect_refusal(promise: str, error: type[Exception], call: Callable[[*_Args]
 def expect_fenced(store: Store, ledger_id: int) -> None:
     """Raise `AssertionError` unless a ledger refuses appends and stays unchanged."""
     last = store.ledgers.last(ledger_id)
-    ledgers, batch = store.ledgers, [(ledger_id, b"late")]
-    expect_refusal("append to a fenced ledger", LedgerFencedError, ledgers.append, ledger_id, b"late")
-    expect_refusal("append_all to a fenced ledger", LedgerFencedError, ledgers.append_all, batch)
+    ledgers = store.ledgers
+    for entries in ([b"late"], []):
+        expect_refusal("append to a fenced ledger", LedgerFencedError, ledgers.append, ledger_id, entries)
+    outcomes = ledgers.append_many([(ledger_id, [b"late"])])
+    expect("append_many to a fenced ledger", [type(each) for each in outcomes], [LedgerFencedError])
     expect("last of a fenced ledger after refused appends", store.ledgers.last(ledger_id), last)
 
 

@@ -30,7 +30,7 @@ def _check_entry_ids_count_from_zero(store: Store) -> None:
     ledgers = store.ledgers
     one, other = ledgers.create("count"), ledgers.create("count")
     expect("last of an empty ledger", ledgers.last(one), -1)
-    ids = [ledgers.append(ledger_id, b"x") for ledger_id in (one, other, one, one)]
+    ids = [ledgers.append(ledger_id, [b"x"]) for ledger_id in (one, other, one, one)]
     expect("append returns 0, 1, 2, ... of its own ledger", ids, [0, 0, 1, 2])
     expect("last is the id of the last entry", [ledgers.last(one), ledgers.last(other)], [2, 0])
 
@@ -42,7 +42,7 @@ def _check_read_bounds(store: Store) -> None:
     expect("an empty range of an empty ledger", ledgers.read(ledger_id, 0, 0), [])
     entries = [b"zero", b"one", b"two"]
     for entry in entries:
-        ledgers.append(ledger_id, entry)
+        ledgers.append(ledger_id, [entry])
     for first in range(4):
         for end in range(first, 4):
             found = ledgers.read(ledger_id, first, end)
@@ -61,7 +61,7 @@ def _check_entries_come_back(store: Store) -> None:
     ledgers = store.ledgers
     ledger_id = ledgers.create("bytes")
     entries = [b"", bytes(range(256)), bytes(range(256)) * (_MIB // 256), b"\0", b"text \xff"]
-    expect("ids of odd entries", [ledgers.append(ledger_id, entry) for entry in entries], [0, 1, 2, 3, 4])
+    expect("ids of odd entries", [ledgers.append(ledger_id, [entry]) for entry in entries], [0, 1, 2, 3, 4])
     found = ledgers.read(ledger_id, 0, 5)
     for entry, back in zip(entries, found, strict=True):
         expect(f"an entry of {len(entry)} bytes", back, entry)
@@ -76,8 +76,8 @@ def _check_buffers_are_copied(store: Store) -> None:
     # A caller may pass any buffer where the type is bytes.
     data = cast("bytes", buffer)
     ledger_id = store.ledgers.create("buffers")
-    store.ledgers.append(ledger_id, data)
-    store.ledgers.append_all([(ledger_id, data)])
+    store.ledgers.append(ledger_id, [data])
+    store.ledgers.append_many([(ledger_id, [data])])
     store.metadata.put("/buffers", data, expected_version=ABSENT)
     buffer[:] = b"after!"
     found = store.ledgers.read(ledger_id, 0, 2)
@@ -90,12 +90,12 @@ def _check_missing_ledgers(store: Store) -> None:
     """A ledger that does not exist is refused with `LedgerNotFoundError`."""
     ledgers = store.ledgers
     deleted = ledgers.create("missing")
-    ledgers.append(deleted, b"x")
+    ledgers.append(deleted, [b"x"])
     ledgers.delete(deleted)
     for kind, ledger_id in (("a deleted", deleted), ("no such", deleted + 1000), ("no such", 2**70)):
         calls: dict[str, Callable[[], object]] = {
-            "append": partial(ledgers.append, ledger_id, b"x"),
-            "append_all": partial(ledgers.append_all, [(ledger_id, b"x")]),
+            "append": partial(ledgers.append, ledger_id, [b"x"]),
+            "append of nothing": partial(ledgers.append, ledger_id, []),
             "read": partial(ledgers.read, ledger_id, 0, 1),
             "last": partial(ledgers.last, ledger_id),
             "fence": partial(ledgers.fence, ledger_id),
@@ -104,47 +104,53 @@ def _check_missing_ledgers(store: Store) -> None:
             expect_refusal(f"{name} with {kind} ledger", LedgerNotFoundError, call)
 
 
-def _check_append_all(store: Store) -> None:
-    """`append_all` appends to any ledgers and returns the entry ids in order."""
+def _check_append(store: Store) -> None:
+    """`append` appends any number of entries in order and returns the id of the last entry."""
     ledgers = store.ledgers
-    one, other = ledgers.create("all"), ledgers.create("all")
-    ledgers.append(one, b"first")
-    ids = ledgers.append_all([(other, b"a"), (one, b"b"), (other, b"c"), (one, b"d"), (one, b"")])
-    expect("ids of append_all are in the order of its entries", ids, [0, 1, 1, 2, 3])
-    expect("append_all appends in order", ledgers.read(one, 0, 4), [b"first", b"b", b"d", b""])
-    expect("append_all appends in order", ledgers.read(other, 0, 2), [b"a", b"c"])
-    expect("append_all of nothing", ledgers.append_all([]), [])
-    many = [(one, b"")] * 1_500 + [(other, b"last")]
-    expect("ids of append_all of 1,501 entries", ledgers.append_all(many), [*range(4, 1_504), 2])
-    expect("last after append_all of 1,501 entries", [ledgers.last(one), ledgers.last(other)], [1_503, 2])
+    one, other = ledgers.create("several"), ledgers.create("several")
+    expect("append of three", ledgers.append(one, [b"a", b"b", b""]), 2)
+    expect("append of nothing", [ledgers.append(one, []), ledgers.append(other, [])], [2, -1])
+    expect("append after an append of nothing", ledgers.append(one, (b"c",)), 3)
+    expect("append appends in order", ledgers.read(one, 0, 4), [b"a", b"b", b"", b"c"])
+    expect("append of 1,500", ledgers.append(other, [b"%d" % each for each in range(1_500)]), 1_499)
+    expect("an entry of 1,500", ledgers.read(other, 1_498, 1_500), [b"1498", b"1499"])
 
 
-def _check_append_all_or_nothing(store: Store) -> None:
-    """`append_all` is all or nothing."""
+def _check_append_many(store: Store) -> None:
+    """`append_many` appends to many ledgers, and each append succeeds or fails by itself."""
     ledgers = store.ledgers
-    good, fenced, deleted = (ledgers.create("atomic") for _ in range(3))
+    good, fenced, deleted, other, idle = (ledgers.create("many") for _ in range(5))
+    ledgers.append(good, [b"first"])
     ledgers.fence(fenced)
     ledgers.delete(deleted)
-    for bad, error in ((fenced, LedgerFencedError), (deleted, LedgerNotFoundError)):
-        for batch in ([(good, b"x"), (bad, b"x")], [(bad, b"x"), (good, b"x")]):
-            kind = "fenced" if bad == fenced else "missing"
-            expect_refusal(f"append_all with a {kind} ledger", error, ledgers.append_all, batch)
-            expect("last after a refused append_all", ledgers.last(good), -1)
-    expect("the next id after refused ones", ledgers.append(good, b"kept"), 0)
-    expect("entries after a refused append_all", ledgers.read(good, 0, 1), [b"kept"])
+    appends = [(fenced, [b"x"]), (good, [b"a", b"b"]), (deleted, [b"x"]), (deleted + 1_000, [b"x"]), (other, [b"c"])]
+    outcomes = ledgers.append_many([*appends, (idle, [])])
+    found = [each if isinstance(each, int) else type(each) for each in outcomes]
+    wanted = [LedgerFencedError, 2, LedgerNotFoundError, LedgerNotFoundError, 0, -1]
+    expect("append_many with refused appends", found, wanted)
+    expect("append_many has different errors", len({id(each) for each in outcomes if isinstance(each, Exception)}), 3)
+    expect("append_many appends in order", ledgers.read(good, 0, 3), [b"first", b"a", b"b"])
+    expect("append_many appends to each", [ledgers.read(other, 0, 1), ledgers.last(fenced)], [[b"c"], -1])
+    expect("append_many of nothing", ledgers.append_many([]), [])
+    ids = [ledgers.create(f"many/{number % 7}") for number in range(120)]
+    expect("append_many of 120", ledgers.append_many([(each, [b"%d" % each]) for each in ids]), [0] * 120)
+    expect("entries of 120", [ledgers.read(each, 0, 1) for each in ids], [[b"%d" % each] for each in ids])
+    twice = [(other, [b"d"]), (good, [b"d"]), (other, [b"e"])]
+    expect_refusal("append_many with a ledger twice", ValueError, ledgers.append_many, twice)
+    expect("last after a refused append_many", [ledgers.last(good), ledgers.last(other)], [2, 0])
 
 
 def _check_fence(store: Store) -> None:
     """`fence` refuses every append from now on and returns the id of the last entry."""
     ledgers = store.ledgers
     full, empty, free = (ledgers.create("fence") for _ in range(3))
-    ledgers.append_all([(full, b"a"), (full, b"b")])
+    ledgers.append(full, [b"a", b"b"])
     expect("fence returns the last id", [ledgers.fence(full), ledgers.fence(empty)], [1, -1])
     expect("fencing again returns the last id again", ledgers.fence(full), 1)
     for ledger_id in (full, empty):
         expect_fenced(store, ledger_id)
     expect("a fenced ledger can be read", ledgers.read(full, 0, 2), [b"a", b"b"])
-    expect("a fence binds its own ledger only", ledgers.append(free, b"x"), 0)
+    expect("a fence binds its own ledger only", ledgers.append(free, [b"x"]), 0)
     expect("owned_by with fenced ledgers", ledgers.owned_by("fence"), [full, empty, free])
 
 
@@ -152,7 +158,7 @@ def _check_delete(store: Store) -> None:
     """`delete` deletes a ledger and its entries, and does nothing if the ledger does not exist."""
     ledgers = store.ledgers
     gone, kept = ledgers.create("delete"), ledgers.create("delete")
-    ledgers.append_all([(gone, b"gone"), (kept, b"kept")])
+    ledgers.append_many([(gone, [b"gone"]), (kept, [b"kept"])])
     for ledger_id in (gone, gone, kept + 1000, 2**70):
         ledgers.delete(ledger_id)
     expect("owned_by after a delete", ledgers.owned_by("delete"), [kept])
@@ -204,8 +210,8 @@ CHECKS_OF_LEDGERS = (
     _check_entries_come_back,
     _check_buffers_are_copied,
     _check_missing_ledgers,
-    _check_append_all,
-    _check_append_all_or_nothing,
+    _check_append,
+    _check_append_many,
     _check_fence,
     _check_delete,
     _check_owned_by,

@@ -27,8 +27,8 @@ def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
     with closing(make_store()) as store:
         one, other, deleted = (store.ledgers.create("keep") for _ in range(3))
         store.ledgers.delete(deleted)
-        store.ledgers.append(one, b"a")
-        store.ledgers.append_all([(one, b"b"), (other, b"c")])
+        store.ledgers.append(one, [b"a"])
+        store.ledgers.append_many([(one, [b"b"]), (other, [b"c"])])
         first = store.metadata.put("/keep/one", b"old", expected_version=ABSENT)
         second = store.metadata.put("/keep/one", b"new", expected_version=first)
         gone = store.metadata.put("/keep/gone", b"x", expected_version=ABSENT)
@@ -40,7 +40,9 @@ def _check_a_reopen_keeps_all(make_store: Callable[[], Store]) -> None:
         expect("entries after a reopen", store.ledgers.read(one, 0, 2), [b"a", b"b"])
         expect("entries after a reopen", store.ledgers.read(other, 0, 1), [b"c"])
         expect("last after a reopen", [store.ledgers.last(one), store.ledgers.last(other)], [1, 0])
-        expect("the next entry id after a reopen", store.ledgers.append(one, b"d"), 2)
+        for ledger_id in (one, other):
+            expect_fenced(store, ledger_id)
+        expect("fence of a ledger of an earlier opening", store.ledgers.fence(one), 1)
         expect("a value after a reopen", store.metadata.get("/keep/one"), Versioned(b"new", second))
         expect("a deleted value after a reopen", store.metadata.get("/keep/gone"), None)
         expect("children after a reopen", store.metadata.children("/keep"), ["one"])
@@ -51,13 +53,14 @@ def _check_refused_calls_leave_nothing(make_store: Callable[[], Store]) -> None:
     with closing(make_store()) as store:
         good, fenced = store.ledgers.create("refused"), store.ledgers.create("refused")
         store.ledgers.fence(fenced)
-        batch = [(good, b"x"), (fenced, b"x")]
-        expect_refusal("append_all with a fenced ledger", LedgerFencedError, store.ledgers.append_all, batch)
+        expect_refusal("append to a fenced ledger", LedgerFencedError, store.ledgers.append, fenced, [b"x"])
+        twice = [(good, [b"x"]), (good, [b"y"])]
+        expect_refusal("append_many with a ledger twice", ValueError, store.ledgers.append_many, twice)
         put = partial(store.metadata.put, expected_version=0)
         expect_refusal("put of a missing value", VersionMismatchError, put, "/refused", b"x")
     with closing(make_store()) as store:
         last = [store.ledgers.last(good), store.ledgers.last(fenced)]
-        expect("last after a refused append_all and a reopen", last, [-1, -1])
+        expect("last after a refused append and a reopen", last, [-1, -1])
         expect("no value after a refused put and a reopen", store.metadata.get("/refused"), None)
 
 
@@ -65,7 +68,7 @@ def _check_fence_survives(make_store: Callable[[], Store]) -> None:
     """A fence holds after a reopen too."""
     with closing(make_store()) as store:
         ledger_id, empty = store.ledgers.create("fence-reopen"), store.ledgers.create("fence-reopen")
-        store.ledgers.append(ledger_id, b"x")
+        store.ledgers.append(ledger_id, [b"x"])
         store.ledgers.fence(ledger_id)
         store.ledgers.fence(empty)
     with closing(make_store()) as store:
@@ -117,9 +120,10 @@ def _check_close(make_store: Callable[[], Store]) -> None:
     store.close()
     calls: dict[str, Callable[[], object]] = {
         "create": partial(ledgers.create, "close"),
-        "append": partial(ledgers.append, ledger_id, b"x"),
-        "append_all": partial(ledgers.append_all, [(ledger_id, b"x")]),
-        "append_all of nothing": partial(ledgers.append_all, []),
+        "append": partial(ledgers.append, ledger_id, [b"x"]),
+        "append of nothing": partial(ledgers.append, ledger_id, []),
+        "append_many": partial(ledgers.append_many, [(ledger_id, [b"x"])]),
+        "append_many of nothing": partial(ledgers.append_many, []),
         "read": partial(ledgers.read, ledger_id, 0, 0),
         "last": partial(ledgers.last, ledger_id),
         "delete of a ledger": partial(ledgers.delete, ledger_id),
