@@ -15,9 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.errors import AckStateError
-from ackstate.testing.ledgers import CHECKS_OF_LEDGERS
-from ackstate.testing.reopening import CHECKS_ACROSS_OPENINGS
-from ackstate.testing.values import CHECKS_OF_VALUES, check_value_limit
+from ackstate.testing.checks import CHECKS, CHECKS_ACROSS_OPENINGS, check_value_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +45,7 @@ def check_store(make_store: Callable[[], Store], *, metadata_value_bytes_max: in
     with closing(make_store()) as store:
         if store.metadata.children("/"):
             raise ValueError("the suite needs an empty storage")
-    for check in (*CHECKS_OF_LEDGERS, *CHECKS_OF_VALUES):
+    for check in CHECKS:
         with closing(make_store()) as store:
             _run(check, store)
     if metadata_value_bytes_max is not None:
