@@ -72,11 +72,11 @@ class Fault:
 @dataclass(slots=True)
 class _MemoryLedger:
     owner: str
-    writer: _Session | None  # None if it was fenced.
+    writer: int  # The number of the opening that appends to it; 0 if it was fenced.
     entries: list[bytes] = field(default_factory=list)
 
     def fence(self) -> int:
-        self.writer = None
+        self.writer = 0
         return len(self.entries) - 1
 
 
@@ -89,13 +89,14 @@ class MemoryDisk:
         self.lock = threading.Lock()
         self.ledgers: dict[int, _MemoryLedger] = {}
         self.values: dict[str, Versioned] = {}
+        self.openings = 0
         # Above every id ever returned, also of deleted ledgers.
         self.next_ledger_id = 1
         # Above every version of every deleted value: a value that is created again never matches an old version.
         self.first_version = 0
 
-    def make_ledger(self, owner: str, writer: _Session) -> int:
-        """Create an empty ledger, to which one session may append, and return its id."""
+    def make_ledger(self, owner: str, writer: int) -> int:
+        """Create an empty ledger, to which one opening may append, and return its id."""
         self.ledgers[self.next_ledger_id] = _MemoryLedger(owner, writer)
         self.next_ledger_id += 1
         return self.next_ledger_id - 1
@@ -219,6 +220,8 @@ class _Session:
 
     def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
         self.disk = disk
+        with disk.lock:
+            disk.openings = self.opening = disk.openings + 1
         self.mutation_count = self.fired_fault_count = 0
         self.faults = {fault.mutation: fault.kind for fault in faults}
         if len(self.faults) != len(faults):
@@ -275,7 +278,7 @@ class _MemoryLedgers(LedgerStore):
     def _create(self, owner: str) -> int:
         with self._session as disk:
             self._session.check_ledgers()
-            return self._session.mutate(lambda: disk.make_ledger(owner, self._session))
+            return self._session.mutate(lambda: disk.make_ledger(owner, self._session.opening))
 
     def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
         with self._session:  # Only to find out whether it is over.
@@ -292,7 +295,7 @@ class _MemoryLedgers(LedgerStore):
     def _append(self, ledger_id: int, entries: list[bytes]) -> int:
         with self._session as disk:
             ledger = disk.ledger(ledger_id)
-            if ledger.writer is not self._session:
+            if ledger.writer != self._session.opening:
                 raise fenced(ledger_id)
             self._session.check_ledgers()
             if entries:
