@@ -60,15 +60,15 @@ class CountingStore:
         """The small values, uncounted."""
         return self._store.metadata
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """See `LedgerStore.append_all`."""
+    def append_many(self, appends: Sequence[tuple[int, Sequence[bytes]]]) -> list[int | AckStateError]:
+        """See `LedgerStore.append_many`."""
         self.syncs += 1
-        return self._store.ledgers.append_all(entries)
+        return self._store.ledgers.append_many(appends)
 
-    def append(self, ledger_id: int, entry: bytes) -> int:
+    def append(self, ledger_id: int, entries: Sequence[bytes]) -> int:
         """See `LedgerStore.append`."""
         self.syncs += 1
-        return self._store.ledgers.append(ledger_id, entry)
+        return self._store.ledgers.append(ledger_id, entries)
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """See `LedgerStore.read`."""

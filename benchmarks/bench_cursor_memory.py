@@ -52,13 +52,13 @@ class KeepsNothing:
         """See `LedgerStore.create`."""
         return next(self._ids)
 
-    def append(self, _ledger_id: int, _entry: bytes) -> int:
+    def append(self, _ledger_id: int, _entries: Sequence[bytes]) -> int:
         """See `LedgerStore.append`."""
         return 0
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """See `LedgerStore.append_all`."""
-        return [0] * len(entries)
+    def append_many(self, appends: Sequence[tuple[int, Sequence[bytes]]]) -> list[int | AckStateError]:
+        """See `LedgerStore.append_many`."""
+        return [0] * len(appends)
 
     def last(self, _ledger_id: int) -> int:
         """See `LedgerStore.last`."""

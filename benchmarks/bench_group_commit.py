@@ -33,7 +33,7 @@ def append(store: SqliteStore, ledger_ids: list[int], turn: AbstractContextManag
     def append_some(ledger_id: int) -> None:
         for _ in range(APPENDS // len(ledger_ids)):
             with turn:
-                store.ledgers.append(ledger_id, ENTRY)
+                store.ledgers.append(ledger_id, [ENTRY])
 
     with ThreadPoolExecutor(len(ledger_ids)) as threads:
         for _ in threads.map(append_some, ledger_ids):

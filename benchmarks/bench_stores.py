@@ -94,11 +94,11 @@ def measure_appends(report: BenchmarkReport, directory: Path) -> None:
 
 
 def fill(store: Store, at_once: int) -> list[int]:
-    """Append many entries in batches to ten ledgers in turn, and return the ledgers."""
+    """Append many entries to ten ledgers in turn, so many at once, and return the ledgers."""
     ids = [store.ledgers.create("benchmark") for _ in range(10)]
     for first in range(0, ENTRIES, at_once):
-        numbers = range(first, first + at_once)
-        store.ledgers.append_all([(ids[number % 10], os.urandom(150)) for number in numbers])
+        share = at_once // 10
+        store.ledgers.append_many([(ledger_id, [os.urandom(150) for _ in range(share)]) for ledger_id in ids])
     return ids
 
 

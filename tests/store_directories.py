@@ -32,7 +32,7 @@ def assert_works(directory: Path) -> None:
     """A store opens there, takes an entry and still has it after a reopen."""
     with closing(SqliteStore(directory)) as store:
         ledger_id = store.ledgers.create("works")
-        store.ledgers.append(ledger_id, b"entry")
+        store.ledgers.append(ledger_id, [b"entry"])
     with closing(SqliteStore(directory)) as store:
         assert store.ledgers.read(ledger_id, 0, 1) == [b"entry"]
 
@@ -62,7 +62,7 @@ def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) ->
     def append_on():
         while True:
             entry = b"%d" % len(entries) * 500
-            assert store.ledgers.append(ledger_id, entry) == len(entries)
+            assert store.ledgers.append(ledger_id, [entry]) == len(entries)
             entries.append(entry)
 
     with pytest.raises(error) as caught:

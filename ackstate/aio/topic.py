@@ -11,7 +11,6 @@ from ackstate.aio.subscription import AsyncSubscription
 from ackstate.aio.workers import finished
 from ackstate.errors import AckStateError, TopicClosedError
 from ackstate.message import CheckedMessages, checked_messages
-from ackstate.stores.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -192,7 +191,7 @@ class AsyncTopic:
 
     async def _prepare(self, messages: CheckedMessages) -> Publication:
         now_ms = self.clock()
-        prepare = partial(run, self.topic.store, self.topic.preparing(messages, now_ms=now_ms))
+        prepare = partial(self.topic.prepare, messages, now_ms=now_ms)
         if self.topic.prepares_at_once(len(messages), now_ms=now_ms):
             return prepare()
         return await self.workers.run(prepare)

@@ -16,6 +16,7 @@ from ackstate.topic.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Executor
     from types import TracebackType
 
     from ackstate.aio.subscription import AsyncSubscription
@@ -40,15 +41,22 @@ class AsyncTopics:
         settings: The settings of every topic; None for the defaults.
         clock: Returns the present, in milliseconds: for example `lambda: time.time_ns() // 1_000_000`.
         tick_ms: How often to look which subscriptions are due to be persisted, in milliseconds.
+        executor: As for `Topics`.
 
     Attributes:
         topics: The topics, to be read: by `analysis.admin`, for example.
     """
 
     def __init__(
-        self, store: Store, *, settings: TopicSettings | None = None, clock: Callable[[], int], tick_ms: int = 100
+        self,
+        store: Store,
+        *,
+        settings: TopicSettings | None = None,
+        clock: Callable[[], int],
+        tick_ms: int = 100,
+        executor: Executor | None = None,
     ) -> None:
-        self.topics = Topics(store, settings=settings)
+        self.topics = Topics(store, settings=settings, executor=executor)
         check_count("tick_ms", tick_ms, least=1)
         self._clock = clock
         self._tick_s = tick_ms / 1_000
@@ -128,7 +136,8 @@ class AsyncTopics:
         """
         async with self._workers.persisting:
             cursors = [each for topic in self._opened.values() for each in topic.topic.cursors]
-            outcomes = await self._workers.run(tick_all, cursors, now_ms=self._clock())
+            executor = self.topics.executor
+            outcomes = await self._workers.run(tick_all, cursors, now_ms=self._clock(), executor=executor)
         for (topic_name, name), outcome in outcomes.items():
             if isinstance(outcome, AckStateError):
                 _LOG.warning("subscription %r of topic %r could not be persisted: %s", name, topic_name, outcome)

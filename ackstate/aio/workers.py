@@ -35,7 +35,7 @@ class Workers:
     def __init__(self) -> None:
         self.persisting = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="ackstate")
-        self._waiting: list[tuple[Publication, asyncio.Future[list[int] | AckStateError]]] = []
+        self._waiting: list[tuple[Publication, asyncio.Future[int | AckStateError]]] = []
         self._appending: asyncio.Task[None] | None = None
         self.is_closed = False
 
@@ -51,14 +51,14 @@ class Workers:
         loop = asyncio.get_running_loop()
         return await finished(loop.run_in_executor(self._pool, partial(call, *args, **named)))
 
-    async def append(self, publication: Publication) -> list[int] | AckStateError:
+    async def append(self, publication: Publication) -> int | AckStateError:
         """Append a publication; all that come while others are being synced share the next sync.
 
         Returns:
             As `append_publications` for each.
         """
         loop = asyncio.get_running_loop()
-        appended: asyncio.Future[list[int] | AckStateError] = loop.create_future()
+        appended: asyncio.Future[int | AckStateError] = loop.create_future()
         self._waiting.append((publication, appended))
         if self._appending is None:
             self._appending = loop.create_task(self._append_waiting())

@@ -20,7 +20,6 @@ from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.view import CursorView
 from ackstate.position import Position, check_position
-from ackstate.stores.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.ledger_map import LedgerMap
     from ackstate.stores.base import Store
-    from ackstate.stores.steps import Steps
 
 __all__ = ["ManagedCursor", "persist_all"]
 
@@ -108,14 +106,14 @@ class ManagedCursor:
             topic=topic, subscription=subscription, ledgers=ledgers, config=config or CursorConfig(), repair=repair,
             start=start, properties=properties or {},
         )  # fmt: skip
-        return run(store, cls.opening(store, opening, now_ms=now_ms))
+        return cls._open(store, opening, now_ms=now_ms)
 
     @classmethod
-    def opening(cls, store: Store, opening: CursorOpening, *, now_ms: int) -> Steps[ManagedCursor]:
-        """Open a cursor as `open`, in steps that can be taken together with those of others."""
-        journal, found = yield from opening.journal(store)
+    def _open(cls, store: Store, opening: CursorOpening, *, now_ms: int) -> ManagedCursor:
+        """Open a cursor as `open`, with the arguments in one value."""
+        journal, found = opening.journal(store)
         cursor = cls(journal, opening.ledgers, config=opening.config, now_ms=now_ms)
-        cursor.recovery_report = yield from recover_or_create(cursor._persister, found, opening, now_ms=now_ms)
+        cursor.recovery_report = recover_or_create(cursor._persister, found, opening, now_ms=now_ms)
         return cursor
 
     @property

@@ -1,12 +1,16 @@
-"""The storage of a cursor: two small protocols, with their durability contract in prose.
+"""The storage of a cursor: two small base classes, with their durability contract in prose.
 
 A `LedgerStore` stores logs of opaque entries, a `MetadataStore` small values that are changed by compare-and-set. A
 `Store` has one of each. `ackstate.testing.check_store` is the contract as code: every store passes it.
 
-Durability. When a mutating call returns, its change is synced: it survives a crash of the process or the machine, and a
-power cut. A mutating call that raises `StoreError` happens entirely or not at all, but perhaps later, as its request may
-still be on its way. So the writer of a ledger whose append has failed does not use the ledger again: it fences it, or
-begins another one. A store whose sync has failed refuses every later call until it is opened again, because the
+A storage derives from both classes. Their public methods validate and copy arguments and word the errors that every
+storage has; below them a storage implements a few primitives, whose names begin with an underscore. A primitive gets
+valid arguments only, and bytes that nobody changes; it may be called in any thread.
+
+Durability. When a mutating call returns, its change is synced: it survives a crash of the process or the machine, and
+a power cut. A mutating call that raises `StoreError` happens entirely or not at all, but perhaps later, as its request
+may still be on its way. So the writer of a ledger whose append has failed does not use the ledger again: it fences it,
+or begins another one. A store whose sync has failed refuses every later call until it is opened again, because the
 cached pages may differ from those on the disk. A lost connection is not a failed sync, and may be restored.
 
 Damage. Any call may find that the stored bytes have changed: `CorruptStateError`.
@@ -21,12 +25,13 @@ Threads. Any thread may call at any time. A store on a disk shares a sync among 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 ABSENT = -1
 """The expected version of a metadata value that must not exist yet."""
@@ -84,7 +89,7 @@ class Versioned(NamedTuple):
     version: int
 
 
-class LedgerStore(Protocol):
+class LedgerStore(ABC):
     """Logs of opaque entries. Ids of ledgers rise and are never used again; entry ids of a ledger are 0, 1, 2, ..."""
 
     def create(self, owner: str) -> int:
@@ -97,7 +102,8 @@ class LedgerStore(Protocol):
         Raises:
             ValueError: The owner holds a lone surrogate.
         """
-        ...
+        check_owner(owner)
+        return self._create(owner)
 
     def append(self, ledger_id: int, entries: Sequence[bytes]) -> int:
         """Append entries, all or none of them, sync, and return the id of the last entry of the ledger.
@@ -111,7 +117,13 @@ class LedgerStore(Protocol):
             LedgerFencedError: The ledger was fenced, or created by another opening of the store.
             StoreError: Whether they were appended is unknown.
         """
-        ...
+        _check_ledger_id(ledger_id)
+        # Copied before anything happens: a caller's buffer may change. Through a memoryview: bytes(5) is five zeros.
+        copies = [each if type(each) is bytes else bytes(memoryview(each)) for each in entries]
+        (outcome,) = self._append_many([(ledger_id, copies)])
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
 
     def append_many(self, appends: Sequence[tuple[int, Sequence[bytes]]]) -> list[int | AckStateError]:
         """Append to many ledgers, with one sync where the store can; each append succeeds or fails by itself.
@@ -126,7 +138,14 @@ class LedgerStore(Protocol):
         Raises:
             ValueError: A ledger comes twice; nothing was appended.
         """
-        ...
+        copies = [
+            (ledger_id, [each if type(each) is bytes else bytes(memoryview(each)) for each in entries])
+            for ledger_id, entries in appends
+        ]
+        if len({ledger_id for ledger_id, _ in copies}) < len(copies):
+            raise ValueError("a ledger must come once in appends, got one twice")
+        outcomes = iter(self._append_many([each for each in copies if _is_ledger_id(each[0])]))
+        return [next(outcomes) if _is_ledger_id(ledger_id) else no_ledger(ledger_id) for ledger_id, _ in copies]
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """Return the entries from `first` (included) to `end` (excluded); an empty range is ``[]`` wherever it lies.
@@ -135,7 +154,13 @@ class LedgerStore(Protocol):
             LedgerNotFoundError: There is no such ledger, or one of the entries does not exist.
             ValueError: `first` is negative or `end` is below it.
         """
-        ...
+        if not 0 <= first <= end:
+            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
+        _check_ledger_id(ledger_id)
+        found = self._read(ledger_id, min(first, _ID_MAX), min(end, _ID_MAX))
+        if len(found) < end - first:
+            raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
+        return found
 
     def last(self, ledger_id: int) -> int:
         """Return the id of the last entry, -1 for an empty ledger.
@@ -143,11 +168,13 @@ class LedgerStore(Protocol):
         Raises:
             LedgerNotFoundError: There is no such ledger.
         """
-        ...
+        _check_ledger_id(ledger_id)
+        return self._last(ledger_id)
 
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger and its entries; no-op if it does not exist."""
-        ...
+        if _is_ledger_id(ledger_id):
+            self._delete(ledger_id)
 
     def fence(self, ledger_id: int) -> int:
         """Refuse every append from now on, also after a reopen, and return the id of the last entry.
@@ -155,7 +182,8 @@ class LedgerStore(Protocol):
         Raises:
             LedgerNotFoundError: There is no such ledger.
         """
-        ...
+        _check_ledger_id(ledger_id)
+        return self._fence(ledger_id)
 
     def owned_by(self, owner: str) -> list[int]:
         """Return the ids of an owner's ledgers, fenced ones too, lowest first.
@@ -163,23 +191,56 @@ class LedgerStore(Protocol):
         Raises:
             ValueError: The owner holds a lone surrogate.
         """
-        ...
+        check_owner(owner)
+        return sorted(self._owned_by(owner))
 
     def owners(self) -> list[str]:
         """Return every owner that has a ledger, once, sorted by code points.
 
         It may be O(ledgers): it is meant for a check of the whole store.
         """
-        ...
+        return sorted(set(self._owners()))
+
+    @abstractmethod
+    def _create(self, owner: str) -> int: ...
+
+    @abstractmethod
+    def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
+        """Append to ledgers, perhaps to none; raise only what is true of all of them, such as that it is closed."""
+
+    @abstractmethod
+    def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """Return the entries of the range that exist: fewer, or none, where the ledger ends before."""
+
+    @abstractmethod
+    def _last(self, ledger_id: int) -> int: ...
+
+    @abstractmethod
+    def _delete(self, ledger_id: int) -> None: ...
+
+    @abstractmethod
+    def _fence(self, ledger_id: int) -> int: ...
+
+    @abstractmethod
+    def _owned_by(self, owner: str) -> Iterable[int]: ...
+
+    @abstractmethod
+    def _owners(self) -> Iterable[str]: ...
 
 
-class MetadataStore(Protocol):
+class MetadataStore(ABC):
     """Small values under slash-separated paths such as ``/managed-ledgers/orders/billing``.
 
     A path begins with a slash, does not end with one, has no empty name in it, and can be encoded in UTF-8 (a lone
     surrogate cannot); any other path raises `ValueError`. Children are sorted by code points. The versions of a path
     never repeat, even if its value is deleted and created again, so that an old expectation never matches a new value.
+
+    Args:
+        value_bytes_max: The largest value that can be written or read, in bytes.
     """
+
+    def __init__(self, *, value_bytes_max: int = METADATA_VALUE_BYTES_MAX) -> None:
+        self._value_bytes_max = value_bytes_max
 
     def get(self, path: str) -> Versioned | None:
         """Return the value and its version, or None where there is none.
@@ -188,7 +249,11 @@ class MetadataStore(Protocol):
             PayloadTooLargeError: It was written under a larger limit than the present one. It can be replaced or
                 deleted.
         """
-        ...
+        check_path(path)
+        value = self._get(path)
+        if value is not None:
+            self._check_size(path, len(value.data))
+        return value
 
     def put(self, path: str, data: bytes, *, expected_version: int) -> int:
         """Replace a value if it is still at the expected version, sync, and return the new version.
@@ -202,7 +267,12 @@ class MetadataStore(Protocol):
             VersionMismatchError: The value is at another version, exists, or does not exist.
             PayloadTooLargeError: The value exceeds the store's limit.
         """
-        ...
+        check_path(path)
+        copy = data if type(data) is bytes else bytes(memoryview(data))
+        self._check_size(path, len(copy))
+        if not ABSENT <= expected_version <= _ID_MAX:
+            raise VersionMismatchError(f"{path} is never at version {expected_version}")
+        return self._put(path, copy, expected_version)
 
     def delete(self, path: str, *, expected_version: int) -> None:
         """Delete a value if it is still at the expected version.
@@ -210,11 +280,39 @@ class MetadataStore(Protocol):
         Raises:
             VersionMismatchError: The value is at another version, or does not exist.
         """
-        ...
+        check_path(path)
+        if not 0 <= expected_version <= _ID_MAX:
+            raise VersionMismatchError(f"{path} holds no value at version {expected_version} to delete")
+        self._delete(path, expected_version)
 
     def children(self, path: str) -> list[str]:
         """Return the names one level below a path or ``/`` that have a value or are part of a longer path, sorted."""
-        ...
+        if path != "/":
+            check_path(path)
+        return sorted(set(self._children(path)))
+
+    def _check_size(self, path: str, byte_count: int) -> None:
+        """Raise `PayloadTooLargeError` for a value above the limit; a storage may call it before it reads the value."""
+        if byte_count > self._value_bytes_max:
+            raise PayloadTooLargeError(
+                f"{path}: a value must have at most {self._value_bytes_max} bytes (metadata_value_bytes_max),"
+                f" got {byte_count}"
+            )
+
+    @abstractmethod
+    def _get(self, path: str) -> Versioned | None: ...
+
+    @abstractmethod
+    def _put(self, path: str, data: bytes, expected_version: int) -> int:
+        """Create a value if `ABSENT` is expected, otherwise replace it; raise `other_version` if that cannot be."""
+
+    @abstractmethod
+    def _delete(self, path: str, expected_version: int) -> None:
+        """Delete a value at a version, which is not `ABSENT`; raise `other_version` if that cannot be."""
+
+    @abstractmethod
+    def _children(self, path: str) -> Iterable[str]:
+        """Return the names below a path or ``/``; in any order, and each as often as you like."""
 
 
 class Store(Protocol):
@@ -238,26 +336,42 @@ class Store(Protocol):
         ...
 
 
+def no_ledger(ledger_id: int) -> LedgerNotFoundError:
+    """Return the error for a ledger that does not exist."""
+    return LedgerNotFoundError(f"there is no ledger {ledger_id}")
+
+
+def fenced(ledger_id: int) -> LedgerFencedError:
+    """Return the error for an append to a ledger that takes none from this opening of the store."""
+    return LedgerFencedError(f"ledger {ledger_id} was fenced, or created by another opening of the store")
+
+
+def other_version(path: str, found: int, expected: int) -> VersionMismatchError:
+    """Return the error for a value at another version than the expected one; each may be `ABSENT`."""
+    return VersionMismatchError(f"{path} is at version {found}, not {expected}")
+
+
+def children_prefix(path: str) -> str:
+    """Return the prefix of the paths below a path; ``/`` itself is the top."""
+    return path if path == "/" else f"{path}/"
+
+
+_ID_MAX = (1 << 63) - 1  # Of ledgers, entries and versions: the largest integer of SQLite, Java and ZooKeeper.
+
+
+def _is_ledger_id(number: int) -> bool:
+    return 0 <= number <= _ID_MAX
+
+
+def _check_ledger_id(ledger_id: int) -> None:
+    if not 0 <= ledger_id <= _ID_MAX:
+        raise no_ledger(ledger_id)
+
+
 def check_owner(owner: str) -> None:
     """Raise `ValueError` unless an owner can be encoded in UTF-8."""
     if not _has_utf8(owner):
         raise ValueError(f"owner must be text that can be encoded in UTF-8, got {owner!r}")
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def check_value_size(path: str, byte_count: int, *, bytes_max: int) -> None:
-    """Raise `PayloadTooLargeError` if a metadata value has more than `bytes_max` bytes."""
-    if byte_count > bytes_max:
-        raise PayloadTooLargeError(
-            f"{path}: a value must have at most {bytes_max} bytes (metadata_value_bytes_max), got {byte_count}"
-        )
 
 
 def check_path(path: str) -> None:
@@ -267,9 +381,9 @@ def check_path(path: str) -> None:
         raise ValueError(f"path must be a metadata path such as /a/b, got {path!r}")
 
 
-def children_prefix(path: str) -> str:
-    """Return the prefix of the paths below a path; ``/`` itself is the top."""
-    if path == "/":
-        return path
-    check_path(path)
-    return f"{path}/"
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

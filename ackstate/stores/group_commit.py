@@ -12,19 +12,18 @@ Locks are taken in this order: the group's, the store's, the one for joining. An
 from __future__ import annotations
 
 import threading
-from copy import copy
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from ackstate.errors import AckStateError
-from ackstate.stores.writes import SeparateParts, check_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ackstate.stores.writes import Write
+    from concurrent.futures import Executor
 
 _Medium = TypeVar("_Medium")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -127,34 +126,44 @@ class GroupCommit(Generic[_Medium]):
         return calls
 
 
-def write_together(
-    writes: Sequence[Write],
-    ledgers: Any,
-    metadata: Any,
-    execute_all: Callable[[Sequence[Callable[[Any], object]]], list[Any]],
-) -> list[int | AckStateError]:
-    """Execute writes as `GroupStore.write_all`."""
-    check_writes(writes)
-    changes: list[Callable[[Any], object]] = []
-    parts: tuple[Any, Any] = copy(ledgers), copy(metadata)
-    for part in parts:
-        part._execute = changes.append
-    store = SeparateParts(*parts)
-    outcomes: dict[int, Any] = {}
-    numbers: list[int] = []
-    for number, write in enumerate(writes):
+THREADS_MAX = 64
+"""How many threads write at once for the caller of many writes that do not depend on each other."""
+
+
+def call_each(
+    call: Callable[[_Item], _Result], items: Sequence[_Item], executor: Executor | None = None
+) -> list[_Result | AckStateError]:
+    """Call a function with each item, in threads, so that their writes share syncs; a single one in this thread.
+
+    Args:
+        call: What one sequence of writes does.
+        items: Of sequences that do not depend on each other.
+        executor: Runs them; None for a pool of `THREADS_MAX` threads that lives for this call.
+
+    Returns:
+        For each, in order, the result or the `AckStateError`. Any other error is raised, when all calls are over.
+    """
+
+    def outcome(item: _Item) -> _Result | AckStateError:
         try:
-            outcomes[number] = write.execute(store)  # To be replaced, unless it takes no change, as a delete may.
+            return call(item)
         except AckStateError as error:
-            outcomes[number] = error
-        if len(changes) > len(numbers):
-            numbers.append(number)
-    if numbers:
-        outcomes.update(zip(numbers, execute_all(changes), strict=True))
-    for outcome in outcomes.values():
-        if isinstance(outcome, Exception) and not isinstance(outcome, AckStateError):
-            raise outcome  # An error of ours.
-    return [outcomes[number] or 0 for number in range(len(writes))]
+            return error
+
+    if len(items) <= 1:
+        return [outcome(item) for item in items]
+    if executor is None:
+        with ThreadPoolExecutor(min(THREADS_MAX, len(items)), thread_name_prefix="ackstate-writer") as pool:
+            return call_each(call, items, pool)
+    futures = [executor.submit(outcome, item) for item in items]
+    try:
+        wait(futures)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        raise
+    return [future.result() for future in futures]
 
 
 def fail(calls: list[Call[_Medium]], make_error: Callable[[], Exception]) -> None:

@@ -10,26 +10,23 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, final
 
+from ackstate.errors import AckStateError
 from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
-    LedgerFencedError,
-    LedgerNotFoundError,
+    LedgerStore,
+    MetadataStore,
     StoreError,
     StoreFullError,
     Versioned,
-    VersionMismatchError,
-    check_owner,
-    check_path,
-    check_value_size,
     children_prefix,
+    fenced,
+    no_ledger,
+    other_version,
 )
-from ackstate.stores.writes import write_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ackstate.stores.writes import GroupStore
 
 _Result = TypeVar("_Result")
 
@@ -75,15 +72,11 @@ class Fault:
 @dataclass(slots=True)
 class _MemoryLedger:
     owner: str
-    fenced: bool = False
+    writer: int  # The number of the opening that appends to it; 0 if it was fenced.
     entries: list[bytes] = field(default_factory=list)
 
-    def append(self, entry: bytes) -> int:
-        self.entries.append(entry)
-        return len(self.entries) - 1
-
     def fence(self) -> int:
-        self.fenced = True
+        self.writer = 0
         return len(self.entries) - 1
 
 
@@ -96,35 +89,29 @@ class MemoryDisk:
         self.lock = threading.Lock()
         self.ledgers: dict[int, _MemoryLedger] = {}
         self.values: dict[str, Versioned] = {}
+        self.openings = 0
         # Above every id ever returned, also of deleted ledgers.
         self.next_ledger_id = 1
         # Above every version of every deleted value: a value that is created again never matches an old version.
         self.first_version = 0
 
-    def make_ledger(self, owner: str) -> int:
-        """Create an empty ledger and return its id."""
-        self.ledgers[self.next_ledger_id] = _MemoryLedger(owner)
+    def make_ledger(self, owner: str, writer: int) -> int:
+        """Create an empty ledger, to which one opening may append, and return its id."""
+        self.ledgers[self.next_ledger_id] = _MemoryLedger(owner, writer)
         self.next_ledger_id += 1
         return self.next_ledger_id - 1
 
     def ledger(self, ledger_id: int) -> _MemoryLedger:
         """Return a ledger; `LedgerNotFoundError` if there is none."""
         if ledger_id not in self.ledgers:
-            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
+            raise no_ledger(ledger_id)
         return self.ledgers[ledger_id]
-
-    def open_ledger(self, ledger_id: int) -> _MemoryLedger:
-        """Return a ledger that accepts appends; `LedgerFencedError` if it was fenced."""
-        ledger = self.ledger(ledger_id)
-        if ledger.fenced:
-            raise LedgerFencedError(f"ledger {ledger_id} was fenced")
-        return ledger
 
     def expect(self, path: str, version: int) -> None:
         """Raise `VersionMismatchError` unless a value is at a version, which may be `ABSENT`."""
         found = self.values[path].version if path in self.values else ABSENT
         if found != version:
-            raise VersionMismatchError(f"{path} is at version {found}, not {version}")
+            raise other_version(path, found, version)
 
     def _check(self) -> None:
         assert all(0 < ledger_id < self.next_ledger_id for ledger_id in self.ledgers)
@@ -132,7 +119,7 @@ class MemoryDisk:
             assert all(type(entry) is bytes for entry in ledger.entries)
         assert self.first_version >= 0
         for path, (data, version) in self.values.items():
-            check_path(path)
+            assert path.startswith("/")
             assert type(data) is bytes
             assert version >= 0
 
@@ -141,8 +128,8 @@ class MemoryDisk:
 class MemoryStore:
     """A store whose disk is an object, with scripted faults; thread-safe.
 
-    Mutations are the calls that write, and each write of a `write_all`. A refused one (fenced, not found, another
-    version) does not count. Each is O(its own size).
+    Mutations are the calls that write, and each append of an `append_many`. A refused one (fenced, not found, another
+    version) does not count, nor does an append of nothing. Each is O(its own size).
 
     Args:
         disk: The disk of an earlier store; a new one by default. Several stores may share one at the same time.
@@ -151,7 +138,7 @@ class MemoryStore:
 
     >>> store = MemoryStore(faults=[Fault(1, FaultKind.CRASH_AFTER)])
     >>> ledger_id = store.ledgers.create("billing")
-    >>> store.ledgers.append(ledger_id, b"acked")
+    >>> store.ledgers.append(ledger_id, [b"acked"])
     Traceback (most recent call last):
     ackstate.stores.memory.PowerCutError: mutation 1: the process dies after it reached the disk
     >>> MemoryStore(store.disk).ledgers.read(ledger_id, 0, 1)
@@ -188,9 +175,6 @@ class MemoryStore:
     def metadata(self) -> _MemoryMetadata:
         """The small values."""
         return self._metadata
-
-    write_all = write_each
-    """See `GroupStore.write_all`. Each write is one mutation, so that a crash can come between any two."""
 
     def inject(self, fault: Fault) -> None:
         """Script one more fault, at a future mutation; it replaces a fault that is scripted there."""
@@ -236,6 +220,8 @@ class _Session:
 
     def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
         self.disk = disk
+        with disk.lock:
+            disk.openings = self.opening = disk.openings + 1
         self.mutation_count = self.fired_fault_count = 0
         self.faults = {fault.mutation: fault.kind for fault in faults}
         if len(self.faults) != len(faults):
@@ -285,91 +271,86 @@ class _Session:
 
 
 @final
-class _MemoryLedgers:
+class _MemoryLedgers(LedgerStore):
     def __init__(self, session: _Session) -> None:
         self._session = session
 
-    def create(self, owner: str) -> int:
-        check_owner(owner)
+    def _create(self, owner: str) -> int:
         with self._session as disk:
             self._session.check_ledgers()
-            return self._session.mutate(lambda: disk.make_ledger(owner))
+            return self._session.mutate(lambda: disk.make_ledger(owner, self._session.opening))
 
-    def append(self, ledger_id: int, entry: bytes) -> int:
-        return self.append_all([(ledger_id, entry)])[0]
+    def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
+        with self._session:  # Only to find out whether it is over.
+            pass
+        outcomes: list[int | AckStateError] = []
+        for ledger_id, entries in appends:
+            # Each is a mutation by itself, so that a crash can come between any two.
+            try:
+                outcomes.append(self._append(ledger_id, entries))
+            except AckStateError as error:
+                outcomes.append(error)
+        return outcomes
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        # Copied before anything happens: a caller's buffer may change, and a str is refused here.
-        copies = [(ledger_id, bytes(memoryview(entry))) for ledger_id, entry in entries]
+    def _append(self, ledger_id: int, entries: list[bytes]) -> int:
         with self._session as disk:
-            targets = [(disk.open_ledger(ledger_id), entry) for ledger_id, entry in copies]
+            ledger = disk.ledger(ledger_id)
+            if ledger.writer != self._session.opening:
+                raise fenced(ledger_id)
             self._session.check_ledgers()
-            return self._session.mutate(lambda: [ledger.append(entry) for ledger, entry in targets])
+            if entries:
+                self._session.mutate(lambda: ledger.entries.extend(entries))
+            return len(ledger.entries) - 1
 
-    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        if not 0 <= first <= end:
-            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
+    def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         with self._session as disk:
-            entries = disk.ledger(ledger_id).entries
-            if first < end and end > len(entries):
-                raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
-            return entries[first:end]
+            return disk.ledger(ledger_id).entries[first:end]
 
-    def last(self, ledger_id: int) -> int:
+    def _last(self, ledger_id: int) -> int:
         with self._session as disk:
             return len(disk.ledger(ledger_id).entries) - 1
 
-    def delete(self, ledger_id: int) -> None:
+    def _delete(self, ledger_id: int) -> None:
         with self._session as disk:
             self._session.mutate(lambda: disk.ledgers.pop(ledger_id, None))
 
-    def fence(self, ledger_id: int) -> int:
+    def _fence(self, ledger_id: int) -> int:
         with self._session as disk:
             return self._session.mutate(disk.ledger(ledger_id).fence)
 
-    def owned_by(self, owner: str) -> list[int]:
-        check_owner(owner)
+    def _owned_by(self, owner: str) -> list[int]:
         with self._session as disk:
-            return sorted(ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner)
+            return [ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner]
 
-    def owners(self) -> list[str]:
+    def _owners(self) -> list[str]:
         with self._session as disk:
-            return sorted({ledger.owner for ledger in disk.ledgers.values()})
+            return [ledger.owner for ledger in disk.ledgers.values()]
 
 
 @final
-class _MemoryMetadata:
+class _MemoryMetadata(MetadataStore):
     def __init__(self, session: _Session, value_bytes_max: int) -> None:
-        self._session, self._value_bytes_max = session, value_bytes_max
+        super().__init__(value_bytes_max=value_bytes_max)
+        self._session = session
 
-    def get(self, path: str) -> Versioned | None:
-        check_path(path)
+    def _get(self, path: str) -> Versioned | None:
         with self._session as disk:
-            value = disk.values.get(path)
-            if value is not None:
-                check_value_size(path, len(value.data), bytes_max=self._value_bytes_max)
-            return value
+            return disk.values.get(path)
 
-    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        check_path(path)
-        copy = bytes(memoryview(data))
-        check_value_size(path, len(copy), bytes_max=self._value_bytes_max)
+    def _put(self, path: str, data: bytes, expected_version: int) -> int:
         with self._session as disk:
             disk.expect(path, expected_version)
 
             def change() -> int:
                 version = disk.first_version if expected_version == ABSENT else expected_version + 1
-                disk.values[path] = Versioned(copy, version)
+                disk.values[path] = Versioned(data, version)
                 return version
 
             return self._session.mutate(change)
 
-    def delete(self, path: str, *, expected_version: int) -> None:
-        check_path(path)
+    def _delete(self, path: str, expected_version: int) -> None:
         with self._session as disk:
             disk.expect(path, expected_version)
-            if expected_version == ABSENT:
-                raise VersionMismatchError(f"{path} holds no value to delete")
 
             def change() -> None:
                 disk.first_version = max(disk.first_version, expected_version + 1)
@@ -377,11 +358,7 @@ class _MemoryMetadata:
 
             self._session.mutate(change)
 
-    def children(self, path: str) -> list[str]:
+    def _children(self, path: str) -> list[str]:
         prefix = children_prefix(path)
         with self._session as disk:
-            return sorted({each[len(prefix) :].partition("/")[0] for each in disk.values if each.startswith(prefix)})
-
-
-if TYPE_CHECKING:
-    _: type[GroupStore] = MemoryStore
+            return [each[len(prefix) :].partition("/")[0] for each in disk.values if each.startswith(prefix)]

@@ -11,10 +11,9 @@ entries, so that an entry lost through damage is noticed.
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -23,28 +22,23 @@ from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     DamagedValueError,
-    LedgerFencedError,
-    LedgerNotFoundError,
+    LedgerStore,
+    MetadataStore,
     StoreFullError,
     Versioned,
-    VersionMismatchError,
-    check_owner,
-    check_path,
-    check_value_size,
     children_prefix,
+    fenced,
+    no_ledger,
+    other_version,
 )
-from ackstate.stores.group_commit import write_together
 from ackstate.stores.sqlite_connection import SqliteConnection
 from ackstate.stores.sqlite_copy import COPY_BYTES_MAX, TemporaryCopy, copy_store
 from ackstate.stores.sqlite_seal import SEAL_BYTES
-from ackstate.stores.writes import DeleteLedger
 
 if TYPE_CHECKING:
     import os
     import sqlite3
     from collections.abc import Sequence
-
-    from ackstate.stores.writes import GroupStore, Write
 
 
 INSERT = "INSERT INTO entries (ledger_id, entry_id, data) VALUES (?, ?, ?)"
@@ -200,17 +194,6 @@ class SqliteStore:
         """The small values."""
         return self._metadata
 
-    def write_all(self, writes: Sequence[Write]) -> list[int | AckStateError]:
-        """See `GroupStore.write_all`; it is one transaction."""
-        outcomes = write_together(writes, self._ledgers, self._metadata, self._database.write_all)
-        for number, write in enumerate(writes):
-            if isinstance(write, DeleteLedger) and isinstance(outcomes[number], StoreFullError):
-                try:
-                    outcomes[number] = write.execute(self)
-                except AckStateError as error:
-                    outcomes[number] = error
-        return outcomes
-
     def close(self) -> None:
         """Copy the log to the database as far as there is room, and unlock; no-op if closed."""
         self._database.close()
@@ -219,61 +202,47 @@ class SqliteStore:
 
 
 @final
-class _SqliteLedgers:
+class _SqliteLedgers(LedgerStore):
     def __init__(self, database: SqliteConnection) -> None:
         self._database = database
         self._execute = database.write
         # Where ledgers probably end, which spares reading it: the statement that counts new entries checks it. Wrong
         # after a call that was undone. Used by changes only, of which one is executed at a time.
         self._ends: dict[int, int] = {}
+        self._own: set[int] = set()
 
-    def create(self, owner: str) -> int:
-        check_owner(owner)
-
+    def _create(self, owner: str) -> int:
         def _change(connection: sqlite3.Connection) -> int:
             insert = "INSERT INTO ledgers (owner, fenced, entry_count) VALUES (?, 0, 0)"
             ledger_id = connection.execute(insert, (owner,)).lastrowid
             assert ledger_id is not None
+            self._own.add(ledger_id)
             return ledger_id
 
         return self._execute(_change)
 
-    def append(self, ledger_id: int, entry: bytes) -> int:
-        entry = _copied(entry)
+    def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
+        with self._database.reading():  # Only to find out whether it is open.
+            pass
+        return self._database.write_all([partial(self._append, ledger_id=each[0], entries=each[1]) for each in appends])
 
-        def _change(connection: sqlite3.Connection) -> int:
-            entry_id = self._add_to_count(connection, ledger_id, 1)
-            row = ledger_id, entry_id, self._database.seal.entry(ledger_id, entry_id, entry)
-            connection.execute(INSERT, row)
-            return entry_id
+    def _append(self, connection: sqlite3.Connection, ledger_id: int, entries: list[bytes]) -> int:
+        if ledger_id not in self._own or not entries:
+            end = self._open_end(connection, ledger_id)
+            if ledger_id not in self._own:
+                raise fenced(ledger_id)
+            return end - 1
+        first = self._add_to_count(connection, ledger_id, len(entries))
+        rows = self._database.seal.entries([(ledger_id, first + at, entry) for at, entry in enumerate(entries)])
+        insert(connection, rows)
+        return first + len(entries) - 1
 
-        return self._execute(_change)
-
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        if len(entries) == 1:
-            return [self.append(*entries[0])]
-        batch = [(ledger_id, _copied(entry)) for ledger_id, entry in entries]
-        counts = Counter(ledger_id for ledger_id, _ in batch)
-
-        def _change(connection: sqlite3.Connection) -> list[int]:
-            ids = {
-                ledger_id: count(self._add_to_count(connection, ledger_id, counts[ledger_id])) for ledger_id in counts
-            }
-            rows = self._database.seal.entries([(ledger_id, next(ids[ledger_id]), entry) for ledger_id, entry in batch])
-            insert(connection, rows)
-            return [row[1] for row in rows]
-
-        return self._execute(_change)
-
-    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        if not 0 <= first <= end:
-            raise ValueError(f"first and end must be 0 <= first <= end, got {first} and {end}")
+    def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         with self._database.reading() as connection:
             count, _ = self._count_and_fence(connection, ledger_id)
-            if first == end:
+            end = min(end, count)
+            if first >= end:
                 return []
-            if end > count:
-                raise LedgerNotFoundError(f"ledger {ledger_id} ends before entry {end - 1}")
             rows = connection.execute(READ, (ledger_id, first, end)).fetchall()
             columns = tuple(zip(*rows, strict=True))
             if columns[:2] != ((ledger_id,) * (end - first), tuple(range(first, end))):
@@ -284,14 +253,11 @@ class _SqliteLedgers:
                 raise self._database.damage(what)
             return data
 
-    def last(self, ledger_id: int) -> int:
+    def _last(self, ledger_id: int) -> int:
         with self._database.reading() as connection:
             return self._count_and_fence(connection, ledger_id)[0] - 1
 
-    def delete(self, ledger_id: int) -> None:
-        if not _is_sqlite_integer(ledger_id):
-            return
-
+    def _delete(self, ledger_id: int) -> None:
         def _mark(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE ledgers SET entry_count = ? WHERE id = ?", (_DELETED_COUNT, ledger_id))
             self._ends.pop(ledger_id, None)
@@ -326,7 +292,7 @@ class _SqliteLedgers:
         self._ends.pop(ledger_id, None)
         return True
 
-    def fence(self, ledger_id: int) -> int:
+    def _fence(self, ledger_id: int) -> int:
         def _change(connection: sqlite3.Connection) -> int:
             count, _ = self._count_and_fence(connection, ledger_id)
             connection.execute("UPDATE ledgers SET fenced = 1 WHERE id = ?", (ledger_id,))
@@ -334,8 +300,7 @@ class _SqliteLedgers:
 
         return self._execute(_change)
 
-    def owned_by(self, owner: str) -> list[int]:
-        check_owner(owner)
+    def _owned_by(self, owner: str) -> list[int]:
         with self._database.reading() as connection:
             rows = connection.execute(_OWNED, (owner,)).fetchall()
             for found, ledger_id in rows:
@@ -343,7 +308,7 @@ class _SqliteLedgers:
                     raise self._database.damage(f"ledger {ledger_id!r} of {found!r} where one of {owner} belongs")
             return [self._database.integer(ledger_id) for _, ledger_id in rows]
 
-    def owners(self) -> list[str]:
+    def _owners(self) -> list[str]:
         with self._database.reading() as connection:
             # All rows: an open query keeps the log from being emptied, and an error would keep the query open.
             query = "SELECT DISTINCT owner FROM ledgers WHERE entry_count IS NOT ? ORDER BY owner"
@@ -362,96 +327,76 @@ class _SqliteLedgers:
 
     def _open_end(self, connection: sqlite3.Connection, ledger_id: int) -> int:
         """Return the next entry id of a ledger that accepts appends."""
-        count, fenced = self._count_and_fence(connection, ledger_id)
-        if fenced:
-            raise LedgerFencedError(f"ledger {ledger_id} was fenced")
+        count, is_fenced = self._count_and_fence(connection, ledger_id)
+        if is_fenced:
+            raise fenced(ledger_id)
         return count
 
     def _count_and_fence(self, connection: sqlite3.Connection, ledger_id: int) -> tuple[int, int]:
         """Return the number of entries of a ledger, and whether it is fenced (1 or 0)."""
-        row = None
-        if _is_sqlite_integer(ledger_id):
-            row = connection.execute(
-                "SELECT entry_count, fenced,"
-                " (SELECT coalesce(max(entry_id), -1) FROM entries WHERE ledger_id = id)"
-                " FROM ledgers WHERE id = ?",
-                (ledger_id,),
-            ).fetchone()
+        row = connection.execute(
+            "SELECT entry_count, fenced,"
+            " (SELECT coalesce(max(entry_id), -1) FROM entries WHERE ledger_id = id)"
+            " FROM ledgers WHERE id = ?",
+            (ledger_id,),
+        ).fetchone()
         if row is None or row[0] == _DELETED_COUNT:
-            raise LedgerNotFoundError(f"there is no ledger {ledger_id}")
-        count, fenced, last = row
+            raise no_ledger(ledger_id)
+        count, is_fenced, last = row
         # The count is stored twice, so that a lost or extra entry is noticed. Damage can also turn a number into text.
-        if not isinstance(last, int) or count != last + 1 or fenced not in {0, 1}:
+        if not isinstance(last, int) or count != last + 1 or is_fenced not in {0, 1}:
             raise self._database.damage(f"ledger {ledger_id} with {count!r} entries, the last one {last!r}")
-        return count, fenced
-
-
-def _copied(data: bytes) -> bytes:
-    """Copy a buffer, which its owner may change."""
-    # Through a memoryview, because bytes(5) is five zeros.
-    return data if type(data) is bytes else bytes(memoryview(data))
-
-
-def _is_sqlite_integer(number: int) -> bool:
-    return -(2**63) <= number < 2**63
+        return count, is_fenced
 
 
 @final
-class _SqliteMetadata:
+class _SqliteMetadata(MetadataStore):
     def __init__(self, database: SqliteConnection, value_bytes_max: int) -> None:
-        self._database, self._value_bytes_max = database, value_bytes_max
+        super().__init__(value_bytes_max=value_bytes_max)
+        self._database = database
         self._execute = database.write
 
-    def get(self, path: str) -> Versioned | None:
-        check_path(path)
+    def _get(self, path: str) -> Versioned | None:
         with self._database.reading() as connection:
-            return self._get(connection, path)
+            return self._find(connection, path)
 
-    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        check_path(path)
-        value = _copied(data)
-        check_value_size(path, len(value), bytes_max=self._value_bytes_max)
-
+    def _put(self, path: str, data: bytes, expected_version: int) -> int:
         def _change(connection: sqlite3.Connection) -> int:
             self._expect(connection, path, expected_version)
             version = self._first_version(connection) if expected_version == ABSENT else expected_version + 1
             connection.execute(
                 "INSERT INTO metadata (path, data, version) VALUES (?, ?, ?)"
                 " ON CONFLICT (path) DO UPDATE SET data = excluded.data, version = excluded.version",
-                (path, self._database.seal.value(path, version, value), version),
+                (path, self._database.seal.value(path, version, data), version),
             )
             return version
 
         return self._execute(_change)
 
-    def delete(self, path: str, *, expected_version: int) -> None:
-        check_path(path)
-
+    def _delete(self, path: str, expected_version: int) -> None:
         def _change(connection: sqlite3.Connection) -> None:
             self._expect(connection, path, expected_version)
-            if expected_version == ABSENT:
-                raise VersionMismatchError(f"{path} holds no value to delete")
             first_version = max(self._first_version(connection), expected_version + 1)
             connection.execute("UPDATE first_version SET version = ?", (first_version,))
             connection.execute("DELETE FROM metadata WHERE path = ?", (path,))
 
         self._execute(_change)
 
-    def children(self, path: str) -> list[str]:
+    def _children(self, path: str) -> list[str]:
         prefix = children_prefix(path)
         with self._database.reading() as connection:
             # The character after the slash is a zero: the range holds exactly the paths that begin with the prefix.
             query = "SELECT path FROM metadata WHERE path > ? AND path < ?"
             rows = connection.execute(query, (prefix, f"{prefix[:-1]}0")).fetchall()
             paths = [self._database.text(value_path) for (value_path,) in rows]
-            return sorted({value_path[len(prefix) :].partition("/")[0] for value_path in paths})
+            return [value_path[len(prefix) :].partition("/")[0] for value_path in paths]
 
-    def _get(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
+    def _find(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
         row = connection.execute(_GET, (self._value_bytes_max + SEAL_BYTES, path)).fetchone()
         if row is None:
             return None
         if isinstance(row[2], int):
-            check_value_size(path, row[2] - SEAL_BYTES, bytes_max=self._value_bytes_max)
+            self._check_size(path, row[2] - SEAL_BYTES)
         version = self._database.integer(row[1])
         data = self._database.seal.data_of_value(path, version, self._database.blob(row[0]))
         if data is None:
@@ -464,12 +409,8 @@ class _SqliteMetadata:
         row = connection.execute("SELECT version FROM metadata WHERE path = ?", (path,)).fetchone()
         found = ABSENT if row is None else self._database.integer(row[0])
         if found != version:
-            raise VersionMismatchError(f"{path} is at version {found}, not {version}")
+            raise other_version(path, found, version)
 
     def _first_version(self, connection: sqlite3.Connection) -> int:
         row = connection.execute("SELECT version FROM first_version").fetchone()
         return self._database.integer(row and row[0])
-
-
-if TYPE_CHECKING:
-    _: type[GroupStore] = SqliteStore

@@ -7,7 +7,6 @@ from urllib.parse import unquote
 
 from ackstate.cursor.journal.deletion import delete_cursor
 from ackstate.inspect.stored_subscriptions import subscription_paths
-from ackstate.stores.steps import run
 from ackstate.topic.log_ownership import LogOwnership, log_owner, log_path
 from ackstate.topic_name import check_name
 
@@ -40,7 +39,7 @@ def delete_topic(store: Store, topic: str) -> bool:
     is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
     if not paths and not is_stored:
         return False
-    ownership = run(store, LogOwnership.take_over(store, topic))
+    ownership = LogOwnership.take_over(store, topic)
     for path in paths:
         delete_cursor(store, path, check=ownership.check)
     ownership.delete()

@@ -25,15 +25,12 @@ import google_crc32c
 
 from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
 from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
-from ackstate.stores.steps import run
-from ackstate.stores.writes import CreateLedger, FenceLedger, PutValue
 from ackstate.wire.native_reader import CHECKSUM, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ackstate.stores.base import MetadataStore, Store
-    from ackstate.stores.steps import Steps
 
 ROOT = "/message-logs"
 MAGIC = b"ACKL"
@@ -136,7 +133,7 @@ class LogOwnership:
         self._is_fenced = False
 
     @classmethod
-    def take_over(cls, store: Store, topic: str) -> Steps[LogOwnership]:
+    def take_over(cls, store: Store, topic: str) -> LogOwnership:
         """Become the owner of a log and stop every earlier owner. The log need not exist.
 
         A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
@@ -152,13 +149,13 @@ class LogOwnership:
             if record is None:
                 # Before the record is replaced: the owner after this one has no reason to fence them.
                 for ledger_id in store.ledgers.owned_by(log_owner(topic)):
-                    yield from _fence(ledger_id)
+                    _fence(store, ledger_id)
                 record = LogRecord(0, None)
             record = record._replace(term=record.term + 1)
             with suppress(VersionMismatchError):
-                version = yield PutValue(path, encode_log_record(record), version)
+                version = store.metadata.put(path, encode_log_record(record), expected_version=version)
                 if record.open_ledger_id is not None:
-                    yield from _fence(record.open_ledger_id)
+                    _fence(store, record.open_ledger_id)
                 return cls(store, topic, record=record, version=version)
         raise StoreError(f"{path}: the record kept changing while the message log was opened")
 
@@ -169,7 +166,7 @@ class LogOwnership:
 
     def begin_ledger(
         self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int
-    ) -> Steps[int]:
+    ) -> int:
         """Create a ledger that this owner may append to until it is closed, and return its id.
 
         Args:
@@ -185,8 +182,8 @@ class LogOwnership:
         if self._is_fenced:
             raise self.fenced()
         if self._created is None:
-            self._created = yield CreateLedger(log_owner(self._topic))
-        yield from self._write(self._created, ledger_sizes, published_ms, first_ledger_id)
+            self._created = self._store.ledgers.create(log_owner(self._topic))
+        self._write(self._created, ledger_sizes, published_ms, first_ledger_id)
         self._open_ledger_id, self._created = self._created, None
         return self._open_ledger_id
 
@@ -206,9 +203,9 @@ class LogOwnership:
         """
         if self._is_fenced:
             raise self.fenced()
-        run(self._store, self._write(self._open_ledger_id, ledger_sizes, published_ms, first_ledger_id))
+        self._write(self._open_ledger_id, ledger_sizes, published_ms, first_ledger_id)
 
-    def close_ledger(self) -> Steps[int | None]:
+    def close_ledger(self) -> int | None:
         """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open.
 
         Raises:
@@ -218,7 +215,7 @@ class LogOwnership:
         if self._open_ledger_id is None:
             return None
         try:
-            last = yield FenceLedger(self._open_ledger_id)
+            last = self._store.ledgers.fence(self._open_ledger_id)
         except LedgerNotFoundError as error:
             raise self.fenced() from error
         self._open_ledger_id = None
@@ -273,7 +270,7 @@ class LogOwnership:
         ledger_sizes: Mapping[int, int],
         published_ms: Mapping[int, int],
         first_ledger_id: int,
-    ) -> Steps[None]:
+    ) -> None:
         sizes, times = (
             tuple(sorted((ledger_id, number) for ledger_id, number in known.items() if ledger_id != open_ledger_id))
             for known in (ledger_sizes, published_ms)
@@ -282,19 +279,19 @@ class LogOwnership:
             self._record.term, open_ledger_id, first_ledger_id, sizes[-LEDGER_SIZES_MAX:], times[-LEDGER_SIZES_MAX:]
         )
         try:
-            self._version = yield from self._put(encode_log_record(record))
+            self._version = self._put(encode_log_record(record))
         except CorruptStateError as error:
             raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
         self._record = record
         self._in_doubt.clear()
 
-    def _put(self, encoded: bytes) -> Steps[int]:
+    def _put(self, encoded: bytes) -> int:
         """Replace the record of this owner, and return the new version."""
         path = log_path(self._topic)
         if encoded not in self._in_doubt:
             self._in_doubt.append(encoded)
         try:
-            return (yield PutValue(path, encoded, self._version))
+            return self._store.metadata.put(path, encoded, expected_version=self._version)
         except VersionMismatchError as error:
             # An earlier attempt may have happened although the store reported a failure. No one else writes these
             # bytes: the term is this owner's, and the ledger, too.
@@ -304,7 +301,7 @@ class LogOwnership:
             if found.data == encoded:
                 return found.version
         try:
-            return (yield PutValue(path, encoded, found.version))
+            return self._store.metadata.put(path, encoded, expected_version=found.version)
         except VersionMismatchError as error:
             raise self.fenced() from error
 
@@ -359,7 +356,7 @@ def _find(metadata: MetadataStore, path: str) -> tuple[LogRecord | None, int]:
         return None, found.version
 
 
-def _fence(ledger_id: int) -> Steps[None]:
+def _fence(store: Store, ledger_id: int) -> None:
     # One that was deleted takes no appends either.
     with suppress(LedgerNotFoundError):
-        yield FenceLedger(ledger_id)
+        store.ledgers.fence(ledger_id)

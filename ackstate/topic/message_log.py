@@ -18,7 +18,6 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
 from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.stores.steps import run
 from ackstate.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
 from ackstate.topic_name import check_name
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from ackstate.delay.shared_index import SharedDelayIndex
     from ackstate.stores.base import Store
-    from ackstate.stores.steps import Steps
 
 
 _ENTRIES_AT_ONCE = 1_000
@@ -190,25 +188,26 @@ class Publication(NamedTuple):
     Attributes:
         log: The log.
         messages: The messages.
-        entries: For each the ledger that it goes to, and its bytes.
+        ledger_id: The ledger that they go to.
+        entries: The bytes of each.
         on_stored: Called when they are stored.
     """
 
     log: MessageLog
     messages: Sequence[Message]
-    entries: list[tuple[int, bytes]]
+    ledger_id: int
+    entries: list[bytes]
     on_stored: Callable[[], object] | None = None
 
-    def finish(self, appended: Sequence[int] | AckStateError) -> list[Position] | AckStateError:
-        """Take note of the outcome of the append, and return the positions or the error for the publisher.
+    def finish(self, appended: int | AckStateError) -> list[Position] | AckStateError:
+        """Take note of the last entry or the error of the append; return the positions or the error for the publisher.
 
         This is a part of publishing: no call of a subscription may overlap with it.
         """
         with self.log.sole_use:
             if isinstance(appended, AckStateError):
-                is_lost = isinstance(appended, LedgerFencedError | LedgerNotFoundError)
-                return self.log._fenced(appended) if is_lost else appended
-            positions = self.log._published(self, appended) if appended else []
+                return self.log._append_failed(appended)
+            positions = self.log._published(self, appended) if self.entries else []
         if self.on_stored is not None:
             self.on_stored()
         return positions
@@ -284,34 +283,17 @@ class MessageLog:
             CorruptStateError: The length of a ledger cannot be read.
             StoreError: The storage failed.
         """
-        steps = cls.opening(
-            store, topic=topic, entries_per_ledger_max=entries_per_ledger_max,
-            bytes_per_ledger_max=bytes_per_ledger_max, now_ms=now_ms,
-        )  # fmt: skip
-        return run(store, steps)
-
-    @classmethod
-    def opening(
-        cls,
-        store: Store,
-        *,
-        topic: str,
-        entries_per_ledger_max: int,
-        bytes_per_ledger_max: int,
-        now_ms: int | None,
-    ) -> Steps[MessageLog]:
-        """Open a topic's log as `open`, in steps that can be taken together with those of other logs."""
         check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
         check_count("bytes_per_ledger_max", bytes_per_ledger_max, least=1)
         now_ms = _checked_time(now_ms)
-        ownership = yield from LogOwnership.take_over(store, topic)
+        ownership = LogOwnership.take_over(store, topic)
         record = ownership.record
         trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
         counts = {ledger_id: store.ledgers.last(ledger_id) + 1 for ledger_id in ledger_ids}
         room = 0
         if not counts:
-            first = yield from ownership.begin_ledger({}, {}, first_ledger_id=record.first_ledger_id)
+            first = ownership.begin_ledger({}, {}, first_ledger_id=record.first_ledger_id)
             counts, room, record = {first: 0}, entries_per_ledger_max, record._replace(ledger_sizes=((first, 0),))
         log = cls(store, topic, counts, record, ownership)
         log._entries_per_ledger_max, log._room, log._trimmed = entries_per_ledger_max, room, trimmed
@@ -376,10 +358,9 @@ class MessageLog:
             if not publication.entries:
                 return []
             try:
-                appended: Sequence[int] | AckStateError = self.store.ledgers.append_all(publication.entries)
-            except (LedgerFencedError, LedgerNotFoundError) as error:
-                appended = error
-            outcome = publication.finish(appended)
+                outcome = publication.finish(self.store.ledgers.append(publication.ledger_id, publication.entries))
+            except AckStateError as error:
+                outcome = publication.finish(error)
         if isinstance(outcome, AckStateError):
             raise outcome
         return outcome
@@ -390,23 +371,19 @@ class MessageLog:
         Raises:
             As `publish`; nothing is stored.
         """
-        return run(self.store, self.preparing(messages, now_ms=now_ms))
-
-    def preparing(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Steps[Publication]:
-        """Return the next messages as `prepare`, in steps that can be taken together with those of other logs."""
         messages, now_ms = checked_messages(messages), _checked_time(now_ms)
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:
             if contents and self._room < len(contents):
-                yield from self._begin_ledger(ownership)
+                self._begin_ledger(ownership)
         ledger_id = self.ledgers.current_ledger_id
         if contents and now_ms is None:
             self.published_ms.pop(ledger_id, None)
         elif contents and now_ms is not None:
             # Now, since an append whose outcome is unknown may have happened.
             self.published_ms[ledger_id] = max(now_ms, self.published_ms.get(ledger_id, now_ms))
-        return Publication(self, messages, [(ledger_id, content) for content in contents])
+        return Publication(self, messages, ledger_id, contents)
 
     def has_room_for(self, count: int) -> bool:
         """Return whether a number of entries fits into the open ledger; else publishing them begins another."""
@@ -475,54 +452,52 @@ class MessageLog:
             raise ValueError(f"the message log of topic {self.topic!r} was opened to be read; open it to {verb}")
         return self._ownership
 
-    def _published(self, publication: Publication, entry_ids: Sequence[int]) -> list[Position]:
-        ledger_id = publication.entries[0][0]
-        self.sizes.appended(ledger_id, sum([len(entry) for _, entry in publication.entries]))
-        self._room -= self._count_up_to(entry_ids[-1], published=len(entry_ids))
-        # Without a size, as after an append that failed, it ends by the number of its entries or by its age.
+    def _published(self, publication: Publication, last: int) -> list[Position]:
+        ledger_id, count = publication.ledger_id, len(publication.entries)
+        self.ledgers.append(count)
+        self.sizes.appended(ledger_id, sum(map(len, publication.entries)))
+        self._room -= count
         if self.sizes.known.get(ledger_id, 0) >= self._bytes_per_ledger_max:
             self._room = 0
-        positions = list(positions_of(ledger_id, entry_ids))
+        positions = list(positions_of(ledger_id, range(last + 1 - count, last + 1)))
         if self._fed:
             self._feed_all(positions, publication.messages)
         for listener in self._listeners:
             listener.messages_came()
         return positions
 
-    def _fenced(self, cause: AckStateError) -> AckStateError:
+    def _append_failed(self, error: AckStateError) -> AckStateError:
+        """Use the open ledger no more, as the append may have happened; return the error for the publisher."""
+        self._room = 0
+        if not isinstance(error, LedgerFencedError | LedgerNotFoundError):
+            return error
         assert self._ownership is not None
-        error = self._ownership.fenced()
-        error.__cause__ = cause
-        return error
+        fenced = self._ownership.fenced()
+        fenced.__cause__ = error
+        return fenced
 
-    def _begin_ledger(self, ownership: LogOwnership) -> Steps[None]:
+    def _begin_ledger(self, ownership: LogOwnership) -> None:
         """Close the open ledger and begin the next one."""
         self._room = 0  # From here on it is closed, or may be.
-        last = yield from ownership.close_ledger()
+        last = ownership.close_ledger()
         if last is not None:
-            self._count_up_to(last, published=0)
+            self._count_up_to(last)
         first_ledger_id = self.ledgers.first_ledger_id
         ownership.check()  # A former owner would leave behind the ledger that it creates.
-        ledger_id = yield from ownership.begin_ledger(
-            self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id
-        )
+        ledger_id = ownership.begin_ledger(self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id)
         self.ledgers.roll(ledger_id)
         self.sizes.begin(ledger_id)
         self._room = self._entries_per_ledger_max
 
-    def _count_up_to(self, last: int, *, published: int) -> int:
-        """Count the entries of the open ledger up to its last one, and return how many are new.
-
-        The store has their number: an append that failed may have happened.
-        """
+    def _count_up_to(self, last: int) -> None:
+        """Count the entries of the closed ledger up to its last one: an append that failed may have happened."""
         ledger_id = self.ledgers.current_ledger_id
         new = last + 1 - self.ledgers.entry_count(ledger_id)
-        self.ledgers.append(new)
-        if new > published:
+        if new:
+            self.ledgers.append(new)
             self.sizes.forget(ledger_id)
             for index in self._fed:  # It lacks the messages of that append: their first reader offers them.
-                index.complete_from = Position(ledger_id, last + 1 - published)
-        return new
+                index.complete_from = Position(ledger_id, last + 1)
 
     def _feed_all(self, positions: Sequence[Position], messages: Sequence[Message]) -> None:
         delayed = [

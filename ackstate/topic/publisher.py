@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from ackstate.integers import check_within, integer
 from ackstate.limits.policies import TIME_MS_MAX, DeliveryDelayExceededError
 from ackstate.message import CheckedMessages, checked_messages
-from ackstate.stores.steps import run
 from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from ackstate.limits.policies import EffectiveDelayedDelivery
     from ackstate.position import Position
-    from ackstate.stores.steps import Steps
     from ackstate.topic.message_log import Message, MessageLog, Publication
 
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"
@@ -150,12 +148,8 @@ class TopicPublisher:
         Raises:
             As `publish`; nothing is stored.
         """
-        return run(self.log.store, self.preparing(messages, now_ms=now_ms))
-
-    def preparing(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Steps[Publication]:
-        """Return messages as `prepare`, in steps that can be taken together with those of other topics."""
         decided = self._decide(messages, now_ms)
-        publication = yield from self.log.preparing(decided.messages, now_ms=now_ms)
+        publication = self.log.prepare(decided.messages, now_ms=now_ms)
         return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
 
     def _decide(self, messages: Sequence[Message], now_ms: int | None) -> _Decided:

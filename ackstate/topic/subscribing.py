@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.persist.opening import CursorOpening
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.dispatch.delivery import dead_letter
@@ -22,12 +21,12 @@ from ackstate.topic.subscription_type import check_type, store_type, stored_prop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ackstate.cursor.managed import ManagedCursor
     from ackstate.delay.index import TopicDelayIndex
     from ackstate.dispatch.delivery import Delivery
     from ackstate.limits.gate import GateLimits
     from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.stores.steps import Steps
     from ackstate.topic.message_log import MessageLog
     from ackstate.topic.settings import TopicSettings
 
@@ -73,25 +72,28 @@ class SubscriptionRequest:
             check_parts(self.kind, None, None, SubscriptionOptions(), publishes=False)
 
 
-def open_subscription(  # noqa: PLR0913 - the topic's parts
-    log: MessageLog,
-    request: SubscriptionRequest,
-    *,
-    settings: TopicSettings,
-    delays: TopicDelayIndex | None,
-    publish: Callable[[str, Message, int], object] | None,
-    now_ms: int,
-) -> Steps[Subscription]:
-    """Open a subscription of a log where it is stored, or create it; errors as `Topic.subscribe`."""
-    store, name, kind = log.store, request.name, request.kind
+class PlannedSubscription(NamedTuple):
+    """A subscription whose cursor is to be opened next; nothing was written yet."""
+
+    opening: CursorOpening
+    kind: SubscriptionType
+    gate: DispatchGate | None
+    options: SubscriptionOptions
+
+
+def plan_subscription(
+    log: MessageLog, request: SubscriptionRequest, *, settings: TopicSettings, publishes: bool
+) -> PlannedSubscription:
+    """Check a request for a subscription of a log against the stored one; errors as `Topic.subscribe`."""
+    name, kind = request.name, request.kind
     options = settings.options if request.options is None else request.options
-    stored = stored_properties(store, topic=log.topic, subscription=name)
+    stored = stored_properties(log.store, topic=log.topic, subscription=name)
     of_type = None if stored is None else type_of(stored, subscription=name)
     check_type(kind, of_type, subscription=name)
     kind = kind or of_type or SubscriptionType.SHARED
     config, of_topic = subscription_settings(settings, log.topic)
     gate = None if kind.is_single_active else DispatchGate(request.limits or of_topic, broker=settings.broker_limit)
-    check_parts(kind, gate, None, options, publishes=publish is not None)
+    check_parts(kind, gate, None, options, publishes=publishes)
     if options.dead_letters is not None and options.dead_letters.topic == log.topic:
         if request.options is not None:
             raise ValueError(f"dead letters of topic {log.topic!r} must go to another topic, or they would come again")
@@ -101,12 +103,25 @@ def open_subscription(  # noqa: PLR0913 - the topic's parts
         start=start_position(log, request.start) if stored is None else None,
         properties=_application_properties(request.properties) | type_properties(kind),
     )  # fmt: skip
-    cursor = yield from ManagedCursor.opening(store, opening, now_ms=now_ms)
+    return PlannedSubscription(opening, kind, gate, options)
+
+
+def compose_subscription(
+    log: MessageLog,
+    planned: PlannedSubscription,
+    cursor: ManagedCursor,
+    *,
+    delays: TopicDelayIndex | None,
+    publish: Callable[[str, Message, int], object] | None,
+) -> Subscription:
+    """Return the subscription of an open cursor."""
+    _, kind, gate, options = planned
     store_type(cursor, kind)
     view = None if delays is None or kind.is_single_active else delays.open_view(cursor.is_acked)
     dead_letters, publishing = options.dead_letters, None
     if publish is not None and dead_letters is not None and dead_letters.topic is not None:
         publish_there = partial(publish, dead_letters.topic)
+        name = planned.opening.subscription
         publishing = partial(_publish_dead_letter, publish_there, topic=log.topic, subscription=name)
     return Subscription(
         log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publishing

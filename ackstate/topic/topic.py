@@ -6,22 +6,30 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, Unpack, final
 
 from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.persist.open_cursors import open_cursors
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
 from ackstate.delay.index import TopicDelayIndex
 from ackstate.dispatch.start import Start, StartTime
 from ackstate.errors import AckStateError, TopicClosedError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.integers import integer
-from ackstate.stores.steps import run, run_all
+from ackstate.stores.group_commit import call_each
 from ackstate.topic.message_log import MessageLog
 from ackstate.topic.publisher import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
 from ackstate.topic.settings import TopicSettings, delay_policies, delay_tick_ms
-from ackstate.topic.subscribing import RequestedFields, SubscriptionRequest, open_subscription
+from ackstate.topic.subscribing import (
+    PlannedSubscription,
+    RequestedFields,
+    SubscriptionRequest,
+    compose_subscription,
+    plan_subscription,
+)
 from ackstate.topic.subscription_type import check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
     from ackstate.message import Message
     from ackstate.position import Position
     from ackstate.stores.base import Store
-    from ackstate.stores.steps import Steps
     from ackstate.topic.message_log import Publication
     from ackstate.topic.retention import BacklogReport
 
@@ -121,14 +128,9 @@ class Topic:
         settings = TopicSettings() if settings is None else settings
         if not isinstance(settings, TopicSettings):
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
-        return run(store, cls.opening(store, name, settings=settings, now_ms=now_ms))
-
-    @classmethod
-    def opening(cls, store: Store, name: str, *, settings: TopicSettings, now_ms: int) -> Steps[Topic]:
-        """Open or create a topic as `open`, in steps that can be taken together with those of other topics."""
         now_ms = integer("now_ms", now_ms)
         tick_ms = delay_tick_ms(settings, name)
-        log = yield from MessageLog.opening(store, topic=name, now_ms=now_ms, **settings.log_limits)
+        log = MessageLog.open(store, topic=name, now_ms=now_ms, **settings.log_limits)
         return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
 
     @property
@@ -158,17 +160,17 @@ class Topic:
         self._before_publish(now_ms=now_ms)
         return self.publisher.publish(messages, now_ms=now_ms)
 
-    def preparing(self, messages: Sequence[Message], *, now_ms: int | None) -> Steps[Publication]:
-        """Return messages for `publish_all`, in steps that can be taken together with those of other topics.
+    def prepare(self, messages: Sequence[Message], *, now_ms: int | None) -> Publication:
+        """Return messages for `publish_all`.
 
         Raises:
             As `publish`; nothing is stored.
         """
         self._before_publish(now_ms=now_ms)
-        return (yield from self.publisher.preparing(messages, now_ms=now_ms))
+        return self.publisher.prepare(messages, now_ms=now_ms)
 
     def prepares_at_once(self, count: int, *, now_ms: int) -> bool:
-        """Return whether `preparing` a number of messages waits for no disk."""
+        """Return whether `prepare` of a number of messages waits for no disk."""
         settings = self.settings
         reads = settings.policies is not None or settings.retention.refuses_publish
         return not reads and not self._ledger_age.is_over(now_ms=now_ms) and self.log.has_room_for(count)
@@ -215,12 +217,20 @@ class Topic:
             TypeError, ValueError: An argument is of another type or out of range.
             As `ManagedCursor.open` and `start_position`.
         """
-        return run(self.store, self.subscribing(SubscriptionRequest(name, **wanted), now_ms=now_ms))
+        (outcome,) = subscribe_all([(self, SubscriptionRequest(name, **wanted))], now_ms=now_ms)
+        if isinstance(outcome, AckStateError):
+            raise outcome
+        return outcome
 
     def subscribe_all(
-        self, requests: Iterable[SubscriptionRequest], *, now_ms: int
+        self, requests: Iterable[SubscriptionRequest], *, now_ms: int, executor: Executor | None = None
     ) -> dict[str, Subscription | AckStateError]:
-        """Open or create many subscriptions, as `subscribe` each; in a store that writes together they share syncs.
+        """Open or create many subscriptions, as `subscribe` each, in threads: a store on a disk lets them share syncs.
+
+        Args:
+            requests: The subscriptions.
+            now_ms: The present.
+            executor: As for `persist_all`.
 
         Returns:
             For each, by its name, the subscription, or the error that its own `subscribe` would have raised.
@@ -231,30 +241,36 @@ class Topic:
                 subscription was written.
         """
         requests = list(requests)
-        outcomes = subscribe_all([(self, request) for request in requests], now_ms=self._at(now_ms))
+        wanted = [(self, request) for request in requests]
+        outcomes = subscribe_all(wanted, now_ms=self._at(now_ms), executor=executor)
         return {request.name: outcome for request, outcome in zip(requests, outcomes, strict=True)}
 
-    def subscribing(self, request: SubscriptionRequest, *, now_ms: int) -> Steps[Subscription]:
-        """Open or create a subscription as `subscribe`, in steps that can be taken together with those of others."""
-        now_ms, name = self._at(now_ms), request.name
+    def _find_open(self, request: SubscriptionRequest, *, now_ms: int) -> Subscription | None:
+        """Return a requested subscription that is open already."""
+        self._at(now_ms)
+        name = request.name
         opened = self._subscriptions.get(name)
         if opened is not None and opened.cursor.view.is_closed:  # It was closed by itself.
             self._drop(name)
             opened = None
-        if opened is not None:
+        if opened is None:
+            self._mark_deletes = None
+        else:
             check_type(request.kind, opened.kind, subscription=name)
-            return opened
-        self._mark_deletes = None
-        subscription = yield from open_subscription(
-            self.log,
-            request,
-            settings=self.settings,
-            delays=self.delays,
-            publish=self._publish_elsewhere,
-            now_ms=now_ms,
+        return opened
+
+    def _plan(self, request: SubscriptionRequest) -> PlannedSubscription:
+        publishes = self._publish_elsewhere is not None
+        return plan_subscription(self.log, request, settings=self.settings, publishes=publishes)
+
+    def _subscribed(self, planned: PlannedSubscription, cursor: ManagedCursor) -> Subscription:
+        """Compose a subscription of its open cursor, and add it to the topic's."""
+        name = planned.opening.subscription
+        subscription = compose_subscription(
+            self.log, planned, cursor, delays=self.delays, publish=self._publish_elsewhere
         )
         self._subscriptions[name] = subscription
-        self._cursors.append(((self.name, name), subscription.cursor))
+        self._cursors.append(((self.name, name), cursor))
         return subscription
 
     def stored_subscriptions(self) -> list[StoredSubscription]:
@@ -416,14 +432,14 @@ class Topic:
         return self._latest_ms
 
 
-def close_topics(topics: Sequence[Topic], *, now_ms: int) -> None:
-    """Close topics of one store; the last records of all their subscriptions share a sync.
+def close_topics(topics: Sequence[Topic], *, now_ms: int, executor: Executor | None = None) -> None:
+    """Close topics of one store; the last records of all their subscriptions share syncs.
 
     Raises:
         As `Topic.close`, the first error; all the others were closed nevertheless.
     """
     now_ms = integer("now_ms", now_ms)
-    errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms)
+    errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms, executor=executor)
     for topic in topics:
         topic._forget(now_ms=now_ms)
     for error in errors:
@@ -432,13 +448,41 @@ def close_topics(topics: Sequence[Topic], *, now_ms: int) -> None:
 
 
 def subscribe_all(
-    requests: Sequence[tuple[Topic, SubscriptionRequest]], *, now_ms: int
+    requests: Sequence[tuple[Topic, SubscriptionRequest]], *, now_ms: int, executor: Executor | None = None
 ) -> list[Subscription | AckStateError]:
     """Open or create subscriptions of topics of one store, as `Topic.subscribe_all`; returns an outcome for each."""
     names = [(topic.name, request.name) for topic, request in requests]
     if len(set(names)) < len(names):
         raise ValueError("subscriptions that are opened together must have different names")
-    if not requests:
-        return []
-    store = requests[0][0].store
-    return run_all(store, [topic.subscribing(request, now_ms=now_ms) for topic, request in requests])
+    outcomes: dict[int, Subscription | AckStateError] = {}
+    for number, (topic, request) in enumerate(requests):
+        try:
+            opened = topic._find_open(request, now_ms=now_ms)
+        except AckStateError as error:
+            outcomes[number] = error
+        else:
+            if opened is not None:
+                outcomes[number] = opened
+    new = [number for number in range(len(requests)) if number not in outcomes]
+    # All are planned before the first write, so that an invalid argument changes nothing.
+    plans: dict[int, PlannedSubscription] = {}
+    for number, plan in zip(
+        new, call_each(lambda number: requests[number][0]._plan(requests[number][1]), new, executor), strict=True
+    ):
+        if isinstance(plan, AckStateError):
+            outcomes[number] = plan
+        else:
+            plans[number] = plan
+    if not plans:
+        return [outcomes[number] for number in range(len(requests))]
+    store, openings = requests[0][0].store, [plan.opening for plan in plans.values()]
+    cursors = open_cursors(store, openings, now_ms=now_ms, executor=executor)
+    # Composed in this thread: several may be of one topic.
+    for (number, plan), cursor in zip(plans.items(), cursors, strict=True):
+        try:
+            if isinstance(cursor, AckStateError):
+                raise cursor
+            outcomes[number] = requests[number][0]._subscribed(plan, cursor)
+        except AckStateError as error:
+            outcomes[number] = error
+    return [outcomes[number] for number in range(len(requests))]

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Self, final
 from ackstate.cursor.persist.persist_all import tick_all
 from ackstate.errors import AckStateError
 from ackstate.integers import integer
-from ackstate.stores.steps import run_all
+from ackstate.stores.group_commit import call_each
 from ackstate.topic.deletion import delete_topic, stored_topics
 from ackstate.topic.policy_store import Policies
 from ackstate.topic.publish_all import publish_all
 from ackstate.topic.settings import TopicSettings, policy_owner
 from ackstate.topic.topic import Topic, close_topics, subscribe_all
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from ackstate.cursor.results import PersistResult
     from ackstate.dispatch.subscription import Subscription
@@ -33,10 +35,14 @@ class Topics:
     Args:
         store: Where they are stored; stays open.
         settings: The settings of every topic; None for the defaults.
+        executor: Opens many topics or subscriptions, and begins ledgers of many; None for a pool of 64 threads that
+            lives for one call. No thread of it may be the caller's.
     """
 
-    def __init__(self, store: Store, *, settings: TopicSettings | None = None) -> None:
-        self.store = store
+    def __init__(
+        self, store: Store, *, settings: TopicSettings | None = None, executor: Executor | None = None
+    ) -> None:
+        self.store, self.executor = store, executor
         self.settings = TopicSettings() if settings is None else settings
         if not isinstance(self.settings, TopicSettings):
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
@@ -57,7 +63,7 @@ class Topics:
         return topic
 
     def open_all(self, names: Iterable[str], *, now_ms: int) -> dict[str, Topic | AckStateError]:
-        """Open or create many topics, as `open` each; in a store that writes together they share syncs.
+        """Open or create many topics, as `open` each, in threads: a store on a disk lets them share syncs.
 
         Returns:
             For each, by its name, the topic, or the error that its own `open` would have raised.
@@ -68,9 +74,13 @@ class Topics:
         now_ms = self._at(now_ms)
         outcomes: dict[str, Topic | AckStateError] = dict(self._topics)
         wanted = list(dict.fromkeys(names))
+        for name in wanted:
+            check_name("topic", name)
         closed = [name for name in wanted if name not in self]
-        steps = [Topic.opening(self.store, name, settings=self.settings, now_ms=now_ms) for name in closed]
-        outcomes |= zip(closed, run_all(self.store, steps), strict=True)
+        opened = call_each(
+            lambda name: Topic.open(self.store, name, settings=self.settings, now_ms=now_ms), closed, self.executor
+        )
+        outcomes |= zip(closed, opened, strict=True)
         for name in closed:
             topic = outcomes[name]
             if isinstance(topic, Topic):
@@ -80,7 +90,7 @@ class Topics:
     def subscribe_all(
         self, requests: Mapping[str, Iterable[SubscriptionRequest]], *, now_ms: int
     ) -> dict[tuple[str, str], Subscription | AckStateError]:
-        """Open or create subscriptions of many open topics, as `Topic.subscribe_all`; those of all topics share syncs.
+        """Open or create subscriptions of many open topics, as `Topic.subscribe_all`.
 
         Args:
             requests: By the name of the topic.
@@ -95,7 +105,7 @@ class Topics:
         """
         now_ms = self._at(now_ms)
         wanted = [(self[name], request) for name, of_topic in requests.items() for request in of_topic]
-        outcomes = subscribe_all(wanted, now_ms=now_ms)
+        outcomes = subscribe_all(wanted, now_ms=now_ms, executor=self.executor)
         names = [(topic.name, request.name) for topic, request in wanted]
         return dict(zip(names, outcomes, strict=True))
 
@@ -164,7 +174,8 @@ class Topics:
             KeyError: A topic is not open; nothing was stored.
             TypeError, ValueError: As `MessageLog.publish`; nothing was stored.
         """
-        outcomes = publish_all([(self[name], batch) for name, batch in messages.items()], now_ms=self._at(now_ms))
+        batches = [(self[name], batch) for name, batch in messages.items()]
+        outcomes = publish_all(batches, now_ms=self._at(now_ms), executor=self.executor)
         return dict(zip(messages, outcomes, strict=True))
 
     def tick(self, *, now_ms: int) -> dict[tuple[str, str], PersistResult | AckStateError]:
@@ -174,7 +185,8 @@ class Topics:
             The outcome of each, by the names of its topic and of the subscription.
         """
         now_ms = self._at(now_ms)
-        return tick_all(chain.from_iterable(topic.cursors for topic in list(self._topics.values())), now_ms=now_ms)
+        cursors = chain.from_iterable(topic.cursors for topic in list(self._topics.values()))
+        return tick_all(cursors, now_ms=now_ms, executor=self.executor)
 
     def trim(self, *, now_ms: int) -> int:
         """Delete ledgers of all topics that need them no longer, as `Topic.trim`, and return how many.
@@ -210,7 +222,7 @@ class Topics:
         Raises:
             As `Topic.close`, the first error; all that could be closed are closed.
         """
-        close_topics(list(self._topics.values()), now_ms=now_ms)
+        close_topics(list(self._topics.values()), now_ms=now_ms, executor=self.executor)
         self._topics.clear()
 
     def __enter__(self) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from ackstate.stores.base import StoreError
-from ackstate.stores.writes import write_all, write_each
 
 
 class FlakyStore:
@@ -25,10 +24,6 @@ class FlakyStore:
         finally:
             self.ledgers.is_broken = False
 
-    def write_all(self, writes):
-        """Execute writes together, or one by one while appends are refused."""
-        return write_each(self, writes) if self.ledgers.is_broken else write_all(self._store, writes)
-
     def close(self):
         """Close the store."""
         self._store.close()
@@ -39,17 +34,7 @@ class _FlakyLedgers:
         self._ledgers = ledgers
         self.is_broken = False
 
-    def append(self, ledger_id, entry):
-        self._check()
-        return self._ledgers.append(ledger_id, entry)
-
-    def append_all(self, entries):
-        self._check()
-        return self._ledgers.append_all(entries)
-
-    def _check(self):
-        if self.is_broken:
-            raise StoreError("the ledgers are out of order")
-
     def __getattr__(self, name):
+        if self.is_broken and name in {"append", "append_many"}:
+            raise StoreError("the ledgers are out of order")
         return getattr(self._ledgers, name)

@@ -51,7 +51,7 @@ def test_the_golden_store_in_sqlite_is_read_and_continued(tmp_path):
             if entries:
                 assert store.ledgers.read(3, 0, 1) == entries
             else:
-                assert store.ledgers.append(store.ledgers.create("billing"), b"more") == 0
+                assert store.ledgers.append(store.ledgers.create("billing"), [b"more"]) == 0
 
 
 def test_the_golden_recording_is_what_is_written_and_read(tmp_path):

@@ -22,7 +22,7 @@ from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.stores.base import LedgerStore, StoreError, fenced, no_ledger
 from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
     from ackstate.delivery_ruler import DeliveryRuler
-    from ackstate.stores.base import LedgerStore, MetadataStore, Store
+    from ackstate.errors import AckStateError
+    from ackstate.stores.base import MetadataStore, Store
 
 
 @dataclass(slots=True)
@@ -53,12 +54,11 @@ class LatestEntryStore:
 
     def __init__(self) -> None:
         self._others = MemoryStore()
-        self._ledgers: dict[int, _Last] = {}
-        self._next_id = 1
+        self._ledgers = _LatestEntries()
 
     @property
     def ledgers(self) -> LedgerStore:
-        return self
+        return self._ledgers
 
     @property
     def metadata(self) -> MetadataStore:
@@ -67,60 +67,56 @@ class LatestEntryStore:
     def close(self) -> None:
         self._others.close()
 
-    def create(self, owner: str) -> int:
+
+class _LatestEntries(LedgerStore):
+    def __init__(self) -> None:
+        self._ledgers: dict[int, _Last] = {}
+        self._next_id = 1
+
+    def _create(self, owner: str) -> int:
         ledger_id = self._next_id
         self._next_id += 1
         self._ledgers[ledger_id] = _Last(owner)
         return ledger_id
 
-    def append(self, ledger_id: int, entry: bytes) -> int:
-        return self.append_all([(ledger_id, entry)])[0]
+    def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
+        outcomes: list[int | AckStateError] = []
+        for ledger_id, entries in appends:
+            ledger = self._ledgers.get(ledger_id)
+            if ledger is None or ledger.is_fenced:
+                outcomes.append(no_ledger(ledger_id) if ledger is None else fenced(ledger_id))
+                continue
+            if entries:
+                ledger.record = entries[-1]
+                ledger.count += len(entries)
+            outcomes.append(ledger.count - 1)
+        return outcomes
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        targets = [(self._ledger(ledger_id), entry) for ledger_id, entry in entries]
-        for ledger, _ in targets:
-            if ledger.is_fenced:
-                raise LedgerFencedError(f"a ledger of {ledger.owner} was fenced")
-        found = []
-        for ledger, entry in targets:
-            ledger.record = entry
-            ledger.count += 1
-            found.append(ledger.count - 1)
-        return found
-
-    def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """Return the last record, or an empty list for an empty range.
-
-        Raises:
-            LedgerNotFoundError: Another record is requested.
-        """
+    def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
+        """Return the last record; none in place of any other."""
         ledger = self._ledger(ledger_id)
-        if first == end:
-            return []
-        if (first, end) != (ledger.count - 1, ledger.count):
-            raise LedgerNotFoundError(f"ledger {ledger_id} has entry {ledger.count - 1} alone, not {first} to {end}")
-        return [ledger.record]
+        return [ledger.record] if (first, end) == (ledger.count - 1, ledger.count) else []
 
-    def last(self, ledger_id: int) -> int:
+    def _last(self, ledger_id: int) -> int:
         return self._ledger(ledger_id).count - 1
 
-    def delete(self, ledger_id: int) -> None:
+    def _delete(self, ledger_id: int) -> None:
         self._ledgers.pop(ledger_id, None)
 
-    def fence(self, ledger_id: int) -> int:
+    def _fence(self, ledger_id: int) -> int:
         ledger = self._ledger(ledger_id)
         ledger.is_fenced = True
         return ledger.count - 1
 
-    def owned_by(self, owner: str) -> list[int]:
-        return sorted(ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.owner == owner)
+    def _owned_by(self, owner: str) -> list[int]:
+        return [ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.owner == owner]
 
-    def owners(self) -> list[str]:
-        return sorted({ledger.owner for ledger in self._ledgers.values()})
+    def _owners(self) -> list[str]:
+        return [ledger.owner for ledger in self._ledgers.values()]
 
     def _ledger(self, ledger_id: int) -> _Last:
         if ledger_id not in self._ledgers:
-            raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
+            raise no_ledger(ledger_id)
         return self._ledgers[ledger_id]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.stores.steps import run
 from ackstate.wire.native_pointer import check_cursor_properties
 
 if TYPE_CHECKING:
@@ -87,4 +86,4 @@ class CursorProperties:
                 self._write({**before, name: text})
 
     def _write(self, properties: Mapping[str, str]) -> None:
-        run(self._journal.store, self._journal.write_cursor_properties(properties))
+        self._journal.write_cursor_properties(properties)

@@ -6,7 +6,7 @@ leaves over are found by their owner's name and deleted at the next open. A new 
 written, has no ledger: then the whole state is in the record.
 
 Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
-earlier owner can neither swing nor append. The methods that write return `ackstate.stores.steps.Steps`.
+earlier owner can neither swing nor append.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ackstate.stores.base import (
     StoreError,
     VersionMismatchError,
 )
-from ackstate.stores.writes import AppendEntry, CreateLedger, DeleteLedger, FenceLedger, PutValue
 from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.journal.recovery import StoredCursor
     from ackstate.ledger_map import LedgerMap
     from ackstate.stores.base import Store
-    from ackstate.stores.steps import Steps
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10
@@ -102,7 +100,7 @@ class Journal:
         metadata_bytes_max: int,
         ledgers: LedgerMap,
         repair: Repair,
-    ) -> Steps[tuple[Journal, StoredCursor | None]]:
+    ) -> tuple[Journal, StoredCursor | None]:
         """Take the cursor over and read its durable state; None if there never was such a cursor.
 
         After a repair, or in another format, it is to be written again. Until then the record keeps its format and its
@@ -130,7 +128,7 @@ class Journal:
             # Pulsar's format moves such a mark-delete position to the end of the log.
             if form.has_deltas or not ledgers.is_beyond_end(found.recovered.content.mark_delete):
                 check_within_log(found.recovered.content, ledgers)
-            if (yield from journal._take_over(found)):
+            if journal._take_over(found):
                 found = journal._appended_since(found, recovery)
                 journal.snapshot_bytes = found.recovered.byte_count
                 return journal, found
@@ -178,7 +176,7 @@ class Journal:
         self.delta_bytes += len(encoded)
         return len(encoded)
 
-    def begin_ledger(self, content: CursorState) -> Steps[int]:
+    def begin_ledger(self, content: CursorState) -> int:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
 
         Raises:
@@ -189,9 +187,9 @@ class Journal:
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         encoded = self._encode(content)
         is_created = self._version == ABSENT
-        ledger_id = yield from self._new_ledger(encoded)
+        ledger_id = self._new_ledger(encoded)
         record = self._record(ledger_id, content.mark_delete)
-        yield from self._swing(record, self.form, self.form.encode_record(record))
+        self._swing(record, self.form, self.form.encode_record(record))
         if is_created:
             self._check_not_deleted_meanwhile(ledger_id)
         self._open_ledger = ledger_id
@@ -203,7 +201,7 @@ class Journal:
         """Return the record that would hold the whole state."""
         return self.form.encode_record(self._record(None, content.mark_delete, content))
 
-    def write_record(self, content: CursorState) -> Steps[int]:
+    def write_record(self, content: CursorState) -> int:
         """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
 
         Raises:
@@ -216,11 +214,11 @@ class Journal:
         encoded = self.form.encode_record(record)
         if self._has_record and self._is_too_large(len(encoded)):
             raise self._too_large(len(encoded), "the state")
-        written = yield from self._swing(record, self.form, encoded)
+        written = self._swing(record, self.form, encoded)
         self.snapshot_bytes, self.delta_bytes = written, 0
         return written
 
-    def write_cursor_properties(self, properties: Mapping[str, str]) -> Steps[int]:
+    def write_cursor_properties(self, properties: Mapping[str, str]) -> int:
         """Replace the cursor properties, nothing else, and return the bytes written.
 
         A state in the record that leaves them no room moves to a ledger.
@@ -244,11 +242,11 @@ class Journal:
         record = replace(record, cursor_properties=dict(properties))
         encoded = form.encode_record(record)
         if self._pointed_at is None and self._is_too_large(len(encoded)):
-            record, form = (yield from self._moved(record)), self.form
+            record, form = self._moved(record), self.form
             encoded = form.encode_record(record)
         before, self.cursor_properties = self.cursor_properties, record.cursor_properties
         try:
-            return (yield from self._swing(record, form, encoded))
+            return self._swing(record, form, encoded)
         except BaseException:
             self.cursor_properties = before
             raise
@@ -287,7 +285,7 @@ class Journal:
             ledger_id, self._epoch, self._term, mark_delete, content, self.cursor_properties, self._unknown
         )
 
-    def _take_over(self, found: StoredCursor) -> Steps[bool]:
+    def _take_over(self, found: StoredCursor) -> bool:
         """Keep every earlier owner out; False if the record has changed since it was found."""
         record = found.record
         self._epoch, self._term = record.epoch, record.term + 1
@@ -298,20 +296,20 @@ class Journal:
         encoded = found.form.encode_record(taken)
         if self._pointed_at is None and self._is_too_large(len(encoded)):
             try:
-                taken, self._record_form = (yield from self._moved(taken)), self.form
+                taken, self._record_form = self._moved(taken), self.form
             except CursorFencedError:
                 return False
             encoded = self.form.encode_record(taken)
         ledger_id = taken.cursor_ledger_id
         try:
-            self._version = yield PutValue(self.path, encoded, found.version)
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
         except VersionMismatchError:
             if ledger_id is not None and ledger_id != self._pointed_at:
-                yield from self._delete_unnamed(ledger_id)
+                self._delete_unnamed(ledger_id)
             return False
         if self._pointed_at is not None:
             try:
-                yield FenceLedger(self._pointed_at)
+                self.store.ledgers.fence(self._pointed_at)
             except LedgerNotFoundError:
                 # It was missing before, and a repair does without it; or else the last owner has just left it.
                 if not found.is_repaired:
@@ -322,27 +320,27 @@ class Journal:
                 if not found.is_repaired:
                     raise
         self._pointed_at, self._has_record = ledger_id, True
-        yield from self._delete(self._leftovers - {self._pointed_at})
+        self._delete(self._leftovers - {self._pointed_at})
         return True
 
-    def _moved(self, record: CursorRecord) -> Steps[CursorRecord]:
+    def _moved(self, record: CursorRecord) -> CursorRecord:
         """Write the state that a record holds to a new ledger, in our format, and return the record that names this.
 
         The ledger is not continued: it may hold less than the memory takes for durable, after a reset that failed.
         """
         assert record.content is not None
         encoded = self.form.encode_entry(record.content, epoch=record.epoch, sequence=0, chain=0)
-        ledger_id = yield from self._new_ledger(encoded)
+        ledger_id = self._new_ledger(encoded)
         return CursorRecord(
             ledger_id, record.epoch, record.term, record.mark_delete, None, record.cursor_properties, record.unknown
         )
 
-    def _new_ledger(self, encoded: bytes) -> Steps[int]:
+    def _new_ledger(self, encoded: bytes) -> int:
         """Write the first entry of a new ledger, and return the ledger."""
         try:
-            ledger_id = yield CreateLedger(self._owner)
+            ledger_id = self.store.ledgers.create(self._owner)
             self._made.add(ledger_id)
-            yield AppendEntry(ledger_id, encoded)
+            self.store.ledgers.append(ledger_id, [encoded])
         except (LedgerFencedError, LedgerNotFoundError) as error:
             raise self.fenced() from error
         except CorruptStateError as error:
@@ -376,34 +374,34 @@ class Journal:
             return found
         return recovery.read_journal(found)
 
-    def _swing(self, record: CursorRecord, form: JournalFormat, encoded: bytes) -> Steps[int]:
+    def _swing(self, record: CursorRecord, form: JournalFormat, encoded: bytes) -> int:
         """Put a record, encoded in its form, delete the ledgers that it does not name, and return its size."""
         ledger_id = record.cursor_ledger_id
         try:
-            yield from self._put(encoded)
+            self._put(encoded)
         except CorruptStateError as error:
             raise StoreError(f"{self.path}: the record cannot be written: {error}") from error
         except CursorFencedError:
             if ledger_id is not None and ledger_id != self._pointed_at:
-                yield from self._delete_unnamed(ledger_id)
+                self._delete_unnamed(ledger_id)
             raise
         if self._pointed_at is not None:
             self._made.add(self._pointed_at)
         self._pointed_at, self._mark_delete, self._properties = ledger_id, record.mark_delete, record.properties
         self._record_form, self._has_record = form, True
-        yield from self._delete((self._made | self._leftovers) - {self._pointed_at})
+        self._delete((self._made | self._leftovers) - {self._pointed_at})
         return len(encoded)
 
-    def _put(self, encoded: bytes) -> Steps[None]:
+    def _put(self, encoded: bytes) -> None:
         try:
-            self._version = yield PutValue(self.path, encoded, self._version)
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=self._version)
         except VersionMismatchError as error:
             # An earlier swing of ours may have happened although the store reported a failure. Then the version is
             # ours to adopt; a record of anything else means another owner.
             found = self.store.metadata.get(self.path)
             if found is None or not self._is_ours(found.data):
                 raise self.fenced() from error
-            self._version = yield PutValue(self.path, encoded, found.version)
+            self._version = self.store.metadata.put(self.path, encoded, expected_version=found.version)
 
     def _is_ours(self, encoded: bytes) -> bool:
         record = decode_record(encoded).record
@@ -443,7 +441,7 @@ class Journal:
                 self.store.metadata.delete(self.path, expected_version=self._version)
             raise self.fenced() from error
 
-    def _delete_unnamed(self, ledger_id: int) -> Steps[None]:
+    def _delete_unnamed(self, ledger_id: int) -> None:
         """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted.
 
         If the subscription was deleted, no later open might look for it, and one that does might take it for a journal
@@ -452,16 +450,16 @@ class Journal:
         with suppress(StoreError, CorruptStateError, UnsupportedVersionError):
             found = self.store.metadata.get(self.path)
             if found is None or decode_record(found.data).record.cursor_ledger_id != ledger_id:
-                yield DeleteLedger(ledger_id)
+                self.store.ledgers.delete(ledger_id)
 
-    def _delete(self, ledger_ids: set[int]) -> Steps[None]:
+    def _delete(self, ledger_ids: set[int]) -> None:
         """Delete ledgers that no record names.
 
         They are garbage, not state: where the storage refuses, the next swing or the next open tries again.
         """
         for ledger_id in sorted(ledger_ids):
             try:
-                yield DeleteLedger(ledger_id)
+                self.store.ledgers.delete(ledger_id)
             except (StoreError, CorruptStateError):
                 continue  # One that can never be deleted must not keep the others.
             self._made.discard(ledger_id)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.persist.round import Round
     from ackstate.cursor.results import RecoveryReport
     from ackstate.stores.base import Store
-    from ackstate.stores.steps import Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class CursorOpening:
             check_position(self.start)
         check_cursor_properties(self.properties)
 
-    def journal(self, store: Store) -> Steps[tuple[Journal, StoredCursor | None]]:
+    def journal(self, store: Store) -> tuple[Journal, StoredCursor | None]:
         """Take the journal over, as `Journal.open`."""
         return Journal.open(
             store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
@@ -70,11 +69,11 @@ class CursorOpening:
 
 def recover_or_create(
     persister: Persister, found: StoredCursor | None, opening: CursorOpening, *, now_ms: int
-) -> Steps[RecoveryReport]:
+) -> RecoveryReport:
     """Begin with the stored cursor, and make necessary changes of it durable; create it if there is none."""
     state, form = persister.state, persister.journal.form
     if found is None:
-        yield from _create(persister, opening, now_ms=now_ms)
+        _create(persister, opening, now_ms=now_ms)
         return report_of(None, form.name, state.mark_delete)
     report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
     if not form.has_deltas:
@@ -84,11 +83,11 @@ def recover_or_create(
     if is_changed or found.form.name is not form.name:
         state.require_persist()  # A cursor in another format is converted by its next persist.
     if is_changed:
-        yield from _write(persister, lambda: persister.begin(now_ms=now_ms))
+        _write(persister, lambda: persister.begin(now_ms=now_ms))
     return report
 
 
-def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> Steps[None]:
+def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> None:
     """Make a new cursor durable.
 
     One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left over by
@@ -100,13 +99,13 @@ def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> Ste
     if start is not None:
         first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
         state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
-    yield from _write(persister, lambda: persister.begin_creation(in_metadata=start is not None, now_ms=now_ms))
+    _write(persister, lambda: persister.begin_creation(in_metadata=start is not None, now_ms=now_ms))
 
 
-def _write(persister: Persister, begin: Callable[[], Round | None]) -> Steps[None]:
+def _write(persister: Persister, begin: Callable[[], Round | None]) -> None:
     """Write a round of a cursor that no one else has yet."""
     with persister.writing:
         begun = begin()
         if begun is not None:
             assert not begun.appends, "a cursor that is being opened has no ledger yet"
-            yield from begun.write()
+            begun.write()

@@ -1,43 +1,45 @@
 """Writes the rounds of many cursors of one store: they share syncs.
 
 All that append to their ledgers do so with one sync. Those that write a whole state, which takes several writes, do so
-in lockstep (`ackstate.stores.steps`).
+in threads, so that the store groups their writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from copy import copy
-from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from ackstate.cursor.results import PersistResult
-from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
+from ackstate.errors import AckStateError, CursorClosedError
 from ackstate.integers import check_count
-from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.stores.steps import GROUP_MAX, run_all
+from ackstate.stores.group_commit import call_each
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.round import Round
-    from ackstate.stores.steps import Steps
 
 Name = TypeVar("Name", bound=Hashable)
 Outcome = PersistResult | AckStateError
 
 
-def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[PersistResult | AckStateError]:
+def persist_all(
+    cursors: Iterable[ManagedCursor], *, now_ms: int, executor: Executor | None = None
+) -> list[PersistResult | AckStateError]:
     """Persist many cursors of one store: all that append to their journals do so with one sync.
 
-    Those that begin a journal share the syncs of its steps: four for each 256 of them, in a store that writes together.
+    Those that begin a journal do so in threads; a store on a disk shares a sync among the threads that wait for one.
 
     Args:
         cursors: They share a store; each comes once.
         now_ms: The present.
+        executor: Begins journals; None for a pool of 64 threads that lives for this call. No thread of it may be the
+            caller's.
 
     Returns:
         For each, in order, the result, or the error that its own `persist` would have raised: one cursor that fails
@@ -47,14 +49,16 @@ def persist_all(cursors: Iterable[ManagedCursor], *, now_ms: int) -> list[Persis
         ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     """
     persisters = [cursor._persister for cursor in cursors]
-    outcomes = execute(persisters, lambda each: each.begin(now_ms=now_ms))
+    outcomes = execute(persisters, lambda each: each.begin(now_ms=now_ms), executor)
     for persister, outcome in zip(persisters, outcomes, strict=True):
         persister.listeners.persisted(outcome)
     return outcomes
 
 
-def tick_all(cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int) -> dict[Name, Outcome]:
-    """Persist those of many cursors that are due, as `ManagedCursor.tick` each, with one sync.
+def tick_all(
+    cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int, executor: Executor | None = None
+) -> dict[Name, Outcome]:
+    """Persist those of many cursors that are due, as `ManagedCursor.tick` each; otherwise as `persist_all`.
 
     Returns:
         For each that was due, by its name, the result or the error of its own.
@@ -66,11 +70,13 @@ def tick_all(cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int) -> d
     """
     busy = [each for each in cursors if not each[1]._persister.is_idle]
     due = {name: cursor for name, cursor in busy if cursor._persister.tick(now_ms=now_ms)}
-    return dict(zip(due, persist_all(due.values(), now_ms=now_ms), strict=True))
+    return dict(zip(due, persist_all(due.values(), now_ms=now_ms, executor=executor), strict=True))
 
 
-def close_all(cursors: Sequence[ManagedCursor], *, now_ms: int) -> list[AckStateError | None]:
-    """Close many cursors of one store, as `ManagedCursor.close` each; their last records share a sync.
+def close_all(
+    cursors: Sequence[ManagedCursor], *, now_ms: int, executor: Executor | None = None
+) -> list[AckStateError | None]:
+    """Close many cursors of one store, as `ManagedCursor.close` each; their last records share syncs.
 
     Returns:
         For each, in order, None, or the error of the last persist: that cursor stays open.
@@ -78,7 +84,7 @@ def close_all(cursors: Sequence[ManagedCursor], *, now_ms: int) -> list[AckState
     errors: dict[Persister, AckStateError] = {}
     persisters = [cursor._persister for cursor in cursors]
     while remaining := [each for each in persisters if not each.closed and each not in errors]:
-        outcomes = execute(remaining, lambda each: each.begin_closing(now_ms=now_ms))
+        outcomes = execute(remaining, lambda each: each.begin_closing(now_ms=now_ms), executor)
         errors |= {
             persister: outcome
             for persister, outcome in zip(remaining, outcomes, strict=True)
@@ -130,7 +136,9 @@ def result_of(outcome: Outcome) -> PersistResult:
     return outcome
 
 
-def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:
+def execute(
+    persisters: Sequence[Persister], begin: Callable[[Persister], Round | None], executor: Executor | None = None
+) -> list[Outcome]:
     """Write a round of each cursor: every write of a cursor but a reset goes through here.
 
     Returns:
@@ -141,7 +149,7 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
     """
     if len(persisters) == 1:
         with persisters[0].writing:
-            return _execute(persisters, begin)
+            return _execute(persisters, begin, executor)
     if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
         raise ValueError("cursors that are persisted together must share a store, and each must come once")
     held: list[threading.Lock] = []
@@ -150,16 +158,17 @@ def execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round 
         for persister in sorted(persisters, key=id):
             persister.writing.acquire()
             held.append(persister.writing)
-        return _execute(persisters, begin)
+        return _execute(persisters, begin, executor)
     finally:
         for writing in held:
             writing.release()
 
 
-def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round | None]) -> list[Outcome]:
+def _execute(
+    persisters: Sequence[Persister], begin: Callable[[Persister], Round | None], executor: Executor | None
+) -> list[Outcome]:
     outcomes: dict[Persister, Outcome] = {}
-    appends: dict[Persister, Round] = {}
-    wholes: dict[Persister, Round] = {}
+    rounds: dict[Persister, Round] = {}
     try:
         for persister in persisters:
             try:
@@ -169,70 +178,38 @@ def _execute(persisters: Sequence[Persister], begin: Callable[[Persister], Round
                 continue
             if new_round is None:
                 outcomes[persister] = persister.nothing_written()
-            elif new_round.appends:
-                appends[persister] = new_round
             else:
-                wholes[persister] = new_round
-        if wholes:
-            outcomes |= _write({persister: each.write() for persister, each in wholes.items()})
-        if appends:
-            outcomes |= _append(appends, begin)
+                rounds[persister] = new_round
+        failed = _append({each: of_each for each, of_each in rounds.items() if of_each.appends}, outcomes)
+        left = [each for each in rounds if each not in outcomes]
+        written = call_each(
+            lambda each: rounds[each].append_failed(failed[each]) if each in failed else rounds[each].write(),
+            left,
+            executor,
+        )
+        outcomes.update(zip(left, written, strict=True))
     finally:
         # The next persist must not take planned but unwritten acks for written ones.
-        for rounds in (wholes, appends):
-            for each in rounds.values():
-                if each.is_open:
-                    each.abandon()
+        for each in rounds.values():
+            if each.is_open:
+                each.abandon()
     return [outcomes[persister] for persister in persisters]
 
 
-def _write(writes: Mapping[Persister, Steps[PersistResult]]) -> dict[Persister, Outcome]:
-    """Execute the writes of rounds in lockstep."""
-    store, steps = next(iter(writes)).journal.store, [*writes.values()]
-    # Group by group, since each begins by encoding a whole state.
-    groups = [steps[first : first + GROUP_MAX] for first in range(0, len(steps), GROUP_MAX)]
-    return dict(zip(writes, chain.from_iterable(run_all(store, group) for group in groups), strict=True))
-
-
-def _append(rounds: Mapping[Persister, Round], begin: Callable[[Persister], Round | None]) -> dict[Persister, Outcome]:
-    """Append with one sync; each by itself if one of the ledgers is damaged or no longer its cursor's."""
+def _append(rounds: dict[Persister, Round], outcomes: dict[Persister, Outcome]) -> dict[Persister, AckStateError]:
+    """Append with one sync, commit what was appended, and return the error of each that was not."""
+    if not rounds:
+        return {}
+    failed: dict[Persister, AckStateError] = {}
     entries = [each.prepare() for each in rounds.values()]
-    persister = next(iter(rounds))
-    is_one = len(rounds) == 1
+    ledgers = next(iter(rounds)).journal.store.ledgers
     try:
-        persister.journal.store.ledgers.append_all(entries)
-    except (LedgerFencedError, LedgerNotFoundError) as error:
-        if is_one:
-            return {persister: _from(persister.journal.fenced(), error)}
-        appends = zip(rounds.items(), entries, strict=True)
-        return _write({persister: each.append(*entry) for (persister, each), entry in appends})
-    except CorruptStateError as error:
-        if is_one:
-            return _fallen_back(rounds, _from(persister.journal.unwritable(error), error))
-        # It is unknown which entries were appended: each begins a ledger of its own.
-        for each in rounds.values():
-            each.abandon()
-        return _write({persister: _round(persister, begin) for persister in rounds})
-    except StoreError as error:
-        return _fallen_back(rounds, error)
-    return {
-        persister: each.commit(persister.journal.appended(*entry))
-        for (persister, each), entry in zip(rounds.items(), entries, strict=True)
-    }
-
-
-def _round(persister: Persister, begin: Callable[[Persister], Round | None]) -> Steps[PersistResult]:
-    new_round = begin(persister)
-    assert new_round is None or not new_round.appends, "a ledger whose end is unknown is not appended to"
-    return persister.nothing_written() if new_round is None else (yield from new_round.write())
-
-
-def _fallen_back(rounds: Mapping[Persister, Round], error: AckStateError) -> dict[Persister, Outcome]:
-    """Write each round to the metadata store; each that fails has an error of its own, with its outcome."""
-    is_one = len(rounds) == 1
-    return _write({persister: each.fall_back(error if is_one else copy(error)) for persister, each in rounds.items()})
-
-
-def _from(error: AckStateError, cause: AckStateError) -> AckStateError:
-    error.__cause__ = cause
-    return error
+        appended = ledgers.append_many([(ledger_id, (entry,)) for ledger_id, entry in entries])
+    except AckStateError as error:
+        appended = [copy(error) for _ in entries] if len(entries) > 1 else [error]
+    for (persister, each), entry, outcome in zip(rounds.items(), entries, appended, strict=True):
+        if isinstance(outcome, AckStateError):
+            failed[persister] = outcome
+        else:
+            outcomes[persister] = each.commit(persister.journal.appended(*entry))
+    return failed

@@ -11,7 +11,6 @@ from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
-from ackstate.stores.steps import run
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
@@ -52,12 +51,12 @@ def _write(persister: Persister, content: CursorState, *, now_ms: int) -> tuple[
     journal.begin_epoch()
     try:
         try:
-            return PersistTarget.SNAPSHOT, run(journal.store, journal.begin_ledger(content))
+            return PersistTarget.SNAPSHOT, journal.begin_ledger(content)
         except StoreError as error:
             persister.planner.ledger_failed(now_ms=now_ms)
             persister.counters.ledger_error_count += 1
             try:
-                return PersistTarget.METADATA, run(journal.store, journal.write_record(content))
+                return PersistTarget.METADATA, journal.write_record(content)
             except StoreError as second:
                 persister.counters.metadata_error_count += 1
                 raise error from second

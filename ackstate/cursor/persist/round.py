@@ -9,14 +9,12 @@ from ackstate.cursor.listener import Change
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.errors import CorruptStateError
 from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.stores.writes import AppendEntry
 
 if TYPE_CHECKING:
     from ackstate.cursor.persist.persister import Persister
     from ackstate.cursor.persist.planner import Plan
     from ackstate.errors import AckStateError
     from ackstate.position import Position
-    from ackstate.stores.steps import Steps
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,27 +61,23 @@ class Round:
         """Return the ledger and the entry to be appended."""
         return self._persister.journal.prepare(self._plan.content)
 
-    def append(self, ledger_id: int, entry: bytes) -> Steps[PersistResult]:
-        """Append what `prepare` returned, and commit it; where the ledger cannot be written, use the metadata store.
+    def append_failed(self, error: AckStateError) -> PersistResult:
+        """Write to the metadata store, because the entry that `prepare` returned could not be appended.
 
         Raises:
             CursorFencedError: Another owner has the cursor.
             StoreError: The write failed; nothing became durable.
         """
         journal = self._persister.journal
-        try:
-            yield AppendEntry(ledger_id, entry)
-        except (LedgerFencedError, LedgerNotFoundError) as error:
+        if isinstance(error, LedgerFencedError | LedgerNotFoundError):
             raise journal.fenced() from error
-        except CorruptStateError as error:
+        if isinstance(error, CorruptStateError):
             unwritable = journal.unwritable(error)
             unwritable.__cause__ = error
-            return (yield from self.fall_back(unwritable))
-        except StoreError as error:
-            return (yield from self.fall_back(error))
-        return self.commit(journal.appended(ledger_id, entry))
+            error = unwritable
+        return self.fall_back(error)
 
-    def write(self) -> Steps[PersistResult]:
+    def write(self) -> PersistResult:
         """Write a whole state and commit it; where a ledger cannot be written, to the metadata store.
 
         Raises:
@@ -94,16 +88,16 @@ class Round:
         is_metadata = plan.target is PersistTarget.METADATA
         write = journal.write_record if is_metadata else journal.begin_ledger
         try:
-            return self.commit((yield from write(plan.content)))
+            return self.commit(write(plan.content))
         except StoreError as error:
             if not is_metadata:
-                return (yield from self.fall_back(error))
+                return self.fall_back(error)
             self._persister.counters.metadata_error_count += 1
             raise
         finally:
             self.abandon()
 
-    def fall_back(self, error: AckStateError) -> Steps[PersistResult]:
+    def fall_back(self, error: AckStateError) -> PersistResult:
         """Write to the metadata store instead, because the ledger could not be written.
 
         Raises:
@@ -120,7 +114,7 @@ class Round:
                 self.is_open = True
                 if persister.listeners.of_changes:
                     self._notify_begun()
-            return (yield from self.write())
+            return self.write()
         except StoreError as second:
             error.add_note(f"nor was it written to the metadata store: {second}")
             raise error from second

@@ -38,8 +38,8 @@ class SnapshotLedgers(Protocol):
         """Create an empty ledger and return its id."""
         ...
 
-    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int]:
-        """Append entries with one sync, all or nothing."""
+    def append(self, ledger_id: int, entries: Sequence[bytes]) -> int:
+        """Append entries with one sync, all or nothing, and return the id of the last one."""
         ...
 
     def read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
@@ -134,7 +134,7 @@ class BucketSnapshots:
         bucket_id = self._storage.ledgers.create(self._storage.owner)
         try:
             for batch in _batches(entries):
-                self._storage.ledgers.append_all([(bucket_id, entry) for entry in batch])
+                self._storage.ledgers.append(bucket_id, batch)
         except AckStateError:
             self._retired[bucket_id] = None
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ackstate.errors import AckStateError
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from crash.model.settings import Encoded
@@ -11,8 +12,7 @@ class WatchedStore:
     """Calls a schedule before and after each write, and records attempted writes.
 
     Cursors that are persisted together share a store, but faults are scripted for each cursor. So this is one store for
-    all of them, and every call goes to the session of the cursor that owns the ledger or record. It has no `write_all`,
-    so each write of a group is a call here, and is watched.
+    all of them, and every call goes to the session of the cursor that owns the ledger or record.
 
     Attributes:
         ledgers: As in any store.
@@ -86,21 +86,29 @@ class _WatchedLedgers:
         side, session = self._store.of_path(owner)
         return int(self._store.write([side], lambda: session.ledgers.create(owner)))
 
-    def append(self, ledger_id, entry):
+    def append(self, ledger_id, entries):
         side, session = self._store.of_ledger(ledger_id)
-        self._store.attempt(side, Encoded.ENTRY, entry)
-        return self._store.write([side], lambda: session.ledgers.append(ledger_id, entry))
-
-    def append_all(self, entries):
-        """See `LedgerStore.append_all`; watched by every subscription that has an entry in it."""
-        joined = [self._store.of_ledger(ledger_id) for ledger_id, _ in entries]
-        for (side, _), (_, entry) in zip(joined, entries, strict=True):
+        for entry in entries:
             self._store.attempt(side, Encoded.ENTRY, entry)
-        sessions = {side.name: session for side, session in joined}
-        session = sessions.get(joined[0][0].simulation.at_work.name, joined[0][1])
-        # It is one write: a fault of one ledger affects all.
-        session = next((each for each in sessions.values() if each.has_broken_ledgers), session)
-        return self._store.write([side for side, _ in joined], lambda: session.ledgers.append_all(entries))
+        return self._store.write([side], lambda: session.ledgers.append(ledger_id, entries))
+
+    def append_many(self, appends):
+        """See `LedgerStore.append_many`; each append is a write of its own, which a fault or a crash can separate."""
+        for ledger_id, entries in appends:
+            for entry in entries:
+                self._store.attempt(self._store.of_ledger(ledger_id)[0], Encoded.ENTRY, entry)
+        outcomes = []
+        for ledger_id, entries in appends:
+            side, session = self._store.of_ledger(ledger_id)
+            try:
+                outcomes.append(
+                    self._store.write(
+                        [side], lambda session=session, one=(ledger_id, entries): session.ledgers.append(*one)
+                    )
+                )
+            except AckStateError as error:
+                outcomes.append(error)
+        return outcomes
 
     def fence(self, ledger_id):
         side, session = self._store.of_ledger(ledger_id)

@@ -335,11 +335,11 @@ def test_a_log_without_a_record_is_taken_over():
     """An earlier release wrote none; its owner may still append to any ledger."""
     store = MemoryStore()
     ids = [store.ledgers.create(log_owner("t")) for _ in range(2)]
-    store.ledgers.append(ids[0], struct.pack("<qq", 0, NO_DELAY) + b"old")
+    store.ledgers.append(ids[0], [struct.pack("<qq", 0, NO_DELAY) + b"old"])
     log = opened(store)
     for ledger_id in ids:
         with pytest.raises(StoreError, match="fenced"):
-            store.ledgers.append(ledger_id, b"")
+            store.ledgers.append(ledger_id, [b""])
     log.publish(batch(b"new"))
     assert payloads_of(log) == [b"old", b"new"]
 

@@ -23,9 +23,11 @@ from ackstate.cursor import CursorOpening, PersistResult, open_cursors, persist_
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import SubscriptionRequest
+from serial import SerialExecutor
 
 NAMES = "abcd"
 LEDGERS = {3: 40}
+SERIAL = SerialExecutor()
 KINDS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]
 
 
@@ -43,7 +45,7 @@ class CursorsOnOneDisk:
         return CursorOpening(topic="t", subscription=name, ledgers=self.ledgers, config=self.config)
 
     def open(self, store, names):
-        return open_cursors(store, [self.opening(name) for name in names], now_ms=0)
+        return open_cursors(store, [self.opening(name) for name in names], now_ms=0, executor=SERIAL)
 
     def ack(self, cursors, names, random):
         self.receipts = []
@@ -86,7 +88,7 @@ def lives(form, fault, *, seed=1, count=2):
         names, cursors = [name for name, _ in good], [each for _, each in good]
         for _ in range(2):
             broker.ack(cursors, names, source)
-            results = persist_all(cursors, now_ms=0)
+            results = persist_all(cursors, now_ms=0, executor=SERIAL)
             broker.note_durable(cursors, names)
             assert faults or all(isinstance(each, PersistResult) for each in results)
         begun.append(store.mutation_count)
@@ -117,7 +119,7 @@ def test_a_crash_while_topics_are_opened_together_loses_neither_messages_nor_ack
                 subscription.ack(Position(first[topic].log.ledgers.first_ledger_id, 3), now_ms=0)
         first.close(now_ms=0)
         store = MemoryStore(disk, faults=faults)
-        second = Topics(store)
+        second = Topics(store, executor=SERIAL)
         opened = [name for name, each in second.open_all(["one", "two"], now_ms=1).items() if isinstance(each, Topic)]
         second.subscribe_all(dict.fromkeys(opened, requests), now_ms=1)
         third = Topics(MemoryStore(disk))

@@ -230,19 +230,19 @@ class HookedStore(MemoryStore):
     def __init__(self, disk, look):
         super().__init__(disk)
         self.look, self.fails = look, ""
-        real = self.ledgers.append_all
+        real = self.ledgers._append_many
 
-        def append_all(entries):
+        def append_many(appends):
             self.look()
             if self.fails == "before":
                 raise StoreError("it did not happen")
-            entry_ids = real(entries)
+            lasts = real(appends)
             self.look()
             if self.fails == "after":
                 raise StoreError("it happened")
-            return entry_ids
+            return lasts
 
-        self.ledgers.append_all = append_all
+        self.ledgers._append_many = append_many
 
 
 def copy_of(disk):

@@ -12,7 +12,7 @@ from ackstate.stores.sqlite import SqliteStore
 from strategies import few
 
 LEDGER_IDS = st.integers(0, 5)
-BATCHES = st.lists(st.tuples(LEDGER_IDS, st.binary(max_size=3)), max_size=4)
+BATCHES = st.lists(st.tuples(LEDGER_IDS, st.lists(st.binary(max_size=3), max_size=3)), max_size=4)
 PATHS = st.sampled_from(["/a", "/a/b/c", "/ab", "a"])
 # How far off the expected version is; mostly it is right, or nothing would ever be changed.
 SURPLUS = st.sampled_from([0, 0, 0, 1, -1])
@@ -55,13 +55,17 @@ class StoresMachine(RuleBasedStateMachine):
     def create(self, owner):
         self.agree(lambda store: store.ledgers.create(owner))
 
-    @rule(ledger_id=LEDGER_IDS, entry=st.binary(max_size=3))
-    def append(self, ledger_id, entry):
-        self.agree(lambda store: store.ledgers.append(ledger_id, entry))
+    @rule(ledger_id=LEDGER_IDS, entries=st.lists(st.binary(max_size=3), max_size=3))
+    def append(self, ledger_id, entries):
+        self.agree(lambda store: store.ledgers.append(ledger_id, entries))
 
-    @rule(entries=BATCHES)
-    def append_all(self, entries):
-        self.agree(lambda store: store.ledgers.append_all(entries))
+    @rule(appends=BATCHES)
+    def append_many(self, appends):
+        def append_many(store):
+            outcomes = store.ledgers.append_many(appends)
+            return [each if isinstance(each, int) else type(each) for each in outcomes]
+
+        self.agree(append_many)
 
     @rule(ledger_id=LEDGER_IDS, first=st.integers(-1, 5), end=st.integers(-1, 5))
     def read(self, ledger_id, first, end):
@@ -129,10 +133,10 @@ def story_of_a_wrong_version(machine):
 
 def story_of_an_append_to_a_fenced_ledger(machine):
     machine.create("billing")
-    machine.append(1, b"")
+    machine.append(1, [b""])
     machine.fence(1)
     machine.reopen()
-    machine.append(1, b"")
+    machine.append(1, [b""])
 
 
 STORIES = (story_of_a_value_that_comes_back, story_of_a_wrong_version, story_of_an_append_to_a_fenced_ledger)

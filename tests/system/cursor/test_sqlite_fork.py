@@ -35,11 +35,11 @@ def entries_after_a_child_dropped_the_connection(directory, before=lambda _store
     """The result of a power cut after three appends, after the first of which a child was forked and ended."""
     store = SqliteStore(directory)
     ledger_id = store.ledgers.create("orders")
-    store.ledgers.append(ledger_id, b"before")
+    store.ledgers.append(ledger_id, [b"before"])
     # As an interpreter does at its end.
     in_child(lambda: (before(store), setattr(store._database, "_connection", None), gc.unfreeze(), gc.collect()))
     for entry in (b"durable", b"durable too"):
-        store.ledgers.append(ledger_id, entry)
+        store.ledgers.append(ledger_id, [entry])
     cut = Path(f"{directory}-cut")
     shutil.copytree(directory, cut)
     store.close()
@@ -80,14 +80,14 @@ def test_a_child_is_refused_every_call_and_may_close(tmp_path):
         ledger_id = store.ledgers.create("orders")
         refused = f"StoreError: {tmp_path}: the store was open when this process was forked"
         for call in (
-            lambda: store.ledgers.append(ledger_id, b"child"),
+            lambda: store.ledgers.append(ledger_id, [b"child"]),
             lambda: store.ledgers.last(ledger_id),
             lambda: store.metadata.put("/a", b"child", expected_version=ABSENT),
         ):
             assert in_child(lambda call=call: refusal_of(call)).startswith(refused)
         assert in_child(lambda: refusal_of(store.close)) == "returned None"
         # The child's close was none of ours.
-        assert store.ledgers.append(ledger_id, b"parent") == 0
+        assert store.ledgers.append(ledger_id, [b"parent"]) == 0
         with pytest.raises(StoreLockedError):
             SqliteStore(tmp_path)
 

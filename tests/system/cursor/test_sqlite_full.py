@@ -73,7 +73,7 @@ def append_until_full(store, ledger_id, size=1000):
     count = store.ledgers.last(ledger_id) + 1
     with suppress(StoreFullError):
         while True:
-            assert store.ledgers.append(ledger_id, b"%d" % (count % 10) * size) == count
+            assert store.ledgers.append(ledger_id, [b"%d" % (count % 10) * size]) == count
             count += 1
     assert holds(store, ledger_id, count, size)
     return count
@@ -113,7 +113,7 @@ class TestFullDisk:
             assert store.ledgers.read(ledger_id, 0, len(entries)) == entries
             assert store.ledgers.last(ledger_id) == len(entries) - 1
             (tiny_disk / "ballast").unlink()
-            assert store.ledgers.append(ledger_id, b"more") == len(entries)
+            assert store.ledgers.append(ledger_id, [b"more"]) == len(entries)
             assert store.metadata.put("/a", b"small", expected_version=ABSENT) == 0
         with closing(SqliteStore(tiny_disk / "store")) as store:
             assert store.ledgers.read(ledger_id, 0, len(entries) + 1) == [*entries, b"more"]
@@ -150,7 +150,7 @@ class TestFullDisk:
             version = ABSENT
             for number in range(500):
                 ledger_id = store.ledgers.create("billing")
-                store.ledgers.append(ledger_id, bytes(20_000))
+                store.ledgers.append(ledger_id, [bytes(20_000)])
                 store.ledgers.delete(ledger_id)
                 version = store.metadata.put("/a", b"%d" % number * 3_000, expected_version=version)
 
@@ -160,7 +160,7 @@ class TestFullDisk:
             ledger_ids = [store.ledgers.create("billing") for _ in range(2)]
             for ledger_id in ledger_ids:
                 for number in range(300):
-                    store.ledgers.append(ledger_id, b"%d" % (number % 10) * 1000)
+                    store.ledgers.append(ledger_id, [b"%d" % (number % 10) * 1000])
         with closing(SqliteStore(directory)) as store:
             fill(tiny_disk / "others")
             with pytest.raises(StoreFullError):
@@ -185,7 +185,7 @@ class TestFullDisk:
         with closing(SqliteStore(directory)) as store:
             assert holds(store, ledger_id, count)
             with pytest.raises(StoreFullError):
-                store.ledgers.append(ledger_id, bytes(10_000))
+                store.ledgers.append(ledger_id, [bytes(10_000)])
             (tiny_disk / "others").unlink()
             (tiny_disk / "ballast").unlink()
             assert append_until_full(store, ledger_id) > count
@@ -253,7 +253,7 @@ class TestFullDisk:
             assert isinstance(outcomes[0], StoreFullError)
             assert outcomes[1:] == [0, 0]
             assert (store.ledgers.owned_by("billing"), store.ledgers.last(new)) == ([new], -1)
-            assert store.ledgers.append(new, bytes(50_000)) == 0
+            assert store.ledgers.append(new, [bytes(50_000)]) == 0
 
     def test_a_small_write_is_not_refused_with_a_large_one_of_another_thread(self, tiny_disk):
         with closing(SqliteStore(tiny_disk / "store")) as store, ThreadPoolExecutor(8) as threads:
@@ -263,7 +263,7 @@ class TestFullDisk:
 
             def append(ledger_id, size):
                 try:
-                    return [store.ledgers.append(ledger_id, bytes(size)) for _ in range(20)]
+                    return [store.ledgers.append(ledger_id, [bytes(size)]) for _ in range(20)]
                 except StoreFullError:
                     return []
 
@@ -273,7 +273,7 @@ class TestFullDisk:
 
     def test_a_copy_that_does_not_fit_is_refused_and_removed(self, tiny_disk, tmp_path, monkeypatch):
         with closing(SqliteStore(tmp_path / "store")) as store:
-            store.ledgers.append(store.ledgers.create("billing"), bytes(3 << 20))
+            store.ledgers.append(store.ledgers.create("billing"), [bytes(3 << 20)])
         monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
         with pytest.raises(StoreFullError, match=str(tmp_path / "store")):
             SqliteStore.open_copy(tmp_path / "store")
@@ -316,6 +316,6 @@ class TestLog:
                 store.ledgers.owners()
             ledger_id = store.ledgers.create("c")
             for _ in range(30):
-                store.ledgers.append(ledger_id, bytes(500_000))
+                store.ledgers.append(ledger_id, [bytes(500_000)])
             assert log_bytes(tmp_path) < 8 << 20
             assert "where text belongs" in str(kept.value)

@@ -110,7 +110,7 @@ def test_what_is_no_buffer_is_refused_and_leaves_the_store_usable(store, not_byt
         store.ledgers.append_all([(ledger_id, b"good"), (ledger_id, not_bytes)])
     with pytest.raises(TypeError):
         store.metadata.put("/a", not_bytes, expected_version=ABSENT)
-    assert store.ledgers.append(ledger_id, b"first") == 0
+    assert store.ledgers.append(ledger_id, [b"first"]) == 0
     assert store.metadata.get("/a") is None
 
 

@@ -54,15 +54,15 @@ class SlowDisk:
         self.reached = threading.Event()
         self.entry_counts = []
         ledgers = type(store.ledgers)
-        append_all = ledgers.append_all
+        append_many = ledgers._append_many
 
-        def slow(ledgers_of_store, entries):
+        def slow(ledgers_of_store, appends):
             self.reached.set()
             assert self.passable.wait(10)
-            self.entry_counts.append(len(entries))
-            return append_all(ledgers_of_store, entries)
+            self.entry_counts.append(sum(len(entries) for _, entries in appends))
+            return append_many(ledgers_of_store, appends)
 
-        monkeypatch.setattr(ledgers, "append_all", slow)
+        monkeypatch.setattr(ledgers, "_append_many", slow)
 
 
 @asynccontextmanager

@@ -417,14 +417,14 @@ def test_the_end_waits_for_letters_that_are_being_published_and_for_no_others(mo
             subscription, _ = await broker.given_back()
             await broker.topics.open("dead")
             if is_published:
-                append_all = type(store.ledgers).append_all
+                append_many = type(store.ledgers)._append_many
 
                 def slow(*arguments):
                     begun.set()
                     time.sleep(0.05)
-                    return append_all(*arguments)
+                    return append_many(*arguments)
 
-                monkeypatch.setattr(type(store.ledgers), "append_all", slow)
+                monkeypatch.setattr(type(store.ledgers), "_append_many", slow)
             sending = receiving(subscription)
             await asyncio.to_thread(begun.wait, 10)
         assert sending.exception() is not None

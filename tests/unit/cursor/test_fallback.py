@@ -247,7 +247,7 @@ def test_what_the_mark_delete_passes_during_a_write_that_fails_is_not_durable(st
         raise StoreError("no")
 
     with monkeypatch.context() as failing:
-        failing.setattr(store.ledgers, "append_all", fail)
+        failing.setattr(store.ledgers, "append_many", fail)
         failing.setattr(store.metadata, "put", lambda *_, **__: fail(()))
         with pytest.raises(StoreError):
             cursor.promote(0, now_ms=0)

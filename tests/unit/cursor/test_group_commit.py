@@ -99,7 +99,7 @@ def outcomes_in_one_group(store, calls, **commits_options):
 
 
 def append_to(store, ledger_id, entry=b"x"):
-    return lambda: store.ledgers.append(ledger_id, entry)
+    return lambda: store.ledgers.append(ledger_id, [entry])
 
 
 def test_calls_that_wait_for_a_commit_share_the_next(store):
@@ -153,7 +153,7 @@ def test_a_lone_caller_commits_by_itself_at_once(store):
     commits = Commits(store)
     commits.go_on.set()
     threads = threading.active_count()
-    assert [store.ledgers.append(ledger_id, b"x") for _ in range(5)] == list(range(5))
+    assert [store.ledgers.append(ledger_id, [b"x"]) for _ in range(5)] == list(range(5))
     assert commits.threads == [threading.get_ident()] * 5
     assert threading.active_count() == threads
 
@@ -161,7 +161,7 @@ def test_a_lone_caller_commits_by_itself_at_once(store):
 def test_a_lone_caller_that_is_refused_commits_nothing(store):
     commits = Commits(store)
     with pytest.raises(LedgerNotFoundError):
-        store.ledgers.append(7, b"x")
+        store.ledgers.append(7, [b"x"])
     assert commits.count == 0
     assert not store._database._connection.in_transaction
 
@@ -212,7 +212,7 @@ def test_damage_is_told_to_the_call_that_meets_it(store):
     outcomes, commit_count = outcomes_in_one_group(store, calls)
     assert (outcomes[0], outcomes[2], commit_count) == (0, 1, 2)
     assert type(outcomes[1]) is CorruptStateError
-    assert store.ledgers.append(sound, b"goes on") == 2
+    assert store.ledgers.append(sound, [b"goes on"]) == 2
 
 
 def test_an_entry_that_is_too_large_for_sqlite_is_refused_alone(store):
@@ -224,8 +224,8 @@ def test_an_entry_that_is_too_large_for_sqlite_is_refused_alone(store):
     assert (outcomes[0], outcomes[2], commit_count) == (0, 1, 2)
     assert type(outcomes[1]) is StoreError
     with pytest.raises(StoreError, match="too big"):
-        store.ledgers.append(ledger_id, bytes(1_001))
-    assert store.ledgers.append(ledger_id, b"goes on") == 2
+        store.ledgers.append(ledger_id, [bytes(1_001)])
+    assert store.ledgers.append(ledger_id, [b"goes on"]) == 2
 
 
 def test_damage_that_sqlite_meets_ends_the_group_and_the_store(store, tmp_path):
@@ -266,7 +266,7 @@ def test_a_commit_that_fails_fails_every_call_and_ends_the_store(store, tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert ([type(outcome) for outcome in outcomes], commit_count) == ([StoreError] * 4, 2)
     with pytest.raises(StoreError, match="a write failed"):
-        store.ledgers.append(ledger_ids[0], b"x")
+        store.ledgers.append(ledger_ids[0], [b"x"])
     store.close()
     with closing(SqliteStore(tmp_path / "store")) as reopened:
         assert [reopened.ledgers.last(ledger_id) for ledger_id in ledger_ids] == [-1] * 4
@@ -285,7 +285,7 @@ def test_on_a_full_disk_each_call_of_the_group_is_carried_out_or_refused_alone(s
     assert commit_count == 3
     assert [store.ledgers.last(ledger_id) for ledger_id in ledger_ids] == [0, -1, 0]
     connection.execute("PRAGMA max_page_count = 1000000")
-    assert [store.ledgers.append(ledger_id, b"again") for ledger_id in ledger_ids] == [1, 0, 1]
+    assert [store.ledgers.append(ledger_id, [b"again"]) for ledger_id in ledger_ids] == [1, 0, 1]
 
 
 def test_calls_that_wait_when_the_store_is_closed_are_done_or_refused(tmp_path):
@@ -329,11 +329,11 @@ def test_a_caller_that_is_interrupted_while_it_waits_has_called_nothing(store):
     interrupter = Caller(join_and_interrupt)
     # It is the first of the second group, and would have led it.
     with pytest.raises(KeyboardInterrupt):
-        store.ledgers.append(mine, b"x")
+        store.ledgers.append(mine, [b"x"])
     commits.go_on.set()
     assert (first.result(), interrupter.result().result()) == (0, 1)
     assert store.ledgers.last(mine) == -1
-    assert store.ledgers.append(mine, b"x") == 0
+    assert store.ledgers.append(mine, [b"x"]) == 0
 
 
 class InterruptedCaller(Caller):
@@ -488,7 +488,7 @@ store = SqliteStore(sys.argv[1])
 def append():
     ledger_id = store.ledgers.create("billing")
     while True:
-        entry_id = store.ledgers.append(ledger_id, b"%d of %d" % (ledger_id, ledger_id))
+        entry_id = store.ledgers.append(ledger_id, [b"%d of %d" % (ledger_id, ledger_id)])
         # One system call, so that lines of different threads do not mix.
         os.write(1, b"%d %d\\n" % (ledger_id, entry_id))
 

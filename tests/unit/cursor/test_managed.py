@@ -51,7 +51,7 @@ def rewrite_journal(store, change):
     ledger_id = journal_ledger(store)
     entries = store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1)
     copy = store.ledgers.create("damage")
-    store.ledgers.append_all([(copy, entry) for entry in change(entries)])
+    store.ledgers.append(copy, change(entries))
     path = cursor_path("orders", "billing")
     found = store.metadata.get(path)
     pointer = native_pointer.encode_pointer(native_pointer.Pointer(copy, 0, 1))

@@ -14,8 +14,8 @@ from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, Po
 
 MUTATIONS = {
     "create": lambda store: store.ledgers.create("new"),
-    "append": lambda store: store.ledgers.append(1, b"x"),
-    "append_all": lambda store: store.ledgers.append_all([(1, b"x"), (2, b"y"), (1, b"z")]),
+    "append": lambda store: store.ledgers.append(1, [b"x"]),
+    "append of two": lambda store: store.ledgers.append(1, [b"x", b"y"]),
     "fence": lambda store: store.ledgers.fence(1),
     "delete a ledger": lambda store: store.ledgers.delete(1),
     "put": lambda store: store.metadata.put("/a", b"new", expected_version=0),
@@ -23,13 +23,16 @@ MUTATIONS = {
 }
 
 
-def prepared_disk() -> MemoryDisk:
+def prepared_store(fault: FaultKind | None = None, number: int = 0) -> MemoryStore:
+    """A store with ledgers and values, of which a later mutation has a fault."""
     store = MemoryStore()
     assert [store.ledgers.create("old"), store.ledgers.create("old")] == [1, 2]
-    store.ledgers.append(1, b"old")
+    store.ledgers.append(1, [b"old"])
     store.metadata.put("/a", b"old", expected_version=ABSENT)
     store.metadata.put("/b", b"old", expected_version=ABSENT)
-    return store.disk
+    if fault is not None:
+        store.inject(Fault(store.mutation_count + number, fault))
+    return store
 
 
 def contents(disk: MemoryDisk):
@@ -39,9 +42,9 @@ def contents(disk: MemoryDisk):
 
 
 def contents_after(mutate) -> str:
-    disk = prepared_disk()
-    mutate(MemoryStore(disk))
-    return contents(disk)
+    store = prepared_store()
+    mutate(store)
+    return contents(store.disk)
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS)
@@ -57,11 +60,11 @@ def contents_after(mutate) -> str:
     ],
 )
 def test_a_fault_hits_the_call_the_disk_and_the_later_calls(mutate, kind, error, happened, goes_on):
-    store = MemoryStore(prepared_disk(), faults=[Fault(0, kind)])
-    with pytest.raises(StoreError, match="mutation 0") as caught:
+    store = prepared_store(kind)
+    with pytest.raises(StoreError, match="mutation 5") as caught:
         mutate(store)
     assert type(caught.value) is error
-    assert contents(store.disk) == (contents_after(mutate) if happened else contents(prepared_disk()))
+    assert contents(store.disk) == (contents_after(mutate) if happened else contents(prepared_store().disk))
     later = (
         lambda: store.ledgers.owned_by("old"),
         store.ledgers.owners,
@@ -90,12 +93,13 @@ def test_closing_a_dead_store_does_not_change_how_it_died(kind):
 
 
 def test_refused_calls_and_reads_are_no_mutations():
-    store = MemoryStore(prepared_disk(), faults=[Fault(1, FaultKind.FAIL_BEFORE)])
+    store = prepared_store(FaultKind.FAIL_BEFORE, 1)
     store.ledgers.fence(1)
     with pytest.raises(LedgerFencedError):
-        store.ledgers.append(1, b"x")
+        store.ledgers.append(1, [b"x"])
     with pytest.raises(LedgerNotFoundError):
-        store.ledgers.append_all([(2, b"x"), (7, b"x")])
+        store.ledgers.append(7, [b"x"])
+    store.ledgers.append(2, [])
     with pytest.raises(VersionMismatchError):
         store.metadata.put("/a", b"x", expected_version=5)
     with pytest.raises(VersionMismatchError):
@@ -104,9 +108,9 @@ def test_refused_calls_and_reads_are_no_mutations():
         store.metadata.put("a", b"x", expected_version=ABSENT)
     store.ledgers.read(1, 0, 1)
     store.metadata.children("/")
-    assert store.mutation_count == 1
-    with pytest.raises(StoreError, match="mutation 1"):
-        store.ledgers.append(2, b"x")
+    assert store.mutation_count == 6
+    with pytest.raises(StoreError, match="mutation 6"):
+        store.ledgers.append(2, [b"x"])
 
 
 def test_a_workload_cut_at_each_mutation_leaves_the_mutations_before_the_cut():
@@ -116,15 +120,15 @@ def test_a_workload_cut_at_each_mutation_leaves_the_mutations_before_the_cut():
             yield contents(store.disk)
 
     def cut(kind, number):
-        store = MemoryStore(prepared_disk(), faults=[Fault(number, kind)])
+        store = prepared_store(kind, number)
         with pytest.raises(PowerCutError):
             list(workload(store))
         return contents(store.disk)
 
-    uncut = MemoryStore(prepared_disk())
+    uncut = prepared_store()
     states = [contents(uncut.disk), *workload(uncut)]
-    assert uncut.mutation_count == len(MUTATIONS) == len(set(states)) - 1
-    for number in range(uncut.mutation_count):
+    assert len(MUTATIONS) == len(set(states)) - 1
+    for number in range(len(MUTATIONS)):
         assert cut(FaultKind.CRASH_BEFORE, number) == states[number]
         assert cut(FaultKind.CRASH_AFTER, number) == states[number + 1]
 
@@ -135,7 +139,7 @@ def test_two_stores_on_one_disk_see_each_other_and_fail_apart():
     ledger_id = first.ledgers.create("billing")
     assert second.ledgers.fence(ledger_id) == -1
     with pytest.raises(LedgerFencedError):
-        first.ledgers.append(ledger_id, b"late")
+        first.ledgers.append(ledger_id, [b"late"])
     with pytest.raises(PowerCutError):
         first.ledgers.create("billing")
     assert second.ledgers.owned_by("billing") == [ledger_id]

@@ -72,7 +72,7 @@ def test_a_cut_entry_is_corrupt_or_has_less_payload(entry):
     store, log = opened()
     ledger_id = log.ledgers.current_ledger_id
     for size in range(len(entry)):
-        entry_id = store.ledgers.append(ledger_id, entry[:size])
+        entry_id = store.ledgers.append(ledger_id, [entry[:size]])
         try:
             (read,) = log.read([Position(ledger_id, entry_id)])
         except CorruptStateError as error:
@@ -89,7 +89,7 @@ def test_a_damaged_header_is_named(offset, damage):
     store, log = opened()
     ledger_id = log.ledgers.current_ledger_id
     entry = KEYED_BYTES[:offset] + damage + KEYED_BYTES[offset + len(damage) :]
-    entry_id = store.ledgers.append(ledger_id, entry)
+    entry_id = store.ledgers.append(ledger_id, [entry])
     with pytest.raises(CorruptStateError, match=f"message of ledger {ledger_id}"):
         list(log.read([Position(ledger_id, entry_id)]))
 

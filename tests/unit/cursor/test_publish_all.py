@@ -38,9 +38,9 @@ class CountingLedgers:
         self._ledgers = ledgers
         self.appended = []
 
-    def append_all(self, entries):
-        self.appended.append(len(entries))
-        return self._ledgers.append_all(entries)
+    def append_many(self, appends):
+        self.appended.append(sum(len(entries) for _, entries in appends))
+        return self._ledgers.append_many(appends)
 
     def __getattr__(self, name):
         return getattr(self._ledgers, name)
@@ -106,7 +106,8 @@ def test_logs_of_two_stores_and_one_log_twice_are_refused(store):
 def test_a_failed_append_is_the_error_of_each_and_counts_nothing():
     store = MemoryStore()
     one, two = logs_of(store, "one", "two")
-    store.inject(Fault(store.mutation_count, FaultKind.FULL))
+    for mutation in range(2):
+        store.inject(Fault(store.mutation_count + mutation, FaultKind.FULL))
     errors = publish_all([(one, messages(b"a")), (two, messages(b"b"))])
     assert [isinstance(error, StoreError) for error in errors] == [True, True]
     assert errors[0] is not errors[1]
@@ -152,10 +153,10 @@ def test_a_damaged_store_answers_each_topic_with_its_own_error(monkeypatch):
     logs = [MessageLog.open(store, topic=topic) for topic in "ab"]
     damage = CorruptStateError("log", offset=7, expected="a record", found="zeros")
 
-    def fail(entries):
+    def fail(*_):
         raise damage
 
-    monkeypatch.setattr(type(store.ledgers), "append_all", lambda self, entries: fail(entries))
+    monkeypatch.setattr(type(store.ledgers), "_append_many", fail)
     first, second = publish_all([(log, messages(b"x")) for log in logs])
     assert str(first) == str(second) == str(damage)
     assert first is not second

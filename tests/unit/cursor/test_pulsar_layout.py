@@ -80,7 +80,7 @@ def test_urls_name_the_metadata_store():
 
 def test_a_brokers_cursor_is_opened_in_place_and_written_back(nodes):
     ledger = nodes.store.ledgers.create("cursor of a broker")
-    nodes.store.ledgers.append(ledger, base64.b64decode("CAAQATINCAAQqP2q1arVqgEQAA=="))
+    nodes.store.ledgers.append(ledger, [base64.b64decode("CAAQATINCAAQqP2q1arVqgEQAA==")])
     nodes.set(f"{NODE}/s%2F1", b"\x08%c" % ledger + CURSOR_RECORD[2:])
     store = layout_of(nodes)
     assert [(each.topic, each.subscription) for each in find_cursors(store)] == [(TOPIC, "s/1")]

@@ -90,14 +90,14 @@ def put_recorded(record, entry=None):
     put_record(store, record)
     if entry is not None:
         store.disk.next_ledger_id = decode_cursor_info(record).cursors_ledger_id
-        store.ledgers.append(store.ledgers.create("pulsar"), entry)
+        store.ledgers.append(store.ledgers.create("pulsar"), [entry])
     return store
 
 
 def replace_entries(store, change):
     """Let the record name a changed copy of the cursor ledger, as damage on a disk would."""
     copy = store.ledgers.create("damage")
-    store.ledgers.append_all([(copy, entry) for entry in change(entries_of(store))])
+    store.ledgers.append(copy, change(entries_of(store)))
     message = messages.ManagedCursorInfo.FromString(store.metadata.get(PATH).data)
     message.cursors_ledger_id = copy
     put_record(store, message.SerializeToString())
@@ -147,7 +147,7 @@ def open_state(store, log):
     if record.cursors_ledger_id >= 0:
         copy.disk.next_ledger_id = record.cursors_ledger_id
         ledger_id = copy.ledgers.create("copy")
-        copy.ledgers.append_all([(ledger_id, entry) for entry in entries_of(store)])
+        copy.ledgers.append(ledger_id, entries_of(store))
     return state_of(open_cursor(copy, log))
 
 
@@ -230,7 +230,7 @@ def as_pulsar_would_write(store):
     put_record(store, message.SerializeToString())
     if message.cursors_ledger_id >= 0:
         info = decode_position_info(entries_of(store)[-1])
-        store.ledgers.append(message.cursors_ledger_id, encode_position_info(info, form=RangeForm.WORDS))
+        store.ledgers.append(message.cursors_ledger_id, [encode_position_info(info, form=RangeForm.WORDS)])
 
 
 @pytest.mark.parametrize("format_after", Format)
@@ -287,7 +287,7 @@ def test_no_use_of_a_cursor_leaves_a_time_since_which_it_is_idle(store, log, use
     if not is_closed:
         info = decode_position_info(entries_of(store)[-1])
         entry = encode_position_info(replace(info, idle_since_ms=1_795_191_315_444))
-        store.ledgers.append(message.cursors_ledger_id, entry)
+        store.ledgers.append(message.cursors_ledger_id, [entry])
     assert all(idle_times_of(store)[: 2 if is_closed else 3])
     reopened = open_cursor(crashed(store), log, metadata_range_count_max=metadata_range_count_max)
     assert state_of(reopened) == held

@@ -63,7 +63,7 @@ def test_one_thread_may_nest_and_another_is_refused():
 
 def test_two_publishes_at_once(monkeypatch):
     store, log = opened()
-    elsewhere = Elsewhere(monkeypatch, store.ledgers, "append_all")
+    elsewhere = Elsewhere(monkeypatch, store.ledgers, "append")
     elsewhere.starts(log.publish, [Message(b"first")])
     with pytest.raises(RuntimeError, match="publish of topic 't' is used by two threads at once"):
         log.publish([Message(b"second")])

@@ -40,7 +40,7 @@ def test_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
     with closing(SqliteStore("store")) as store:
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir("elsewhere")
-        store.ledgers.append(store.ledgers.create("billing"), b"x")
+        store.ledgers.append(store.ledgers.create("billing"), [b"x"])
     assert_works(tmp_path / "store")
     assert names_in(tmp_path / "elsewhere") == []
 
@@ -273,7 +273,7 @@ def test_a_second_opener_in_this_process_is_refused(tmp_path):
         with pytest.raises(StoreLockedError, match=f"{tmp_path} is open in process {os.getpid()}"):
             SqliteStore(tmp_path)
         # The refused one must not have released the claim of the first one.
-        store.ledgers.append(ledger_id, b"x")
+        store.ledgers.append(ledger_id, [b"x"])
         with pytest.raises(StoreLockedError):
             SqliteStore(tmp_path)
     assert_works(tmp_path)
@@ -286,7 +286,7 @@ def test_the_name_of_the_lock_may_be_removed_and_another_opener_is_still_refused
         with pytest.raises(StoreLockedError, match="is open in process unknown"):
             SqliteStore(tmp_path)
         assert not (tmp_path / "LOCK").exists()
-        assert store.ledgers.append(ledger_id, b"x") == 0
+        assert store.ledgers.append(ledger_id, [b"x"]) == 0
     assert_works(tmp_path)
 
 
@@ -332,7 +332,7 @@ def test_threads_share_a_store(tmp_path):
         ids: list[int] = []
 
         def append_some():
-            ids.extend(store.ledgers.append(ledger_id, b"x") for _ in range(20))
+            ids.extend(store.ledgers.append(ledger_id, [b"x"]) for _ in range(20))
 
         threads = [threading.Thread(target=append_some) for _ in range(4)]
         for thread in threads:
@@ -462,7 +462,7 @@ def fill(store: SqliteStore) -> None:
     for number in range(4):
         ledger_id = store.ledgers.create(f"owner-{number % 2}")
         store.ledgers.append_all([(ledger_id, b"%d-%d" % (number, size) * size) for size in range(0, 400, 20)])
-        store.ledgers.append(ledger_id, bytes(20_000))
+        store.ledgers.append(ledger_id, [bytes(20_000)])
         store.metadata.put(f"/values/{number}", b"value" * 300, expected_version=ABSENT)
     store.ledgers.delete(3)
     store.ledgers.fence(2)
@@ -474,7 +474,7 @@ def use_all(store: SqliteStore) -> None:
     calls += [lambda: store.metadata.children("/"), lambda: store.metadata.children("/values")]
     for ledger_id in range(1, 5):
         calls.append(lambda ledger_id=ledger_id: store.ledgers.read(ledger_id, 0, 21))
-        calls.append(lambda ledger_id=ledger_id: store.ledgers.append(ledger_id, b"more"))
+        calls.append(lambda ledger_id=ledger_id: store.ledgers.append(ledger_id, [b"more"]))
     calls += [lambda: store.ledgers.owned_by("owner-0"), lambda: store.ledgers.create("owner-0")]
     calls += [
         lambda: store.metadata.delete("/values/1", expected_version=0),
@@ -589,7 +589,7 @@ def test_a_lost_entry_is_noticed(tmp_path):
         for call in (
             store.ledgers.last,
             store.ledgers.fence,
-            lambda ledger_id: store.ledgers.append(ledger_id, b""),
+            lambda ledger_id: store.ledgers.append(ledger_id, [b""]),
         ):
             with pytest.raises(CorruptStateError, match="ledger 1 with 21 entries, the last one 19"):
                 call(1)
@@ -663,7 +663,7 @@ def test_an_entry_whose_number_has_become_a_text_is_damage(damaged):
     """A changed bit in a row of the index changes the type of a number."""
     statement = "UPDATE entries SET entry_id = 'x' WHERE ledger_id = 1 AND entry_id = 4"
     with closing(changed(damaged("closed"), statement)) as store:
-        for use in (store.ledgers.last, store.ledgers.fence, lambda ledger_id: store.ledgers.append(ledger_id, b"")):
+        for use in (store.ledgers.last, store.ledgers.fence, lambda ledger_id: store.ledgers.append(ledger_id, [b""])):
             with pytest.raises(CorruptStateError, match="ledger 1 with 21 entries, the last one 'x'"):
                 use(1)
 
@@ -754,7 +754,7 @@ def test_a_store_whose_write_failed_refuses_all_until_it_is_reopened(tmp_path):
         entries = append_until(store, ledger_id, StoreError)
     assert len(entries) > 10
     for call in (
-        lambda: store.ledgers.append(ledger_id, b"x"),
+        lambda: store.ledgers.append(ledger_id, [b"x"]),
         lambda: store.ledgers.last(ledger_id),
         lambda: store.metadata.get("/a"),
         lambda: store.metadata.put("/a", b"", expected_version=ABSENT),
@@ -764,4 +764,4 @@ def test_a_store_whose_write_failed_refuses_all_until_it_is_reopened(tmp_path):
     store.close()
     with closing(SqliteStore(tmp_path)) as store:
         assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
-        store.ledgers.append(ledger_id, b"goes on")
+        store.ledgers.append(ledger_id, [b"goes on"])

@@ -41,7 +41,7 @@ def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
         assert copy.ledgers.owned_by("owner-0") == [1]
         assert copy.ledgers.last(1) == 20
         # Anything written to the copy goes with it.
-        copy.ledgers.append(1, b"tried")
+        copy.ledgers.append(1, [b"tried"])
         copy.metadata.put("/tried", b"", expected_version=ABSENT)
         assert contents_of(directory) == before
     copy.close()
@@ -202,7 +202,7 @@ def count_up(store, ledger_id, *, until):
     """Append the number of each entry, with the same number in a value, until an event."""
     version, number = ABSENT, store.ledgers.last(ledger_id) + 1
     while not until.is_set():
-        store.ledgers.append(ledger_id, b"%d" % number + bytes(3_000))
+        store.ledgers.append(ledger_id, [b"%d" % number + bytes(3_000)])
         version = store.metadata.put("/count", b"%d" % number, expected_version=version)
         number += 1
 
@@ -225,7 +225,7 @@ FOREIGN_READER = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).e
 def test_a_copy_of_a_store_that_this_process_has_open_leaves_it_locked_and_in_use(tmp_path):
     with closing(SqliteStore(tmp_path / "store")) as store:
         ledger_id, is_over = store.ledgers.create("billing"), threading.Event()
-        store.ledgers.append(ledger_id, b"0")
+        store.ledgers.append(ledger_id, [b"0"])
         writer = threading.Thread(target=count_up, args=(store, ledger_id), kwargs={"until": is_over})
         writer.start()
         for _ in range(5):
@@ -248,7 +248,7 @@ from ackstate.stores.base import ABSENT
 store = SqliteStore(sys.argv[1])
 ledger_id, version, number = store.ledgers.create("billing"), ABSENT, 0
 while True:
-    store.ledgers.append(ledger_id, b"%d" % number + bytes(3_000))
+    store.ledgers.append(ledger_id, [b"%d" % number + bytes(3_000)])
     version = store.metadata.put("/count", b"%d" % number, expected_version=version)
     print(number, flush=True)
     number += 1

@@ -28,7 +28,7 @@ def killed(tmp_path):
     with closing(SqliteStore(tmp_path / "open")) as store:
         ledger_id = store.ledgers.create("billing")
         for entry in ENTRIES:
-            store.ledgers.append(ledger_id, entry)
+            store.ledgers.append(ledger_id, [entry])
         shutil.copytree(tmp_path / "open", tmp_path / "killed")
     return tmp_path / "killed"
 
@@ -122,7 +122,7 @@ def test_a_lost_frame_is_refused_where_short_transactions_follow_it(tmp_path):
         versions = [store.metadata.put("/value", b"0", expected_version=-1)]
         for number in range(1, 4):
             versions.append(store.metadata.put("/value", b"%d" % number, expected_version=versions[-1]))
-        store.ledgers.append(ledger_id, b"entry")
+        store.ledgers.append(ledger_id, [b"entry"])
         shutil.copytree(tmp_path / "open", tmp_path / "killed")
     content = (tmp_path / "killed" / LOG).read_bytes()
     *_, lost, following, _ = ends = commits(content)
@@ -166,7 +166,7 @@ def test_frames_of_older_logs_behind_the_newest_are_no_damage(tmp_path):
         store.ledgers.append_all([(ledger_id, bytes(3_000))] * 30)
         store._database._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         for entry in ENTRIES[:3]:
-            store.ledgers.append(ledger_id, entry)
+            store.ledgers.append(ledger_id, [entry])
         shutil.copytree(tmp_path / "open", tmp_path / "killed")
     content = (tmp_path / "killed" / LOG).read_bytes()
     salts = {content[at + 8 : at + 16] for at in range(HEADER, len(content), FRAME)}
@@ -179,7 +179,7 @@ def test_frames_of_older_logs_behind_the_newest_are_no_damage(tmp_path):
 
 def test_a_torn_header_hides_nothing_that_the_database_has(tmp_path):
     with closing(SqliteStore(tmp_path / "open")) as store:
-        store.ledgers.append(store.ledgers.create("billing"), b"entry")
+        store.ledgers.append(store.ledgers.create("billing"), [b"entry"])
         assert is_refused_copy(tmp_path, "before")
         store._database._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         assert not is_refused_copy(tmp_path, "after")

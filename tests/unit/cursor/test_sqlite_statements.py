@@ -30,10 +30,10 @@ def statements_of(store):
 def test_one_entry_is_a_transaction_of_two_statements_and_the_first_one_reads_the_end(store):
     ledger_id = store.ledgers.create("billing")
     with statements_of(store) as found:
-        store.ledgers.append(ledger_id, b"first")
+        store.ledgers.append(ledger_id, [b"first"])
     assert found == ["BEGIN", "SELECT", "UPDATE", "INSERT", "PRAGMA", "COMMIT"]
     for append in (
-        lambda: store.ledgers.append(ledger_id, b"entry"),
+        lambda: store.ledgers.append(ledger_id, [b"entry"]),
         lambda: store.ledgers.append_all([(ledger_id, b"entry")]),
     ):
         with statements_of(store) as found:
@@ -82,7 +82,7 @@ def test_entries_of_several_ledgers_in_any_order_have_the_ids_that_follow(store)
 def test_damage_that_comes_after_an_append_is_noticed_by_the_next(store, damage, found):
     ledger_id = store.ledgers.create("billing")
     for number in range(5):
-        assert store.ledgers.append(ledger_id, b"entry") == number
+        assert store.ledgers.append(ledger_id, [b"entry"]) == number
     store._database._connection.execute(damage)
     for entries in ([b"a"], [b"a", b"b"]):
         with pytest.raises(CorruptStateError, match=f"ledger {ledger_id} with {found}"):
@@ -96,5 +96,5 @@ def test_after_a_call_that_was_undone_the_next_entry_has_the_id_that_the_undone_
     for _ in range(2):
         with pytest.raises(LedgerFencedError):
             store.ledgers.append_all([(ledger_id, b"undone"), (fenced, b"refused")])
-    assert store.ledgers.append(ledger_id, b"next") == 1
+    assert store.ledgers.append(ledger_id, [b"next"]) == 1
     assert store.ledgers.read(ledger_id, 0, 2) == [b"kept", b"next"]

@@ -22,7 +22,7 @@ def die_after_appending(directory, entries):
             store = SqliteStore(directory)
             ledger_id = store.ledgers.create("orders")
             for entry in entries:
-                store.ledgers.append(ledger_id, entry)
+                store.ledgers.append(ledger_id, [entry])
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -118,7 +118,7 @@ def test_a_damaged_index_is_refused_before_anything_is_written_beside_it(tmp_pat
     shutil.copytree(tmp_path, tmp_path / "as it was")
     with closing(SqliteStore(tmp_path, check_pages=False)) as store:
         following = store.ledgers.create("owner")
-        store.ledgers.append(following, b"entry")
+        store.ledgers.append(following, [b"entry"])
         store.ledgers.delete(other)
         with pytest.raises(CorruptStateError, match="malformed"):
             store.ledgers.read(following, 0, 1)

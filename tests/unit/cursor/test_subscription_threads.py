@@ -36,7 +36,7 @@ class Flaky:
 
     def __getattr__(self, name):
         call = getattr(self._inner, name)
-        return self._failing(call) if name in {"append", "append_all", "create", "put"} else call
+        return self._failing(call) if name in {"append", "append_many", "create", "put"} else call
 
     def _failing(self, call):
         def write(*args, **named):

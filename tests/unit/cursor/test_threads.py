@@ -27,10 +27,10 @@ class GatedLedgers:
     def __getattr__(self, name):
         return getattr(self._ledgers, name)
 
-    def append_all(self, entries):
+    def append_many(self, appends):
         self.begun.set()
         assert self.go_on.wait(timeout=30)
-        return self._ledgers.append_all(entries)
+        return self._ledgers.append_many(appends)
 
 
 class GatedStore:

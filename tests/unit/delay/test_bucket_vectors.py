@@ -47,7 +47,7 @@ class FailingLedgers:
 
     def __init__(self, ledgers):
         self.ledgers, self.failures = ledgers, Counter()
-        self.append_all, self.last, self.owned_by = ledgers.append_all, ledgers.last, ledgers.owned_by
+        self.append, self.last, self.owned_by = ledgers.append, ledgers.last, ledgers.owned_by
 
     def create(self, owner):
         self.fail("create")

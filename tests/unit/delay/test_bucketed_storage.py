@@ -72,7 +72,7 @@ class Ledgers:
 
     def __init__(self, ledgers):
         self.ledgers, self.failures = ledgers, 0
-        self.create, self.append_all, self.delete = ledgers.create, ledgers.append_all, ledgers.delete
+        self.create, self.append, self.delete = ledgers.create, ledgers.append, ledgers.delete
         self.last, self.owned_by = ledgers.last, ledgers.owned_by
 
     def read(self, ledger_id, first, end):
@@ -277,9 +277,9 @@ def test_a_large_bucket_is_written_by_requests_of_half_a_megabyte():
         def __getattr__(self, name):
             return getattr(store.ledgers, name)
 
-        def append_all(self, entries):
-            sizes.append(sum(len(entry) for _, entry in entries))
-            return store.ledgers.append_all(entries)
+        def append(self, ledger_id, entries):
+            sizes.append(sum(map(len, entries)))
+            return store.ledgers.append(ledger_id, entries)
 
     storage = SnapshotStorage(Counting(), MetadataBucketRegistry(store.metadata, "/buckets"), "delayed")
     settings = config(min_index_count_per_bucket=100_000, max_indexes_per_segment=5_000)

@@ -167,7 +167,7 @@ def nodes():
     ids = [ledgers.create("log") for _ in range(2)]
     for ledger_id, count in zip(ids, (6, 4), strict=True):
         for entry in range(count):
-            ledgers.append(ledger_id, _entry(ledger_id * 100 + entry))
+            ledgers.append(ledger_id, [_entry(ledger_id * 100 + entry)])
     first, last = ids
     found.set(NODE, b"\n\x06\x08%c\x10\x06\x20\x05\n\x04\x08%c \x00" % (first, last))
     found.ids = ids

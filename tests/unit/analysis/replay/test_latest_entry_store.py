@@ -46,8 +46,8 @@ def test_a_store_of_last_records_has_the_last_and_no_other():
     store = LatestEntryStore()
     one, other = (store.ledgers.create(owner) for owner in ("b", "a"))
     assert store.ledgers.last(one) == -1
-    assert store.ledgers.append_all([(one, b"0"), (other, b"x"), (one, b"1")]) == [0, 0, 1]
-    assert store.ledgers.append(one, b"2") == 2
+    assert store.ledgers.append_many([(one, [b"0", b"1"]), (other, [b"x"])]) == [1, 0]
+    assert store.ledgers.append(one, [b"2"]) == 2
     assert store.ledgers.read(one, 2, 3) == [b"2"]
     assert store.ledgers.read(one, 0, 0) == []
     for first, end in ((1, 2), (1, 3), (2, 4), (3, 4)):
@@ -56,7 +56,7 @@ def test_a_store_of_last_records_has_the_last_and_no_other():
     assert store.ledgers.owners() == ["a", "b"]
     assert store.ledgers.fence(one) == 2
     with pytest.raises(LedgerFencedError):
-        store.ledgers.append_all([(other, b"y"), (one, b"3")])
+        store.ledgers.append(one, [b"3"])
     assert (store.ledgers.last(one), store.ledgers.last(other)) == (2, 0)
     store.ledgers.delete(one)
     assert store.ledgers.owned_by("b") == []
