@@ -27,7 +27,7 @@ from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, Un
 from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.stores.steps import run
 from ackstate.stores.writes import CreateLedger, FenceLedger, PutValue
-from ackstate.wire.native_reader import CHECKSUM, check_version, corrupt
+from ackstate.wire.native import CHECKSUM, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
