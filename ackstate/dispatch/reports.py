@@ -15,7 +15,7 @@ from ackstate.integers import check_count, integer
 
 if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.delay.view import DelayedDeliveryTracker
     from ackstate.dispatch.deliveries import Deliveries
     from ackstate.dispatch.hole_report import HoleReport
     from ackstate.dispatch.options import SubscriptionOptions

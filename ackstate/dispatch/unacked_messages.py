@@ -7,11 +7,11 @@ import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, final
 
-from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position_set import PositionSet
 from ackstate.stores.base import LedgerNotFoundError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.delay.tracker import AckedAndSent, DelayedDeliveryTracker
+    from ackstate.delay.view import AckedAndSent, DelayedDeliveryTracker
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.consumers import Consumers
     from ackstate.dispatch.deliveries import Sent

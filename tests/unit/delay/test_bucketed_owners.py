@@ -12,7 +12,7 @@ import pytest
 
 from ackstate import AckStateError, MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex
-from ackstate.delay.buckets.sealed import SealedBuckets
+from ackstate.delay.buckets import SealedBuckets
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from small_buckets import config, storage_of
 
