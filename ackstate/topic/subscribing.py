@@ -22,6 +22,7 @@ from ackstate.topic.subscription_type import check_type, store_type, stored_prop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ackstate.delay.buckets import BucketedDelayIndex
     from ackstate.delay.index import TopicDelayIndex
     from ackstate.dispatch.delivery import Delivery
     from ackstate.limits.gate import GateLimits
@@ -78,7 +79,7 @@ def open_subscription(  # noqa: PLR0913 - the topic's parts
     request: SubscriptionRequest,
     *,
     settings: TopicSettings,
-    delays: TopicDelayIndex | None,
+    delays: TopicDelayIndex | BucketedDelayIndex | None,
     publish: Callable[[str, Message, int], object] | None,
     now_ms: int,
 ) -> Steps[Subscription]:
