@@ -197,6 +197,10 @@ class DelayedDeliveryTracker(Protocol):
         """
         return [position for position in positions if not self.skip(position, now_ms=now_ms)]
 
+    def count_between(self, first: Position, end: Position) -> int:  # noqa: ARG002
+        """Return how many messages from `first` (included) to `end` (excluded) are not yet due; 0 if unknown."""
+        return 0
+
     def reading(self, first: Position) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a context in which to read and offer unread messages, the first of which is at a position.
 
@@ -465,6 +469,11 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
                 if not self._due.has_any(entries):
                     return positions
         return super().unknown(positions, now_ms=now_ms)
+
+    def count_between(self, first: Position, end: Position) -> int:
+        """Return how many messages of the index from `first` (included) to `end` (excluded) are not yet due."""
+        with self._index.lock:
+            return self._index.held.count_between(first, end)
 
     def advance_mark_delete(self, position: Position) -> None:
         """Note that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
