@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast, final
 
 from ackstate.errors import CorruptStateError
-from ackstate.wire.native_reader import Reader
-from ackstate.wire.text_properties import check_properties_fit, decode_text_properties, encode_text_properties
+from ackstate.wire.native import Reader, check_properties_fit, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -38,6 +38,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Fixtures, or marks of tests whose commands start the same.
+
+
+@pytest.fixture
+def bucketed():
+    """Return the settings of a bucketed delay index with small buckets."""
+    from ackstate.delay import DelayConfig, TrackerKind
+
+    return DelayConfig(tracker=TrackerKind.BUCKETED, min_index_count_per_bucket=2, max_indexes_per_segment=2)
+
+
+@pytest.fixture(params=["in memory", "bucketed"])
+def delay_index(request, bucketed):
+    """Return the settings of each kind of delay index that a topic may have."""
+    from ackstate.delay import DelayConfig
+
+    return DelayConfig() if request.param == "in memory" else bucketed
+
+
 SLOW_TO_START = ("spark", "bookkeeper_cluster", "browser")
 
 

@@ -10,8 +10,8 @@ from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker
-from ackstate.delay.due_log import batches_from
-from ackstate.delay.position_set import PositionSet
+from ackstate.delay.view import batches_from
+from ackstate.position_set import PositionSet
 
 NO_DELAY = -1
 LEDGER_ENTRIES = 4

@@ -6,13 +6,19 @@ import shutil
 from functools import partial
 
 from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscription
-from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.delay import (
+    BucketedDelayIndex,
+    BucketRegistry,
+    DelayConfig,
+    InMemoryDelayTracker,
+    SnapshotStorage,
+    TopicDelayIndex,
+)
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.subscription import SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic import MessageLog
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message_log import NO_DELAY
 
 TICK_MS = 10
@@ -85,7 +91,7 @@ class Bucketed:
         pass
 
     def storage(self, topic, name):
-        registry = MetadataBucketRegistry(topic.store.metadata, f"/delayed-buckets/{name}")
+        registry = BucketRegistry(topic.store.metadata, f"/delayed-buckets/{name}")
         return SnapshotStorage(topic.store.ledgers, registry, f"delayed {name}")
 
     def open(self, topic, name, *, now_ms):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ackstate import Position
-from ackstate.delay import DelayConfig, SnapshotStorage
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.delay import BucketRegistry, DelayConfig, SnapshotStorage
 
 KEY = "#pulsar.internal.delayed.bucket"
 
@@ -16,11 +15,11 @@ def config(**settings) -> DelayConfig:
 
 
 def storage_of(store, **more) -> SnapshotStorage:
-    return SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed", **more)
+    return SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/buckets"), "delayed", **more)
 
 
 def keys_of(store) -> dict[str, str]:
-    return dict(MetadataBucketRegistry(store.metadata, "/buckets").get_all())
+    return dict(BucketRegistry(store.metadata, "/buckets").get_all())
 
 
 def add(index, *messages, now_ms=0) -> None:
@@ -46,4 +45,4 @@ def poll(index, now_ms, max_messages=100) -> list[tuple[int, int]]:
 
 def ranges(index) -> list[tuple[int, int, int, int]]:
     """The first and last ledger of each bucket, which segment is in memory, and the last one."""
-    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._messages._sealed]
+    return [(*bucket.key, bucket.current, bucket.last) for bucket in index._sealed]

@@ -8,8 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ackstate import MemoryStore
-from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.delay import (
+    BucketedDelayIndex,
+    BucketRegistry,
+    DelayConfig,
+    InMemoryDelayTracker,
+    SnapshotStorage,
+    TopicDelayIndex,
+)
 
 
 @dataclass
@@ -132,7 +138,7 @@ class BucketedKind:
         return DelayConfig(tick_time_ms=broker.tick_ms, is_deliver_at_time_strict=self.strict, **self.settings)
 
     def storage(self, broker, name):
-        registry = MetadataBucketRegistry(broker.store.metadata, f"/buckets/{name}")
+        registry = BucketRegistry(broker.store.metadata, f"/buckets/{name}")
         return SnapshotStorage(broker.store.ledgers, registry, f"delayed/{name}")
 
     def early_ms(self, clockwork):

@@ -102,7 +102,6 @@ PAGES = (
                 "Receipt ReceiptStatus PersistResult PersistTarget RecoveryReport RecoverySource CursorStats",
             ),
             "Listeners": _of("ackstate.cursor", "CursorListener Change"),
-            "The registry of delay buckets": _of("ackstate.topic", "MetadataBucketRegistry"),
             "Errors": _of("ackstate.cursor", "UnreadableCursorError"),
         },
     ),
@@ -149,7 +148,7 @@ PAGES = (
             ),
             "Buckets": _of(
                 "ackstate.delay",
-                "BucketedDelayIndex BucketRecoveryReport BucketRegistry SnapshotStorage SnapshotLedgers",
+                "BucketedDelayIndex BucketRecoveryReport BucketRegistry SnapshotStorage",
             ),
         },
     ),

@@ -1,13 +1,11 @@
 """Delayed messages: one index for a topic, one view of it for each subscription; no clock."""
 
-from ackstate.delay.buckets.index import BucketedDelayIndex
-from ackstate.delay.buckets.recovery import BucketRecoveryReport
-from ackstate.delay.buckets.snapshots import BucketRegistry, SnapshotLedgers, SnapshotStorage
-from ackstate.delay.config import DelayConfig
+from ackstate.delay.bucket_storage import BucketRecoveryReport, BucketRegistry, SnapshotStorage
+from ackstate.delay.buckets import BucketedDelayIndex
+from ackstate.delay.config import DelayConfig, TrackerKind
 from ackstate.delay.in_memory import InMemoryDelayTracker
 from ackstate.delay.index import TopicDelayIndex
-from ackstate.delay.tracker import DelayedDeliveryTracker
-from ackstate.delay.view import SubscriptionDelayView
+from ackstate.delay.view import DelayedDeliveryTracker, SubscriptionDelayView
 
 __all__ = [
     "BucketRecoveryReport",
@@ -16,10 +14,10 @@ __all__ = [
     "DelayConfig",
     "DelayedDeliveryTracker",
     "InMemoryDelayTracker",
-    "SnapshotLedgers",
     "SnapshotStorage",
     "SubscriptionDelayView",
     "TopicDelayIndex",
+    "TrackerKind",
 ]
 
 if __name__ == "delay":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.delay.config import DelayConfig
-from ackstate.delay.tracker import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
+from ackstate.delay.view import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
 from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position, positions_of
 

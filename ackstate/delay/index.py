@@ -2,26 +2,559 @@
 
 A message is delayed for all subscriptions of a topic alike, so it is held once: in a calendar by its due time, rounded
 up to the tick, and in one bitmap for each ledger, the set of held messages. When a message falls due it leaves the
-index for the *due log*, which every view reads at its own pace.
+index for the due log. The calendar is a priority queue of times and positions in eight bytes a message.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from itertools import pairwise
+from sys import getsizeof
+from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.delay.calendar import Calendar
+import numpy as np
+
 from ackstate.delay.config import DelayConfig
-from ackstate.delay.due_log import DUE_LOG_BYTES_MAX
-from ackstate.delay.position_set import PositionSet
-from ackstate.delay.shared_index import SharedDelayIndex
-from ackstate.delay.tracker import TIME_MS_MAX, check_message, check_time
-from ackstate.delay.view import SubscriptionDelayView
+from ackstate.delay.view import (
+    DUE_LOG_BYTES_MAX,
+    TIME_MS_MAX,
+    SharedDelayIndex,
+    SubscriptionDelayView,
+    check_message,
+    check_time,
+)
 from ackstate.integers import check_within
 from ackstate.position import ENTRY_ID_MAX, Position
+from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
+
+    from numpy.typing import NDArray
+    from pyroaring import BitMap
+
+# A page is 65,536 entries of one ledger. A page and the lower half of an entry make the *place* of a position, which
+# takes 40 bits where the position takes 95.
+ENTRY_BITS, PAGE_BITS = 16, 24
+ENTRY_MASK = (1 << ENTRY_BITS) - 1
+# The memory of a page beside its slots (two integers): measured.
+_PAGE_BYTES = 64
+
+
+@final
+class EntryPages:
+    """A number for each page in use, from 0, below 2**24; a number that is free is used again.
+
+    Not safe for concurrent use.
+    """
+
+    __slots__ = ("_free", "_highs", "_ledger_ids", "_numbers")
+
+    def __init__(self) -> None:
+        # Invariant: page number n is that of the key _ledger_ids[n] << 16 | _highs[n], unless it is free.
+        self._numbers: dict[int, int] = {}
+        self._ledger_ids = array("q")
+        self._highs = array("H")
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """Return how many pages are in use."""
+        return len(self._numbers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the pages take. Complexity: O(1)."""
+        return sum(map(getsizeof, (self._numbers, self._ledger_ids, self._highs))) + _PAGE_BYTES * len(self._numbers)
+
+    def number(self, ledger_id: int, high: int) -> int:
+        """Return the number of the page of a ledger's entries with this upper half, a new one if it has none.
+
+        Raises:
+            OverflowError: All numbers are in use.
+        """
+        key = ledger_id << ENTRY_BITS | high
+        page = self._numbers.get(key)
+        if page is not None:
+            return page
+        if self._free:
+            page = self._free.pop()
+            self._ledger_ids[page], self._highs[page] = ledger_id, high
+        else:
+            page = len(self._highs)
+            if page >> PAGE_BITS:
+                raise OverflowError(f"messages on {page} pages of {1 << ENTRY_BITS} entries wait; no more can")
+            self._ledger_ids.append(ledger_id)
+            self._highs.append(high)
+        self._numbers[key] = page
+        return page
+
+    def places(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of positions; errors as for `number`."""
+        highs = entry_ids >> ENTRY_BITS
+        first, last = int(highs.min()), int(highs.max())
+        numbers: NDArray[np.int64]
+        if last - first < len(highs) and ledger_ids.min() == ledger_ids.max():
+            # Of one ledger and close together, as a reader meets them: no need to sort.
+            numbers, ledger_id = highs - first, int(ledger_ids[0])
+            counts = np.bincount(numbers).tolist()
+            found = [self.number(ledger_id, first + at) if count else 0 for at, count in enumerate(counts)]
+        else:
+            ledgers, ledger_numbers = np.unique(ledger_ids, return_inverse=True)
+            keys, numbers = np.unique(ledger_numbers << ENTRY_BITS | highs, return_inverse=True)
+            used = zip(ledgers[keys >> ENTRY_BITS].tolist(), (keys & ENTRY_MASK).tolist(), strict=True)
+            found = [self.number(ledger_id, high) for ledger_id, high in used]
+        return np.array(found, dtype=np.int64)[numbers] << ENTRY_BITS | entry_ids & ENTRY_MASK
+
+    def position(self, place: int) -> tuple[int, int]:
+        """Return the ledger and the entry at a place."""
+        page = place >> ENTRY_BITS
+        return self._ledger_ids[page], self._highs[page] << ENTRY_BITS | place & ENTRY_MASK
+
+    def positions(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ledgers and the entries at places."""
+        pages = places >> ENTRY_BITS
+        ledger_ids = np.frombuffer(self._ledger_ids, dtype=np.int64)[pages]
+        highs = np.frombuffer(self._highs, dtype=np.uint16)[pages].astype(np.int64)
+        return ledger_ids, highs << ENTRY_BITS | places & ENTRY_MASK
+
+    def by_page(self, places: NDArray[np.int64]) -> Iterator[tuple[int, array[int]]]:
+        """Sort places, at least one, and yield for each page of a ledger that ledger and the entries.
+
+        Complexity: O(n log n) for n places, and O(1) for each page.
+        """
+        places.sort()
+        pages = places >> ENTRY_BITS
+        highs = np.frombuffer(self._highs, dtype=np.uint16)[pages].astype(np.uint32)
+        entry_ids = array("I", (highs << np.uint32(ENTRY_BITS) | places.astype(np.uint16)).tobytes())
+        lasts = (pages[1:] != pages[:-1]).nonzero()[0]  # the last on each page but the last page
+        start = 0
+        for page, last in zip(pages[lasts].tolist(), lasts.tolist(), strict=True):
+            yield self._ledger_ids[page], entry_ids[start : last + 1]
+            start = last + 1
+        yield self._ledger_ids[int(pages[-1])], entry_ids[start:]
+
+    def few_by_page(self, places: Iterable[int]) -> Iterable[tuple[int, list[int]]]:
+        """Do as `by_page`; faster for few places."""
+        found: dict[int, tuple[int, list[int]]] = {}
+        for place in places:
+            page = place >> ENTRY_BITS
+            if page not in found:
+                found[page] = self._ledger_ids[page], []
+            found[page][1].append(self._highs[page] << ENTRY_BITS | place & ENTRY_MASK)
+        return found.values()
+
+    def keep_only(self, used: AbstractSet[int]) -> None:
+        """Free the numbers of all pages but some. Complexity: O(pages)."""
+        unused = [key for key, page in self._numbers.items() if page not in used]
+        self._free += [self._numbers.pop(key) for key in unused]
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(pages)."""
+        for key, page in self._numbers.items():
+            assert key == self._ledger_ids[page] << ENTRY_BITS | self._highs[page]
+        assert sorted([*self._numbers.values(), *self._free]) == list(range(len(self._highs)))
+
+
+# Keys sort by time. The low 64 bits of a key are the *leaf* part: 24 bits of the time (4 h 40 min), then the place. The
+# bits above them, the *era*, are stored once for many keys.
+TIME_BITS = 24
+POSITION_BITS = ENTRY_BITS + PAGE_BITS
+PAGE_MASK = (1 << PAGE_BITS) - 1
+PLACE_MASK = (1 << POSITION_BITS) - 1
+TIME_MASK = (1 << TIME_BITS) - 1
+ERA_BITS = POSITION_BITS + TIME_BITS
+LEAF_MASK = (1 << ERA_BITS) - 1
+
+
+class Due(NamedTuple):
+    """Messages and their times: three arrays of one length, int64, by time, then by position.
+
+    Attributes:
+        due_ms: When each is due.
+        ledger_ids: Its ledger.
+        entry_ids: Its entry in that.
+    """
+
+    due_ms: NDArray[np.int64]
+    ledger_ids: NDArray[np.int64]
+    entry_ids: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+
+class EraKeys(NamedTuple):
+    """The keys of a leaf, sorted, and the era that they omit."""
+
+    era: int
+    keys: array[int] | memoryview
+
+
+def first_of_each(
+    entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64], kept: BitMap
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the entries of one ledger that are in a bitmap, each once, in order, with its first time."""
+    entry_ids, first_at = np.unique(entry_ids, return_index=True)
+    is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
+    return entry_ids[is_kept], due_ms[first_at[is_kept]]
+
+
+def times_of(chunk: EraKeys) -> NDArray[np.int64]:
+    """Return the times of keys."""
+    times = np.frombuffer(chunk.keys, dtype=np.uint64) >> np.uint64(POSITION_BITS)
+    return times.astype(np.int64) | chunk.era << TIME_BITS
+
+
+def places_of(chunks: list[EraKeys]) -> NDArray[np.int64]:
+    """Return the places of keys."""
+    return np.frombuffer(b"".join([chunk.keys for chunk in chunks]), dtype=np.int64) & PLACE_MASK
+
+
+_LEAF_COUNT_MAX = 32_768
+_FRONT_COUNT_MAX = 2_048
+_FRONT_COUNT = 1_024
+# How many messages are gathered before they go into the leaves, at least, and for each leaf: no leaf is changed for one
+# or two messages.
+_FRESH_COUNT = 4_096
+_FRESH_COUNT_PER_LEAF = 64
+# The memory of a leaf beside its array (its bound, two list slots): measured.
+_LEAF_BYTES = 60
+_NEVER_MS = 1 << 63
+_SWEEP_COUNT_MIN = 1_024
+_BULK_COUNT_MIN = 64  # Fewer are put into a leaf faster one by one.
+_FEW = 48  # Fewer are put into a bitmap faster one by one.
+
+
+class _Fresh(NamedTuple):
+    """Messages as they were added: columns of one length."""
+
+    due_ms: array[int]
+    ledger_ids: array[int]
+    entry_ids: array[int]
+
+
+@final
+class Calendar:
+    """A priority queue of messages by due time, with no object per message; not safe for concurrent use.
+
+    Leaves cover the time to come, each an unsorted array of at most 32,768 keys that is divided when it is full. Only
+    the front, a thousand keys or two, is sorted. Messages added one by one or in small bulks are gathered first, up to
+    some thousand, and then go into the leaves together. So the work of a call is bounded, however many messages wait. A
+    message may be in it more than once.
+
+    >>> calendar = Calendar()
+    >>> calendar.add(Position(3, 7), 1_500)
+    >>> calendar.first_due_ms, len(calendar.take_until(1_499))
+    (1500, 0)
+    >>> calendar.take_until(1_500).entry_ids.tolist()
+    [7]
+    """
+
+    __slots__ = (
+        "_count", "_fresh", "_fresh_count_max", "_fresh_first_ms", "_front", "_front_era", "_leaves", "_lows", "_pages",
+        "_sweep_at_count",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # The messages that were added one by one since the last flush, and their earliest time.
+        self._fresh = _Fresh(array("q"), array("q"), array("q"))
+        self._fresh_first_ms = _NEVER_MS
+        self._fresh_count_max = _FRESH_COUNT
+        # Invariants: _front has the low bits of keys of one era, is sorted, not empty unless all leaves are, and below
+        # _lows[0]. _lows is sorted; _leaves[i] has the low bits of keys of the era of _lows[i], from that up to
+        # _lows[i + 1], and is not empty.
+        self._front = array("Q")
+        self._front_era = 0
+        self._lows: list[int] = []
+        self._leaves: list[array[int]] = []
+        self._count = 0  # without the fresh messages
+        self._pages = EntryPages()
+        self._sweep_at_count = _SWEEP_COUNT_MIN
+
+    def __len__(self) -> int:
+        """Return how many messages are in it; one that was added twice counts twice. Complexity: O(1)."""
+        return self._count + len(self._fresh.due_ms)
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """When the next message is due, or None. Complexity: O(1)."""
+        first_ms = self._fresh_first_ms
+        if self._front:
+            first_ms = min(first_ms, self._front_era << TIME_BITS | self._front[0] >> POSITION_BITS)
+        return None if first_ms == _NEVER_MS else first_ms
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes. Complexity: O(leaves), some hundreds at 10 million messages."""
+        arrays = sum(map(getsizeof, (*self._leaves, *self._fresh, self._front)))
+        return arrays + _LEAF_BYTES * len(self._leaves) + self._pages.memory_bytes
+
+    def add(self, position: Position, due_ms: int) -> None:
+        """Put in a message; neither its ids nor the time are checked.
+
+        Complexity: O(1); each 4,096th call O(leaves).
+        """
+        ledger_id, entry_id = position
+        times, ledger_ids, entry_ids = self._fresh
+        times.append(due_ms)
+        ledger_ids.append(ledger_id)
+        entry_ids.append(entry_id)
+        if due_ms < self._fresh_first_ms:  # noqa: PLR1730 - faster than `min`
+            self._fresh_first_ms = due_ms
+        if len(times) >= self._fresh_count_max:
+            self._flush()
+
+    def add_many(self, ledger_id: int, entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64]) -> None:
+        """Put in messages of one ledger, not checked either.
+
+        Complexity: O(messages log messages); each 4,096th message, or a call with as many, O(leaves).
+        """
+        self.add_all(due_ms, np.full(len(entry_ids), ledger_id), entry_ids)
+
+    def add_all(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+        """Put in messages of any ledgers, three arrays as in `Due` but in any order; complexity as for `add_many`."""
+        if not len(due_ms):
+            return
+        if len(due_ms) >= self._fresh_count_max:
+            self._free_unused_pages()
+            self._put_many(due_ms, ledger_ids, entry_ids)
+            return
+        for gathered, column in zip(self._fresh, (due_ms, ledger_ids, entry_ids), strict=True):
+            gathered.frombytes(column.astype(np.int64, copy=False).tobytes())
+        self._fresh_first_ms = min(self._fresh_first_ms, int(due_ms.min()))
+        if len(self._fresh.due_ms) >= self._fresh_count_max:
+            self._flush()
+
+    def take_until(self, now_ms: int, max_count: int | None = None) -> Due:
+        """Remove and return the messages that are due at a time or before, the first of them, in order.
+
+        Complexity: O(n log n) for n messages returned, and O(1) for each that is due at the time of the last.
+        """
+        due = self._in_order(self._take(now_ms, len(self) + 1 if max_count is None else max_count))
+        self._forget_pages_if_empty()
+        if max_count is None or len(due) <= max_count:
+            return due
+        # Pages are numbered as they come, so the first positions are known only among all messages due at one time.
+        for due_ms, *position in zip(*(column[max_count:].tolist() for column in due), strict=True):
+            self.add(Position(*position), due_ms)
+        return Due(*(column[:max_count] for column in due))
+
+    def take_into(self, positions: PositionSet, now_ms: int) -> None:
+        """Remove the messages that are due at a time or before, and put their positions into a set.
+
+        Complexity: O(n log n) for n messages, and O(1) for each page of a ledger.
+        """
+        before = len(self)
+        chunks = self._take(now_ms, before + 1)
+        if before - len(self) >= _FEW:
+            positions.update_ledgers(self._pages.by_page(places_of(chunks)))
+        else:
+            places = (key & PLACE_MASK for chunk in chunks for key in chunk.keys.tolist())
+            positions.update_ledgers(self._pages.few_by_page(places))
+        self._forget_pages_if_empty()
+
+    def keep_only(self, positions: PositionSet) -> None:
+        """Remove the messages that are not in a set, once they are more than those that may be.
+
+        Complexity: O(1), and O(messages log messages) each time that half of them are to go.
+        """
+        if len(self) <= 2 * len(positions) + _FRESH_COUNT:
+            return
+        everything = self.take_until(_NEVER_MS - 1)
+        for ledger_id in np.unique(everything.ledger_ids).tolist():
+            kept = positions.entries_of(ledger_id)
+            if kept is None:
+                continue
+            is_of_it = everything.ledger_ids == ledger_id
+            # In order of time: if a message is in it twice, the first time counts.
+            self.add_many(ledger_id, *first_of_each(everything.entry_ids[is_of_it], everything.due_ms[is_of_it], kept))
+
+    def clear(self) -> None:
+        """Remove everything."""
+        Calendar.__init__(self)
+
+    def _take(self, now_ms: int, wanted: int) -> list[EraKeys]:
+        """Remove due messages, at least `wanted` if there are, with all that are due at the time of the last."""
+        if self._fresh_first_ms <= now_ms:
+            self._flush()
+        end = (now_ms + 1) << POSITION_BITS
+        chunks: list[EraKeys] = []
+        taken = 0
+        while self._front and wanted > 0:
+            era_end = end - (self._front_era << ERA_BITS)
+            at = bisect_left(self._front, era_end)
+            if taken < wanted <= taken + at:
+                era_end = (self._front[wanted - taken - 1] >> POSITION_BITS) + 1 << POSITION_BITS
+                end = era_end + (self._front_era << ERA_BITS)
+                at = bisect_left(self._front, era_end)
+            if not at:
+                break
+            chunks.append(EraKeys(self._front_era, self._front[:at]))
+            del self._front[:at]
+            self._count -= at
+            taken += at
+            if not self._front:
+                chunks += self._refill(end if wanted > taken + self._count else 0)
+        return chunks
+
+    def _refill(self, end: int) -> list[EraKeys]:
+        """Make the next leaf the front; those that lie below `end` as a whole are removed and returned instead."""
+        chunks = []
+        while self._leaves:
+            era = self._lows.pop(0) >> ERA_BITS
+            keys = np.sort(np.frombuffer(self._leaves.pop(0), dtype=np.uint64))
+            if (era << ERA_BITS | int(keys[-1])) >= end:
+                self._front, self._front_era = array("Q", keys[:_FRONT_COUNT].tobytes()), era
+                self._insert_leaves(0, era, keys[_FRONT_COUNT:], size=_FRONT_COUNT)
+                break
+            chunks.append(EraKeys(era, keys.data))
+            self._count -= len(keys)
+        return chunks
+
+    def _in_order(self, chunks: list[EraKeys]) -> Due:
+        if not chunks:
+            return Due(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        times, places = np.concatenate([*map(times_of, chunks)]), places_of(chunks)
+        ledger_ids, entry_ids = self._pages.positions(places)
+        order = np.lexsort((entry_ids, ledger_ids, times))
+        return Due(times[order], ledger_ids[order], entry_ids[order])
+
+    def _flush(self) -> None:
+        """Move the fresh messages into the front and the leaves."""
+        self._free_unused_pages()
+        fresh, self._fresh, self._fresh_first_ms = self._fresh, _Fresh(array("q"), array("q"), array("q")), _NEVER_MS
+        if len(fresh.due_ms) >= _BULK_COUNT_MIN:
+            self._put_many(*(np.frombuffer(column, dtype=np.int64) for column in fresh))
+            self._fresh_count_max = max(_FRESH_COUNT, _FRESH_COUNT_PER_LEAF * len(self._leaves))
+            return
+        for due_ms, ledger_id, entry_id in zip(*fresh, strict=True):
+            page = self._pages.number(ledger_id, entry_id >> ENTRY_BITS)
+            self._put((due_ms << PAGE_BITS | page) << ENTRY_BITS | entry_id & ENTRY_MASK)
+
+    def _put(self, key: int) -> None:
+        self._count += 1
+        era = key >> ERA_BITS
+        at = bisect_right(self._lows, key) - 1
+        if at < 0 and self._claim_front(era):
+            insort(self._front, key & LEAF_MASK)
+            if len(self._front) > _FRONT_COUNT_MAX:
+                self._set_front(np.frombuffer(self._front, dtype=np.uint64))
+            return
+        if at < 0 or self._lows[at] >> ERA_BITS != era:
+            at = self._begin_era(at + 1, era)
+        self._leaves[at].append(key & LEAF_MASK)
+        if len(self._leaves[at]) > _LEAF_COUNT_MAX:
+            self._divide(at)
+
+    def _put_many(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+        eras = due_ms >> TIME_BITS
+        times = (due_ms & TIME_MASK).astype(np.uint64) << np.uint64(POSITION_BITS)
+        keys = times | self._pages.places(ledger_ids, entry_ids).astype(np.uint64)
+        if eras.min() == eras.max():
+            self._put_sorted(int(eras[0]), np.sort(keys))
+            return
+        order = np.lexsort((keys, eras))
+        eras, keys = eras[order], keys[order]
+        starts = [0, *(np.flatnonzero(np.diff(eras)) + 1).tolist(), len(keys)]
+        for first, end in pairwise(starts):
+            era = int(eras[first])
+            if end - first >= _BULK_COUNT_MIN:
+                self._put_sorted(era, keys[first:end])
+                continue
+            for key in keys[first:end].tolist():
+                self._put(era << ERA_BITS | key)
+
+    def _put_sorted(self, era: int, keys: NDArray[np.uint64]) -> None:
+        """Put in keys of one era, which are sorted."""
+        self._count += len(keys)
+        first, end = bisect_left(self._lows, era << ERA_BITS), bisect_left(self._lows, era + 1 << ERA_BITS)
+        lows = np.array([low & LEAF_MASK for low in self._lows[first:end]], dtype=np.uint64)
+        starts = [*np.searchsorted(keys, lows).tolist(), len(keys)]
+        raw, size = keys.data.cast("B"), keys.itemsize
+        # The last leaf first: one that is divided moves those behind it.
+        for at in range(end - 1, first - 1, -1):
+            start, stop = starts[at - first : at - first + 2]
+            if start < stop:
+                leaf = self._leaves[at]
+                leaf.frombytes(raw[size * start : size * stop])
+                if len(leaf) > _LEAF_COUNT_MAX:
+                    self._divide(at)
+        below = keys[: starts[0]]
+        if not first and len(below) and self._claim_front(era):
+            # Two sorted runs: a stable sort merges them.
+            self._set_front(np.sort(np.concatenate((self._front, below)), kind="stable"))
+        else:
+            self._insert_leaves(first, era, below, size=_LEAF_COUNT_MAX // 2)
+
+    def _claim_front(self, era: int) -> bool:
+        """Return whether keys of an era, below all leaves, go into the front; one of a later era is made a leaf."""
+        if not self._front or era < self._front_era:
+            later = np.frombuffer(self._front, dtype=np.uint64)
+            self._insert_leaves(0, self._front_era, later, size=_FRONT_COUNT_MAX)
+            self._front, self._front_era = array("Q"), era
+        return era == self._front_era
+
+    def _set_front(self, keys: NDArray[np.uint64]) -> None:
+        """Make sorted keys the front or, if they are too many, the first of them and leaves of the others."""
+        count = len(keys) if len(keys) <= _FRONT_COUNT_MAX else _FRONT_COUNT
+        self._front = array("Q", keys[:count].tobytes())
+        self._insert_leaves(0, self._front_era, keys[count:], size=_LEAF_COUNT_MAX // 2)
+
+    def _divide(self, at: int) -> None:
+        """Make two leaves of one, or more after many were put in."""
+        keys, low, size = np.frombuffer(self._leaves.pop(at), dtype=np.uint64), self._lows.pop(at), _LEAF_COUNT_MAX // 2
+        # In a fifth of the time of a sort: the first key of each leaf is its lowest, but for the first leaf.
+        keys = np.partition(keys, range(size, len(keys), size))
+        self._insert_leaves(at, low >> ERA_BITS, keys, size=size)
+        self._lows[at] = low
+
+    def _begin_era(self, at: int, era: int) -> int:
+        """Put in an empty leaf, to be filled at once, and return where."""
+        self._lows.insert(at, era << ERA_BITS)
+        self._leaves.insert(at, array("Q"))
+        return at
+
+    def _insert_leaves(self, at: int, era: int, keys: NDArray[np.uint64], *, size: int) -> None:
+        """Put in keys of one era as leaves of at most `size` keys, the first of which is the lowest of each."""
+        pieces = [keys[first : first + size] for first in range(0, len(keys), size)]
+        self._lows[at:at] = [era << ERA_BITS | int(piece[0]) for piece in pieces]
+        self._leaves[at:at] = [array("Q", piece.tobytes()) for piece in pieces]
+
+    def _free_unused_pages(self) -> None:
+        """Free the pages that no key is on. Complexity: O(messages), whenever there are twice the pages."""
+        if len(self._pages) < self._sweep_at_count:
+            return
+        used: set[int] = set()
+        for keys in (self._front, *self._leaves):
+            pages = np.frombuffer(keys, dtype=np.uint64) >> np.uint64(ENTRY_BITS) & np.uint64(PAGE_MASK)
+            used.update(np.unique(pages).tolist())
+        self._pages.keep_only(used)
+        self._sweep_at_count = max(_SWEEP_COUNT_MIN, 2 * len(self._pages))
+
+    def _forget_pages_if_empty(self) -> None:
+        if not len(self):
+            self.clear()
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(messages)."""
+        assert list(self._front) == sorted(self._front)
+        assert bool(self._front) == bool(self._count)
+        assert len(self._fresh.due_ms) < self._fresh_count_max
+        assert self._fresh_first_ms == min(self._fresh.due_ms, default=_NEVER_MS)
+        assert len(self._lows) == len(self._leaves)
+        assert self._lows == sorted(self._lows)
+        assert self._count == len(self._front) + sum(map(len, self._leaves))
+        assert not self._lows or self._front_era << ERA_BITS | self._front[-1] <= self._lows[0]
+        bounds = [*self._lows, 1 << 200][1:]
+        for low, end, leaf in zip(self._lows, bounds, self._leaves, strict=True):
+            assert 0 < len(leaf) <= _LEAF_COUNT_MAX
+            era = low >> ERA_BITS << ERA_BITS
+            assert low <= era | min(leaf)
+            assert era | max(leaf) <= end
+        self._pages._check()
 
 
 @final

@@ -1,37 +1,366 @@
-"""The delayed messages of one subscription, as a view of its topic's index.
+"""The delayed messages of one subscription: the tracker that a dispatcher uses, and the view of its topic's index.
 
-The index forgets a message when it falls due, whether or not this subscription's reader has met it. A view takes the
-messages of the due log that its reader has passed, since the reader skipped them. It drops those ahead of the reader,
-since the reader will meet them as messages that are due. So a view stores no message before it is due, only how far its
-reader is.
+Each subscription of a topic has a view of one index. The message log reports each delayed message when it is published;
+a view whose reader comes to a message that the index does not know, as after a restart, offers it, for all views. The
+index forgets a message when it falls due, and puts it into the due log, which every view reads at its own pace.
 """
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from pyroaring import BitMap
 
-from ackstate.delay.due_log import batches_from
-from ackstate.delay.position_set import PositionSet
-from ackstate.delay.tracker import DelayedDeliveryTracker, check_message, check_time
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.integers import check_count, integer
-from ackstate.position import Position, check_position, positions_of
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
+from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from ackstate.delay.due_log import DueBatch
-    from ackstate.delay.shared_index import SharedDelayIndex
-    from ackstate.delay.tracker import AckedAndSent
-
+# The latest time there is: Pulsar stores a time in signed 64 bits.
+TIME_MS_MAX = 2**63 - 1
+DUE_LOG_BYTES_MAX = 1 << 20
 # Bounds of an empty window, such that the first position extends it by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
 _BEFORE_ALL = Position(0, -1)
 _LOWEST = Position(0, 0)
+_AT_ONCE: AbstractContextManager[object] = nullcontext()
+
+
+def check_time(time_ms: int, *, name: str) -> int:
+    """Return a time as a plain integer; refuse one outside 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: The time is out of range.
+        TypeError: The time is not an integer.
+    """
+    if type(time_ms) is not int:
+        time_ms = integer(name, time_ms)
+    if not 0 <= time_ms <= TIME_MS_MAX:
+        raise ValueError(f"{name} must be in 0..{TIME_MS_MAX}, got {time_ms}")
+    return time_ms
+
+
+def check_message(position: Position, deliver_at_ms: int, now_ms: int) -> tuple[Position, int, int]:
+    """Return a message that is added, its time and the time now, of plain integers; -1 is no delay.
+
+    Raises:
+        ValueError: An id or a time is out of range.
+        TypeError: An id or a time is not an integer.
+    """
+    ledger_id, entry_id = position
+    # Called for each message that is read: it calls no function for a valid message.
+    if (
+        type(position) is Position
+        and type(ledger_id) is type(entry_id) is type(deliver_at_ms) is type(now_ms) is int
+        and 0 <= ledger_id <= LEDGER_ID_MAX
+        and 0 <= entry_id <= ENTRY_ID_MAX
+        and -1 <= deliver_at_ms <= TIME_MS_MAX
+        and 0 <= now_ms <= TIME_MS_MAX
+    ):
+        return position, deliver_at_ms, now_ms
+    position = check_position(position, entry_id_min=0)
+    return position, check_deliver_at(deliver_at_ms), check_time(now_ms, name="now_ms")
+
+
+def check_deliver_at(deliver_at_ms: int) -> int:
+    """Return when a message is to be delivered as a plain integer, -1 for one without a delay.
+
+    Raises:
+        ValueError: The time is above 2**63 - 1.
+        TypeError: The time is not an integer.
+    """
+    if type(deliver_at_ms) is not int:
+        deliver_at_ms = integer("deliver_at_ms", deliver_at_ms)
+    return check_time(deliver_at_ms, name="deliver_at_ms") if deliver_at_ms >= 0 else -1
+
+
+class AckedAndSent(Protocol):
+    """The reports of a subscription to its tracker. A cursor with a dispatcher can."""
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """Remove the acked entries from a bitmap of entries of one ledger."""
+        ...
+
+    def not_sent_between(self, first: Position, end: Position) -> PositionSet:
+        """Return the unsent messages that the reader has passed, from `first` (included) to `end` (excluded).
+
+        These are all entries below the read position that are not acked, not in flight and not queued for sending.
+        """
+        ...
+
+
+class DelayedDeliveryTracker(Protocol):
+    """The delayed messages of one subscription, from when the dispatcher meets them until it takes them.
+
+    Derive your own tracker from this class: the methods that only some trackers need have defaults.
+
+    All times are milliseconds since the epoch, 0 to 2**63 - 1. A clock may jump back: a tracker either keeps the latest
+    time seen, or takes each time as it is given, and documents which. A message that was handed out is forgotten. The
+    dispatcher checks that its own time has come, sends it, and follows it until it is acked.
+
+    Source: ``DelayedDeliveryTracker`` of Apache Pulsar.
+    """
+
+    __slots__ = ()
+
+    def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
+        """Return whether a message that the dispatcher has met must wait.
+
+        Args:
+            position: The message.
+            deliver_at_ms: The time at which to deliver it, which the tracker may round; negative means no delay.
+            now_ms: The time now.
+
+        Returns:
+            True if it must wait: skip it, `scheduled_messages` will hand it out. False if it is to be delivered now.
+
+        Raises:
+            ValueError: An id or a time is out of range.
+            TypeError: An id or a time is not an integer.
+        """
+        ...
+
+    def has_message_available(self, *, now_ms: int) -> bool:
+        """Return whether `scheduled_messages` would hand out anything now."""
+        ...
+
+    def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
+        """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
+
+        The tracker decides which ones if there are more, whether acked ones are omitted, and the meaning of a negative
+        maximum.
+
+        Raises:
+            ValueError: A number is out of range.
+            TypeError: A number is not an integer.
+        """
+        ...
+
+    @property
+    def delayed_message_count(self) -> int:
+        """How many messages wait, including due ones that were not yet handed out."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the tracker takes."""
+        ...
+
+    @property
+    def next_delivery_ms(self) -> int | None:
+        """When to poll again: no message that waits is due before; None if none waits."""
+        ...
+
+    def clear(self) -> None:
+        """Forget every message; the dispatcher restarts and will offer the unacked messages again."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Any later call but `close` raises `ValueError`."""
+        ...
+
+    # The rest has a default, which suits a tracker of one subscription that starts empty.
+
+    @property
+    def shared_index(self) -> SharedDelayIndex | None:
+        """The index that all subscriptions of the topic share, for the message log to feed; None if there is none."""
+        return None
+
+    def attach(self, subscription: AckedAndSent) -> None:  # noqa: ARG002
+        """Register the subscription, which can report more than `is_acked` does."""
+        return
+
+    def skip(self, position: Position, *, now_ms: int) -> bool:  # noqa: ARG002
+        """Return whether a message is known to wait: then it need not be read, nor offered.
+
+        A message that is not known to wait must be read and offered.
+
+        Raises:
+            ValueError: An id or the time is out of range.
+            TypeError: One of them is not an integer.
+        """
+        return False
+
+    def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
+        """Return those of the next messages that are not known to wait: those for which `skip` returns False.
+
+        Raises:
+            As `skip`.
+        """
+        return [position for position in positions if not self.skip(position, now_ms=now_ms)]
+
+    def count_between(self, first: Position, end: Position) -> int:  # noqa: ARG002
+        """Return how many messages from `first` (included) to `end` (excluded) are not yet due; 0 if unknown."""
+        return 0
+
+    def reading(self, first: Position) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Return a context in which to read and offer unread messages, the first of which is at a position.
+
+        With a shared index, one subscription at a time reads messages that the index may lack, so that the
+        subscriptions after it can skip them.
+        """
+        return nullcontext()
+
+    def advance_mark_delete(self, position: Position) -> None:  # noqa: ARG002
+        """Note that everything up to a position, included, is durably acked, until `clear`.
+
+        Raises:
+            ValueError: An id is out of range.
+            TypeError: An id is not an integer.
+        """
+        return
+
+
+@final
+class DueBatch:
+    """A link of the log: the messages that fell due at one moment. The last link is empty and waits to be filled.
+
+    Attributes:
+        number: Rises by one from link to link.
+        positions: The messages; not changed once `next` is set.
+        next: The link behind; None for the last.
+    """
+
+    __slots__ = ("next", "number", "positions")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.positions = PositionSet()
+        self.next: DueBatch | None = None
+
+
+@final
+class DueLog:
+    """Batches in a linked list, of which the log itself holds only the end: batches that all have read are gone.
+
+    A reader that lags would keep all later batches alive. So once they may take more than a bound, all readers must
+    catch up: from then on the messages that such a reader has not handed out are in its own memory.
+
+    Args:
+        bytes_max: About how much memory batches may take before readers that lag must catch up.
+    """
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0  # of the batches since all were made to catch up, also of those that are gone since
+        self.end = DueBatch(0)
+        self.readers: set[SubscriptionDelayView] = set()
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory the batches take that some reader has yet to read. Complexity: O(readers + bitmaps)."""
+        return sum(batch.positions.memory_bytes for batch in batches_from(self._first_unread()))
+
+    def append(self, positions: PositionSet) -> None:
+        """Append messages that have fallen due; the set belongs to the log from now on.
+
+        Complexity: O(ledgers), and O(readers) each time that the batches reach the bound.
+        """
+        batch = self.end
+        batch.positions = positions
+        self.end = batch.next = DueBatch(batch.number + 1)
+        self._bytes += positions.memory_bytes_max
+        if self._bytes > self._bytes_max:
+            for reader in tuple(self.readers):
+                reader.catch_up()
+            self._bytes = 0
+
+    def _first_unread(self) -> DueBatch:
+        # A copy, since a view of this topic may be opened meanwhile.
+        unread = (reader.unread for reader in tuple(self.readers))
+        return min(unread, key=lambda batch: batch.number, default=self.end)
+
+
+def batches_from(batch: DueBatch) -> Iterator[DueBatch]:
+    """Yield the batches from one on that are filled."""
+    while batch.next is not None:
+        yield batch
+        batch = batch.next
+
+
+class SharedDelayIndex(ABC):
+    """The messages of a topic that are not yet due, as its views and its message log use them.
+
+    All methods but `learn`, `reading` and `memory_bytes` are called with the lock held.
+
+    Args:
+        due_log_bytes_max: About how much memory the due log may take before views that lag are cut off from it.
+
+    Attributes:
+        held: The messages that are not yet due; to be read, not changed.
+        lock: Guards the index and the calls of its views; no callback of a view runs under it.
+        due_log: The messages that have fallen due.
+        is_fed: Whether messages are fed explicitly, for all views.
+        complete_from: From this position on, the log reports every delayed message when it is published.
+    """
+
+    def __init__(self, *, due_log_bytes_max: int) -> None:
+        self.held = PositionSet()
+        self.lock = threading.Lock()
+        self.due_log = DueLog(bytes_max=due_log_bytes_max)
+        self.is_fed = False
+        self.complete_from = _ABOVE_ALL
+        self._reading = threading.Lock()
+
+    @property
+    @abstractmethod
+    def now_ms(self) -> int:
+        """The latest time seen."""
+
+    @property
+    @abstractmethod
+    def next_due_ms(self) -> int | None:
+        """When the next message falls due, at the earliest; None if none is held."""
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """About how much memory the messages take that are not yet due or that some view has yet to read."""
+
+    @abstractmethod
+    def hold(self, position: Position, deliver_at_ms: int) -> bool:
+        """Hold a message until it is due, after `move_due`; False if it is due already. Neither is checked."""
+
+    @abstractmethod
+    def move_due(self, now_ms: int) -> None:
+        """Move the messages that have fallen due to the due log."""
+
+    @abstractmethod
+    def drop_before(self, ledger_id: int) -> None:
+        """Drop the messages of the ledgers before one: every subscription has acked them.
+
+        A later call may name a lower ledger. A subscription that restarts there offers the messages once more.
+        """
+
+    def forget_before(self, ledger_id: int) -> None:
+        """Drop the messages of the ledgers before one, which the log no longer has."""
+        with self.lock:
+            self.drop_before(ledger_id)
+
+    def close(self) -> None:
+        """Release everything, once the views are closed. No-op if closed."""
+        return
+
+    def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
+        """Hold messages that were just published, each with the time at which to deliver it.
+
+        No reader has come to them yet. The positions and times are not checked.
+        """
+        with self.lock:
+            for position, deliver_at_ms in delayed:
+                self.hold(position, deliver_at_ms)
+
+    def reading(self, first: Position) -> AbstractContextManager[object]:
+        """Return a context in which to read unread messages; see `DelayedDeliveryTracker.reading`."""
+        return self._reading if first < self.complete_from else _AT_ONCE
 
 
 @final
@@ -141,6 +470,11 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
                     return positions
         return super().unknown(positions, now_ms=now_ms)
 
+    def count_between(self, first: Position, end: Position) -> int:
+        """Return how many messages of the index from `first` (included) to `end` (excluded) are not yet due."""
+        with self._index.lock:
+            return self._index.held.count_between(first, end)
+
     def advance_mark_delete(self, position: Position) -> None:
         """Note that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
 
@@ -239,7 +573,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._open_index = None
 
     def catch_up(self) -> None:
-        """See `DueLogReader`; called with the index's lock held."""
+        """Move to the end of the log now, even while the reader is busy; called with the index's lock held."""
         if self._subscription is None:
             self._caught_up = self._caught_up or PositionSet()
             self._read_into(self._caught_up)

@@ -34,6 +34,8 @@ class BlockReason(NamedTuple):
         releases: For a limit on the ack state, the holes that reduce the usage when they are filled, by most first.
         frees: By how much each of them does: in bytes that are not durable, or in ranges.
         holders: The consumers with their numbers of unacked messages, most first.
+        delayed_ranges: For a limit on ranges, how many are freed when holes that consist of delayed messages alone are
+            filled: those are sent when they are due, also while the rule is closed.
     """
 
     rule: Rule
@@ -46,6 +48,7 @@ class BlockReason(NamedTuple):
     releases: tuple[HoleReport, ...]
     frees: tuple[int, ...]
     holders: tuple[tuple[str, int], ...]
+    delayed_ranges: int = 0
 
     @property
     def detail(self) -> str:
@@ -59,6 +62,8 @@ class BlockReason(NamedTuple):
             f"Acking {hole.first} to {hole.last} ({hole.detail}) frees {freed} {unit}."
             for hole, freed in zip(self.releases, self.frees, strict=True)
         ]
+        if self.delayed_ranges:
+            parts.append(f"Delayed messages part {self.delayed_ranges} of the ranges until they are due.")
         if self.holders and not self.releases:
             parts.append("Unacked: " + ", ".join(f"{name!r} has {count}" for name, count in self.holders) + ".")
         return " ".join(parts)
@@ -103,15 +108,18 @@ def _explain_block(  # noqa: PLR0913 - the parts of the reason
     counted = ((name, where.deliveries.unacked_of(name)) for name in consumers)
     holders = sorted((each for each in counted if each[1]), key=lambda each: -each[1])
     released: list[tuple[HoleReport, int]] = []
+    delayed_ranges = 0
     if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
         released = releasing_holes(where, cursor.view.unpersisted_bytes_freed, top=top, now_ms=now_ms)
     elif rule is Rule.UNACKED_RANGES:
         released = releasing_holes(where, _ranges_freed, top=top, now_ms=now_ms)
+        delayed_ranges = sum(max(hole.freed_ranges, 0) for hole in cursor.view.holes() if where.is_delayed(hole))
     else:
         store_error = None
     return BlockReason(
         rule, verdict.used, verdict.limit, verdict.released_at, verdict.since_ms, consumer, store_error,
         tuple(hole for hole, _ in released), tuple(freed for _, freed in released), tuple(holders[:top]),
+        delayed_ranges,
     )  # fmt: skip
 
 

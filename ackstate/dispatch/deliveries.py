@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.delay.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
+from ackstate.position_set import PositionSet
 from ackstate.record_size import isolated_range_bytes
 
 if TYPE_CHECKING:

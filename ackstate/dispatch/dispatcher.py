@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.delay.position_set import PositionSet
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.consumers import Consumers
     from ackstate.dispatch.delivery import Batch
     from ackstate.dispatch.options import SubscriptionOptions
     from ackstate.dispatch.unacked_messages import UnackedMessages
+    from ackstate.position_set import PositionSet
     from ackstate.topic.message_log import Message
 
 _READ_AHEAD_COUNT = 1_000

@@ -32,6 +32,7 @@ class HoleContext(NamedTuple):
         deliveries: The messages in flight.
         waiting: The messages that wait to be sent.
         has_delays: Whether messages are delayed at all.
+        is_delayed: Returns whether all messages of a hole are delayed.
     """
 
     log: MessageLog
@@ -39,6 +40,7 @@ class HoleContext(NamedTuple):
     deliveries: Deliveries
     waiting: ReplayQueue
     has_delays: bool
+    is_delayed: Callable[[AckHole], bool]
 
 
 class _Look(NamedTuple):

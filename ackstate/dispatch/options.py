@@ -12,7 +12,7 @@ from ackstate.integers import check_count
 from ackstate.limits.gate import DispatchGate
 
 if TYPE_CHECKING:
-    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.delay.view import DelayedDeliveryTracker
     from ackstate.topic.message_log import MessageLog
 
 

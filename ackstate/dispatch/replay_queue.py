@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.delay.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
+from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, KeysView, Sequence

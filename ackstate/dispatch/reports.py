@@ -15,7 +15,7 @@ from ackstate.integers import check_count, integer
 
 if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.delay.view import DelayedDeliveryTracker
     from ackstate.dispatch.deliveries import Deliveries
     from ackstate.dispatch.hole_report import HoleReport
     from ackstate.dispatch.options import SubscriptionOptions
@@ -56,8 +56,9 @@ class SubscriptionReports:
             log, cursor, delays=delays, admission=self._admission, consumers=self._consumers
         )
         self._context = HoleContext(
-            log, cursor, self._admission.deliveries, self._messages.waiting, has_delays=delays is not None
-        )
+            log, cursor, self._admission.deliveries, self._messages.waiting, has_delays=delays is not None,
+            is_delayed=self._messages.delayed.fills,
+        )  # fmt: skip
 
     @property
     def unacked_messages(self) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult, Receipt
-    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.delay.view import DelayedDeliveryTracker
     from ackstate.topic.message_log import MessageLog
 
 __all__ = [

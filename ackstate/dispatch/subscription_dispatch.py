@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.delay.tracker import DelayedDeliveryTracker
+    from ackstate.delay.view import DelayedDeliveryTracker
     from ackstate.dispatch.consumers import SubscriptionType
     from ackstate.dispatch.delivery import DeadLetterPolicy, Delivery
     from ackstate.dispatch.options import SubscriptionOptions

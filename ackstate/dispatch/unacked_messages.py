@@ -7,11 +7,11 @@ import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, final
 
-from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch.hole_report import HoleReason
 from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position_set import PositionSet
 from ackstate.stores.base import LedgerNotFoundError
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
+    from ackstate.ack_hole import AckHole
     from ackstate.cursor.managed import ManagedCursor
-    from ackstate.delay.tracker import AckedAndSent, DelayedDeliveryTracker
+    from ackstate.delay.view import AckedAndSent, DelayedDeliveryTracker
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.consumers import Consumers
     from ackstate.dispatch.deliveries import Sent
@@ -131,6 +132,13 @@ class DelayedMessages:
             return 0
         taken_out = sum(self._cursor.view.is_unacked(position) for position in self)
         return self._tracker.delayed_message_count + taken_out
+
+    def fills(self, hole: AckHole) -> bool:
+        """Return whether all messages of a hole are known to be delayed and not yet due."""
+        if self._tracker is None:
+            return False
+        end = hole.first_position._replace(entry_id=hole.end)
+        return self._tracker.count_between(hole.first_position, end) == hole.entry_count
 
     @property
     def next_early_ms(self) -> int | None:

@@ -32,7 +32,7 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.topic.log_ownership import check_log_record, log_path
-from ackstate.wire import native, native_pointer
+from ackstate.wire import native
 from ackstate.wire.pulsar import decode_position_info
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _stored_record(value: Versioned | None, ledgers: LedgerMap) -> StoredRecord 
     except AckStateError:
         return None
     record, form = decoded.record, decoded.form.name
-    version = value.data[len(native_pointer.MAGIC)] if form is Format.NATIVE else None
+    version = value.data[len(native.POINTER_MAGIC)] if form is Format.NATIVE else None
     return StoredRecord(
         form, version, value.version, len(value.data), record.cursor_ledger_id,
         record.epoch, record.term, record.mark_delete, record.cursor_properties,

@@ -19,7 +19,7 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.message import Message
 from ackstate.stores.base import LedgerNotFoundError, Store, StoreError, check_path
 from ackstate.stores.pulsar_names import DOMAIN, decoded, managed_ledger_name, pulsar_path, quoted
-from ackstate.wire.pulsar.ledger_info import decode_ledger_info
+from ackstate.wire.pulsar.codec import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ackstate.position import Position
     from ackstate.stores.base import LedgerStore, Versioned
     from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
-    from ackstate.wire.pulsar.ledger_info import MessageLedger
+    from ackstate.wire.pulsar.codec import MessageLedger
 
 
 @final

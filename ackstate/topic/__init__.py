@@ -1,8 +1,5 @@
 """The parts of a topic: its message log, publisher, policies and delay buckets."""
 
-from ackstate.topic.bucket_registry import (
-    MetadataBucketRegistry,
-)
 from ackstate.topic.deletion import (
     delete_topic,
 )
@@ -52,7 +49,6 @@ __all__ = [
     "BacklogReport",
     "CounterSample",
     "MessageLog",
-    "MetadataBucketRegistry",
     "Policies",
     "PolicyOwner",
     "PolicyStore",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ackstate.cursor.journal.deletion import delete_cursor
+from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.inspect.stored_subscriptions import subscription_paths
 from ackstate.topic.log_ownership import LogOwnership, log_owner, log_path
 from ackstate.topic_name import check_name
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
 def delete_topic(store: Store, topic: str) -> bool:
     """Delete a topic with all of its subscriptions. Owners that have it open are fenced.
 
-    First the log is taken over. Then the subscriptions are deleted, then all messages at once, and last the record of
-    the log. So a crash leaves a topic that opens, with fewer subscriptions or without messages, or none. If another
-    owner opens the topic before the messages are deleted, it keeps them, and the subscriptions that are left.
-
-    Its policies stay, and so do delay buckets, which are where the caller has put them.
+    First the log is taken over. Then the subscriptions are deleted, then the delay buckets, then all messages at once,
+    and last the record of the log. So a crash leaves a topic that opens, with fewer subscriptions or without messages,
+    or none. If another owner opens the topic before the messages are deleted, it keeps them, and the subscriptions that
+    are left; it rebuilds delay buckets that are gone from them. The policies of the topic stay.
 
     Returns:
         Whether there was anything to delete.
@@ -37,11 +37,12 @@ def delete_topic(store: Store, topic: str) -> bool:
     check_name("topic", topic)
     paths = sorted(subscription_paths(store, topic))
     is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or _is_recorded(store, topic)
-    if not paths and not is_stored:
+    if not paths and not is_stored and not SnapshotStorage.of_topic(store, topic).is_stored:
         return False
     ownership = LogOwnership.take_over(store, topic)
     for path in paths:
         delete_cursor(store, path, check=ownership.check)
+    SnapshotStorage.of_topic(store, topic, check=ownership.check).delete()
     ownership.delete()
     return True
 

@@ -25,7 +25,7 @@ import google_crc32c
 
 from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
 from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
-from ackstate.wire.native_reader import CHECKSUM, check_version, corrupt
+from ackstate.wire.native import CHECKSUM, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from ackstate.delay.shared_index import SharedDelayIndex
+    from ackstate.delay.view import SharedDelayIndex
     from ackstate.stores.base import Store
 
 
@@ -508,6 +508,10 @@ class MessageLog:
         if delayed:
             for index in self._fed:
                 index.learn(delayed)
+
+    def check_owner(self) -> None:
+        """Raise `LogFencedError` if another owner has opened the log, `StoreError` if it cannot be found out."""
+        self._owned("change it").check()
 
     def can_read(self, ledger_id: int) -> bool:
         """Return whether the messages of a ledger are in the store."""

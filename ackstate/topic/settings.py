@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from ackstate.cursor.config import CursorConfig
+from ackstate.delay.config import DelayConfig
 from ackstate.dispatch.options import SubscriptionOptions
 from ackstate.integers import check_count
 from ackstate.limits.broker import BrokerLimit
@@ -30,8 +31,10 @@ class TopicSettings:
         bytes_per_ledger_max: Likewise.
         ledger_rollover_ms: A publish begins a new ledger if the open one was begun this long ago, so that trimming can
             delete it; Pulsar's ``managedLedgerMaxLedgerRolloverTimeMinutes``. 0 for never.
-        delay_tick_ms: The tick of the delay index, as for `TopicDelayIndex`; None for no index: every message is
-            delivered at once, and its time is ignored.
+        delay_index: The delay index, as Pulsar's ``delayedDeliveryTrackerFactoryClassName`` chooses it
+            (`DelayConfig.tracker`): in memory (`TopicDelayIndex`), or bucketed (`BucketedDelayIndex`), with snapshots
+            in the topic's store. No message is early, whatever `is_deliver_at_time_strict` says. None, or one that is
+            not `enabled`, for no index: every message is delivered at once, and its time is ignored.
         cursor: How the subscriptions persist.
         limits: The limits of each Shared and Key_Shared subscription.
         options: The other settings of each subscription.
@@ -51,7 +54,7 @@ class TopicSettings:
     entries_per_ledger_max: int = 50_000
     bytes_per_ledger_max: int = BYTES_PER_LEDGER_MAX
     ledger_rollover_ms: int = 240 * 60_000
-    delay_tick_ms: int | None = 1_000
+    delay_index: DelayConfig | None = field(default_factory=DelayConfig)
     cursor: CursorConfig = field(default_factory=CursorConfig)
     limits: GateLimits = field(default_factory=GateLimits)
     options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
@@ -72,15 +75,14 @@ class TopicSettings:
         check_count("entries_per_ledger_max", self.entries_per_ledger_max, least=1)
         check_count("bytes_per_ledger_max", self.bytes_per_ledger_max, least=1)
         check_count("ledger_rollover_ms", self.ledger_rollover_ms, least=0)
-        if self.delay_tick_ms is not None:
-            check_count("delay_tick_ms", self.delay_tick_ms, least=1)
         for each in fields(self):
             kind, value = _TYPES.get(each.name), getattr(self, each.name)
-            if kind is not None and not isinstance(value, kind) and (value is not None or each.default is not None):
+            if kind is not None and not isinstance(value, kind) and (value is not None or each.name not in _OPTIONAL):
                 raise TypeError(f"{each.name} must be a {kind.__name__}, got {value!r}")
 
 
 _TYPES = {
+    "delay_index": DelayConfig,
     "cursor": CursorConfig,
     "limits": GateLimits,
     "options": SubscriptionOptions,
@@ -90,6 +92,7 @@ _TYPES = {
     "delayed_delivery": BrokerDelayedDelivery,
     "counters": PublishCounters,
 }
+_OPTIONAL = frozenset({"delay_index", "broker_limit", "policies"})
 
 
 def policy_owner(topic: str) -> PolicyOwner | None:
@@ -123,12 +126,19 @@ def delay_policies(settings: TopicSettings, topic: str) -> Callable[[], Effectiv
     return _read
 
 
-def delay_tick_ms(settings: TopicSettings, topic: str) -> int | None:
-    """Return the tick of a topic's delay index: that of its policies, else of its settings; errors as they read."""
-    if settings.delay_tick_ms is None or settings.policies is None:
-        return settings.delay_tick_ms
+def delay_config(settings: TopicSettings, topic: str) -> DelayConfig | None:
+    """Return the settings of a topic's delay index, with the tick of its policies; None for no index.
+
+    Raises:
+        StoreError, CorruptStateError, UnsupportedVersionError: The policies cannot be read.
+    """
+    config = settings.delay_index
+    if config is None or not config.enabled or settings.policies is None:
+        return config if config is not None and config.enabled else None
     in_force = delay_policies(settings, topic)()
-    return settings.delay_tick_ms if in_force.levels.tick_time_ms is Level.BROKER else in_force.tick_time_ms
+    return (
+        config if in_force.levels.tick_time_ms is Level.BROKER else replace(config, tick_time_ms=in_force.tick_time_ms)
+    )
 
 
 def subscription_settings(settings: TopicSettings, topic: str) -> tuple[CursorConfig, GateLimits]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ackstate.cursor.managed import ManagedCursor
+    from ackstate.delay.buckets import BucketedDelayIndex
     from ackstate.delay.index import TopicDelayIndex
     from ackstate.dispatch.delivery import Delivery
     from ackstate.limits.gate import GateLimits
@@ -111,7 +112,7 @@ def compose_subscription(
     planned: PlannedSubscription,
     cursor: ManagedCursor,
     *,
-    delays: TopicDelayIndex | None,
+    delays: TopicDelayIndex | BucketedDelayIndex | None,
     publish: Callable[[str, Message, int], object] | None,
 ) -> Subscription:
     """Return the subscription of an open cursor."""

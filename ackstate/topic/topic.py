@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, Unpack, final
 
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.persist.open_cursors import open_cursors
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
+from ackstate.delay.bucket_storage import SnapshotStorage
+from ackstate.delay.buckets import BucketedDelayIndex
+from ackstate.delay.config import TrackerKind
 from ackstate.delay.index import TopicDelayIndex
 from ackstate.dispatch.start import Start, StartTime
-from ackstate.errors import AckStateError, TopicClosedError
+from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.integers import integer
+from ackstate.stores.base import StoreError
 from ackstate.stores.group_commit import call_each
 from ackstate.topic.message_log import MessageLog
 from ackstate.topic.publisher import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
-from ackstate.topic.settings import TopicSettings, delay_policies, delay_tick_ms
+from ackstate.topic.settings import TopicSettings, delay_config, delay_policies
 from ackstate.topic.subscribing import (
     PlannedSubscription,
     RequestedFields,
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import PersistResult
+    from ackstate.delay.config import DelayConfig
     from ackstate.dispatch.subscription import Subscription
     from ackstate.inspect.stored_subscriptions import StoredSubscription
     from ackstate.message import Message
@@ -66,6 +73,7 @@ class LedgerAge:
 
 
 _LOOK_AGAIN_MS = 60_000
+_LOG = logging.getLogger("ackstate.topic")
 
 __all__ = ["Start", "StartTime", "Topic", "TopicSettings"]
 
@@ -89,7 +97,12 @@ class Topic:
     """
 
     def __init__(
-        self, log: MessageLog, settings: TopicSettings, delays: TopicDelayIndex | None, *, now_ms: int
+        self,
+        log: MessageLog,
+        settings: TopicSettings,
+        delays: TopicDelayIndex | BucketedDelayIndex | None,
+        *,
+        now_ms: int,
     ) -> None:
         self.name = log.topic
         self.store = log.store
@@ -129,9 +142,9 @@ class Topic:
         if not isinstance(settings, TopicSettings):
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
         now_ms = integer("now_ms", now_ms)
-        tick_ms = delay_tick_ms(settings, name)
+        config = delay_config(settings, name)
         log = MessageLog.open(store, topic=name, now_ms=now_ms, **settings.log_limits)
-        return cls(log, settings, None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms), now_ms=now_ms)
+        return cls(log, settings, _open_delays(log, config, now_ms=now_ms), now_ms=now_ms)
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -325,7 +338,10 @@ class Topic:
         """
         now_ms = self._at(now_ms)
         self._trim_attempt = self._trim_state(now_ms=now_ms)
-        return trim_behind(self.log, self.settings.retention, self._read_mark_deletes, now_ms=now_ms)
+        count = trim_behind(self.log, self.settings.retention, self._read_mark_deletes, now_ms=now_ms)
+        if count and self.delays is not None:
+            self.delays.forget_before(self.log.ledgers.first_ledger_id)
+        return count
 
     def may_trim(self, *, now_ms: int) -> bool:
         """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
@@ -411,6 +427,8 @@ class Topic:
                 self._drop(name)
         if not self._subscriptions:
             self.is_closed = True
+            if self.delays is not None:
+                self.delays.close()
             self.settings.counters.remove_topic(self.name)
 
     def _remove(self, name: str) -> Subscription | None:
@@ -486,3 +504,26 @@ def subscribe_all(
         except AckStateError as error:
             outcomes[number] = error
     return [outcomes[number] for number in range(len(requests))]
+
+
+def _open_delays(
+    log: MessageLog, config: DelayConfig | None, *, now_ms: int
+) -> TopicDelayIndex | BucketedDelayIndex | None:
+    """Open a topic's delay index, whose owner the owner of the log is."""
+
+    def read_deliver_at_ms(positions: Sequence[Position]) -> list[int]:
+        return [message.deliver_at_ms for message in log.read(positions)]
+
+    storage = SnapshotStorage.of_topic(
+        log.store, log.topic, check=log.check_owner, read_deliver_at_ms=read_deliver_at_ms
+    )
+    if config is not None and config.tracker is TrackerKind.BUCKETED:
+        index, report = BucketedDelayIndex.recover(config, storage=storage, now_ms=now_ms)
+        if report.fell_back:
+            _LOG.warning("topic %r: its delay buckets cannot be read, nor written: %s", log.topic, report.fell_back)
+        return index
+    with suppress(StoreError, CorruptStateError):
+        # Of a time when it was bucketed: garbage, which the next open deletes otherwise.
+        if storage.registry.is_stored:
+            storage.delete()
+    return None if config is None else TopicDelayIndex.from_config(config)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate import SqliteStore
 from ackstate.analysis.workloads.traffic import HOUR_MS
-from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
 from benchmarks.delay.footprint import owned_bytes
 from benchmarks.delayed_messages import TICK_MS, mixed_delays
 from benchmarks.measurement import Against, BenchmarkReport, Spread, timed
@@ -48,7 +47,7 @@ class Filled(NamedTuple):
 def storage() -> Iterator[SnapshotStorage]:
     """Open a store on disk for the time being."""
     with tempfile.TemporaryDirectory() as directory, closing(SqliteStore(directory)) as store:
-        yield SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/delayed/t"), OWNER)
+        yield SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/delayed/t"), OWNER)
 
 
 def fill(index: BucketedDelayIndex, count: int) -> Filled:

@@ -10,8 +10,8 @@ import numpy as np
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
+from ackstate.position_set import PositionSet
 from benchmarks.acked_entries import SEED
 from benchmarks.delay.nothing_acked import pass_all
 from benchmarks.delayed_messages import TICK_MS, LedgerOfMessages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from ackstate import Position
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ackstate import Position
-from ackstate.delay.tracker import DelayedDeliveryTracker, check_deliver_at, check_time
+from ackstate.delay.view import DelayedDeliveryTracker, check_deliver_at, check_time
 from ackstate.position import check_position
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges, LedgerMap, ManagedCursor, MemoryStore, Position
-from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage, TopicDelayIndex
 from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
 from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
 from benchmarks.delay.footprint import Ruler, in_new_process, owned_bytes
@@ -149,7 +148,7 @@ class Ours:
         rows = read(file, 3)
         config = DelayConfig(tick_time_ms=TICK_MS, min_index_count_per_bucket=sealed)
         store = MemoryStore()
-        storage = SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/delayed/t"), OWNER)
+        storage = SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/delayed/t"), OWNER)
         messages = _messages(rows)
         # A message of the next ledger seals the last bucket; it is not in a bucket itself.
         messages.append((Position(int(rows[-1, 0]) + 1, 0), 2 * steps["end"]))

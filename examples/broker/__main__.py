@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ackstate import AckStateError, CursorConfig, SqliteStore, Subscription, TopicSettings
 from ackstate.aio import AsyncTopics
 from ackstate.analysis.trace.recording import Recording
+from ackstate.delay import DelayConfig
 from examples.broker.broker import Broker
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def now_ms() -> int:
 
 async def serve(directory: Path, *, port: int, flush_ms: int, recording: Path | None, admin_port: int | None) -> None:
     """Serve clients until SIGINT or SIGTERM."""
-    settings = TopicSettings(delay_tick_ms=_TICK_MS, cursor=CursorConfig(flush_interval_ms=flush_ms))
+    settings = TopicSettings(
+        delay_index=DelayConfig(tick_time_ms=_TICK_MS), cursor=CursorConfig(flush_interval_ms=flush_ms)
+    )
     with ExitStack() as held:
         store = held.enter_context(closing(SqliteStore(directory)))
         topics = AsyncTopics(store, settings=settings, clock=now_ms, tick_ms=_TICK_MS)

@@ -33,10 +33,10 @@ from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
 from ackstate.topic.policy_store import decode_policies
-from ackstate.wire import native, native_pointer, pulsar
-from ackstate.wire.native_deltas import JournalOffset, decode_deltas
+from ackstate.wire import native, pulsar
+from ackstate.wire.native import JournalOffset, decode_deltas
 from ackstate.wire.pulsar import delay_snapshot
-from ackstate.wire.pulsar.ledger_info import decode_ledger_info
+from ackstate.wire.pulsar.codec import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 from examples.broker import framing
 
@@ -222,7 +222,7 @@ TARGETS = {
         lambda data: decode_deltas([data], JournalOffset(2, 7, 0xDEADBEEF, Position(3, -1))),
         golden("native-record-v2.bin"), sealed_at_end,
     ),
-    "cursor-pointer": FuzzTarget(native_pointer.decode_pointer, golden("cursor-pointer-*.bin"), sealed_at_end),
+    "cursor-pointer": FuzzTarget(native.decode_pointer, golden("cursor-pointer-*.bin"), sealed_at_end),
     "log-record": FuzzTarget(decode_log_record, golden("log-record-*.bin"), sealed_at_end),
     "position-info": FuzzTarget(
         lambda data: pulsar.decode_position_info(data, LEDGERS),

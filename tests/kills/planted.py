@@ -114,7 +114,7 @@ UNNOTICED = (
         ("tests/unit/analysis/replay/test_persist_ticks.py::test_the_flush_interval_starts_again_after_a_reset",),
     ),
     Planted(
-        "D1", "ackstate/delay/calendar.py", "min(self._fresh_first_ms, int(due_ms.min()))", "int(due_ms.min())",
+        "D1", "ackstate/delay/index.py", "min(self._fresh_first_ms, int(due_ms.min()))", "int(due_ms.min())",
         "Delayed messages are handed out late: a later one hides the first.",
         ("tests/model/delay/test_calendar_model.py::TestCalendar::runTest",),
     ),
@@ -166,7 +166,7 @@ UNNOTICED = (
         (f"{_CURSOR}pace.py::test_a_persist_that_failed_is_not_tried_again_at_once",),
     ),
     Planted(
-        "due for others", "ackstate/delay/buckets/index.py",
+        "due for others", "ackstate/delay/buckets.py",
         "        self.due_log.append(due)\n        return False\n", "        return False\n",
         "A message that one view delivers before the index says is lost for the other views.",
         ("tests/unit/delay/test_shared_use.py"

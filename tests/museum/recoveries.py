@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from ackstate.cursor.journal import recovery as cursor_recovery
 from ackstate.cursor.journal.journal import Journal
 from ackstate.cursor.journal.recovery import Recovery, StoredCursor, UnreadableCursorError, decode_record
-from ackstate.delay.buckets import recovery as bucket_recovery
-from ackstate.delay.buckets.index import BucketedDelayIndex, SharedBuckets
-from ackstate.delay.buckets.recovery import FoundBucket
+from ackstate.delay import BucketedDelayIndex, bucket_storage
+from ackstate.delay.bucket_storage import FoundBucket
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.stores.base import StoreError
 from museum.exhibit import Exhibit, Replacement
@@ -59,10 +58,10 @@ def _lose_the_ranges_of_another_format():
 
 
 def _ask_what_is_known_before_what_is_due():
-    add_message, hold = BucketedDelayIndex.add_message, SharedBuckets.hold
+    add_message, hold = BucketedDelayIndex.add_message, BucketedDelayIndex.hold
 
     def all_bitmaps(self):
-        return bucket_recovery._union(self.metadata)
+        return bucket_storage._union(self.metadata)
 
     def add_unless_known(self, position, *, deliver_at_ms, now_ms):
         if position in self.held:
@@ -75,7 +74,7 @@ def _ask_what_is_known_before_what_is_due():
     return (
         Replacement(FoundBucket, "bitmaps", all_bitmaps),
         Replacement(BucketedDelayIndex, "add_message", add_unless_known),
-        Replacement(SharedBuckets, "hold", hold_unless_known),
+        Replacement(BucketedDelayIndex, "hold", hold_unless_known),
     )
 
 

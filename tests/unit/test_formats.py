@@ -19,8 +19,7 @@ from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording
 from ackstate.topic.log_ownership import decode_log_record
 from ackstate.topic.policy_store import decode_policies
-from ackstate.wire.native import decode
-from ackstate.wire.native_pointer import decode_pointer
+from ackstate.wire.native import decode, decode_pointer
 from trace_files import read_back
 
 GOLDEN = Path(__file__).parents[1] / "golden"

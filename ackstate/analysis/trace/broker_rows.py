@@ -26,7 +26,7 @@ from ackstate.cursor.pulsar_conf import cursor_settings
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
-from ackstate.wire.pulsar.limits import limit_ranges
+from ackstate.wire.pulsar.ranges import limit_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ackstate.wire.native_pointer import check_cursor_properties
+from ackstate.wire.native import check_cursor_properties
 
 if TYPE_CHECKING:
     import threading

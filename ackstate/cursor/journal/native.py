@@ -16,9 +16,17 @@ from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError
 from ackstate.position import Position
 from ackstate.wire import native
-from ackstate.wire.native import Record, RecordFields, RecordKind
-from ackstate.wire.native_deltas import JournalOffset, decode_deltas, join
-from ackstate.wire.native_pointer import Pointer, decode_pointer, encode_pointer
+from ackstate.wire.native import (
+    JournalOffset,
+    Pointer,
+    Record,
+    RecordFields,
+    RecordKind,
+    decode_deltas,
+    decode_pointer,
+    encode_pointer,
+    join,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

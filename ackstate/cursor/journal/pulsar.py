@@ -28,7 +28,7 @@ from ackstate.wire.pulsar import (
     encode_cursor_info,
     encode_position_info,
 )
-from ackstate.wire.pulsar.records import NO_LEDGER
+from ackstate.wire.pulsar.codec import NO_LEDGER
 
 if TYPE_CHECKING:
     from ackstate.cursor.journal.format import ReadEntries

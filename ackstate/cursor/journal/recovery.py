@@ -22,7 +22,7 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError
-from ackstate.wire import native, native_pointer
+from ackstate.wire import native
 from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.compression import compression_of
 
@@ -133,7 +133,7 @@ def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecor
         UnsupportedVersionError: It has another version.
     """
     form: JournalFormat = NativeFormat()
-    if not data.startswith(native_pointer.MAGIC):
+    if not data.startswith(native.POINTER_MAGIC):
         form = PulsarFormat(compression=compression_of(data), compression_bytes_min=0)
     return DecodedRecord(form.decode_record(data, ledgers), form)
 

@@ -14,7 +14,7 @@ from ackstate.cursor.journal.recovery import report_of
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
-from ackstate.wire.native_pointer import check_cursor_properties
+from ackstate.wire.native import check_cursor_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

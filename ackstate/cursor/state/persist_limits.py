@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.selection import Keep, select
-from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, limit_ranges
+from ackstate.wire.pulsar.ranges import LimitRule, Limits, RangeForm, limit_ranges
 
 if TYPE_CHECKING:
     from ackstate.deleted_ranges import DeletedRanges

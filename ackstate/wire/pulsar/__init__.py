@@ -6,14 +6,15 @@ The snapshots of delayed messages are in `delay_snapshot`.
 
 from ackstate.wire.pulsar.codec import (
     COMPRESSION_THRESHOLD_BYTES,
+    CursorInfo,
+    PositionInfo,
     decode_cursor_info,
     decode_position_info,
     encode_cursor_info,
     encode_position_info,
 )
 from ackstate.wire.pulsar.compression import Compression, MissingCodecError
-from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, limit_ranges
-from ackstate.wire.pulsar.records import CursorInfo, PositionInfo
+from ackstate.wire.pulsar.ranges import LimitRule, Limits, RangeForm, limit_ranges
 
 __all__ = [
     "COMPRESSION_THRESHOLD_BYTES",

@@ -1,16 +1,20 @@
-"""Encodes and decodes records. Lists of ranges have a fast codec of their own, all else uses the protobuf runtime."""
+"""Encodes and decodes the records of a cursor, and decodes that of a topic.
+
+Lists of ranges have a fast codec of their own, all else of a cursor's uses the protobuf runtime.
+"""
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.wire.pulsar.compression import Compression, compress, decompress, is_compressed
 from ackstate.wire.pulsar.cursor_state_pb2 import (
     BatchedEntryDeletionIndexInfo,
@@ -22,32 +26,100 @@ from ackstate.wire.pulsar.cursor_state_pb2 import (
     StringProperty,
 )
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
-from ackstate.wire.pulsar.limits import UNLIMITED, Limits, RangeForm, apply_limits
-from ackstate.wire.pulsar.range_list import RangeRows, decode_range_list, encode_range_list
-from ackstate.wire.pulsar.range_words import WORD_COUNT_MAX, bitmap_of_words, words_of
-from ackstate.wire.pulsar.records import NO_LEDGER, CursorInfo, PositionInfo
-from ackstate.wire.pulsar.resolve import resolve
-from ackstate.wire.pulsar.scan import CURSOR_INFO, POSITION_INFO, InvalidRecordError, locate
+from ackstate.wire.pulsar.fields import InvalidRecordError, corrupt, fields_of, locate
+from ackstate.wire.pulsar.ranges import (
+    UNLIMITED,
+    WORD_COUNT_MAX,
+    Limits,
+    RangeForm,
+    RangeRows,
+    apply_limits,
+    bitmap_of_words,
+    decode_range_list,
+    encode_range_list,
+    resolve,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.ledger_map import LedgerMap
+    from ackstate.wire.pulsar.fields import Field
+
+NO_LEDGER = -1
+"""The `cursors_ledger_id` of a cursor whose whole state is in its metadata record."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionInfo:
+    """An entry of a cursor ledger: the whole state of the cursor at one moment.
+
+    Attributes:
+        position: The mark-delete position: every entry up to it, inclusive, is acked.
+        deleted: Individually acked entries; Pulsar may write some at or below the position. Must not be changed.
+        batch: Unacked indexes of partly acked batches. Must not be changed.
+        properties: Properties of the latest mark-delete, name -> signed 64-bit number.
+        unknown: Unknown fields, unchanged; written back behind all others.
+        idle_since_ms: Since when no consumer used the cursor, in milliseconds since 1970; None if the entry lacks it.
+            Pulsar 5.0.1 writes it, takes None and 0 as the moment at which it reads the entry, and deletes a
+            subscription that is idle for longer than its namespace allows.
+    """
+
+    position: Position
+    deleted: DeletedRanges = field(default_factory=DeletedRanges)
+    batch: BatchIndexes = field(default_factory=BatchIndexes)
+    properties: Mapping[str, int] = field(default_factory=dict)
+    unknown: bytes = b""
+    idle_since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_position(self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorInfo:
+    """A cursor's record in the metadata store.
+
+    Attributes:
+        cursors_ledger_id: The cursor ledger with the state; `NO_LEDGER` (-1) if the state is in this record.
+        mark_delete: Every entry up to it, inclusive, was acked when this was written; None if the record lacks it.
+        deleted: As in `PositionInfo`.
+        batch: As in `PositionInfo`.
+        properties: As in `PositionInfo`.
+        last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record lacks it.
+        cursor_properties: Properties set by the application, name -> text.
+        unknown: As in `PositionInfo`.
+        term: Number of the cursor's owner, in a field of ours that Pulsar ignores; None in records written by Pulsar.
+        idle_since_ms: As in `PositionInfo`.
+    """
+
+    cursors_ledger_id: int
+    mark_delete: Position | None = None
+    deleted: DeletedRanges = field(default_factory=DeletedRanges)
+    batch: BatchIndexes = field(default_factory=BatchIndexes)
+    properties: Mapping[str, int] = field(default_factory=dict)
+    last_active_ms: int | None = None
+    cursor_properties: Mapping[str, str] = field(default_factory=dict)
+    unknown: bytes = b""
+    term: int | None = None
+    idle_since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if not NO_LEDGER <= self.cursors_ledger_id <= LEDGER_ID_MAX:
+            raise ValueError(f"cursor ledger must be in {NO_LEDGER}..{LEDGER_ID_MAX}, got {self.cursors_ledger_id}")
+        if self.mark_delete is not None:
+            check_position(self.mark_delete)
+
 
 _Message = TypeVar("_Message", PositionInfoMessage, ManagedCursorInfo)
 
 COMPRESSION_THRESHOLD_BYTES = 16_384
 
 
-class _RecordLayout(NamedTuple):
-    """The place of the list of ranges in a record: behind its single numbers, which are optional."""
-
-    number_tags: bytes
-    ranges_tag: int
-
-
-_POSITION_INFO = _RecordLayout(b"\x08\x10", 0x1A)
-_CURSOR_INFO = _RecordLayout(b"\x08\x10\x18", 0x22)
+# The list of ranges is behind the single numbers of a record, which are optional: their tags, and the tag of the list.
+_RANGES_TAG, _CURSOR_RANGES_TAG = 0x1A, 0x22
+_NUMBER_TAGS, _CURSOR_NUMBER_TAGS = b"\x08\x10", b"\x08\x10\x18"
 
 
 def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORDS, limits: Limits = UNLIMITED) -> bytes:
@@ -72,7 +144,7 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
         individual_deleted_message_ranges=() if as_list else _word_lists(selection.kept),
         idle_since=info.idle_since_ms,
     )
-    ranges = encode_range_list(selection.kept, tag=_POSITION_INFO.ranges_tag) if as_list else []
+    ranges = encode_range_list(selection.kept, tag=_RANGES_TAG) if as_list else []
     return _assembled(head, ranges, tail, info.unknown)
 
 
@@ -91,7 +163,7 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> Posit
     """
     record = bytes(memoryview(data))
     try:
-        message, rows = _parsed(record, PositionInfoMessage, _POSITION_INFO)
+        message, rows = _parsed(record, PositionInfoMessage, _NUMBER_TAGS, _RANGES_TAG)
         position = _checked_position(message.ledger_id, message.entry_id, "ledger_id")
         return PositionInfo(
             position,
@@ -102,7 +174,7 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> Posit
             unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
-        raise locate(record, POSITION_INFO, refused) from None
+        raise locate(record, PositionInfoMessage.DESCRIPTOR, refused, what="position info") from None
 
 
 def encode_cursor_info(
@@ -137,7 +209,7 @@ def encode_cursor_info(
         idle_since=info.idle_since_ms,
         ackstate_term=info.term,
     )
-    ranges = encode_range_list(selection.kept, tag=_CURSOR_INFO.ranges_tag)
+    ranges = encode_range_list(selection.kept, tag=_CURSOR_RANGES_TAG)
     record = _assembled(head, ranges, tail, info.unknown)
     if compression is Compression.NONE or len(record) <= threshold_bytes:
         return record
@@ -160,7 +232,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
     if is_compressed(record):
         record = decompress(record)
     try:
-        message, rows = _parsed(record, ManagedCursorInfo, _CURSOR_INFO)
+        message, rows = _parsed(record, ManagedCursorInfo, _CURSOR_NUMBER_TAGS, _CURSOR_RANGES_TAG)
         if message.cursors_ledger_id < NO_LEDGER:
             found = message.cursors_ledger_id
             raise InvalidRecordError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
@@ -177,7 +249,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
             unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
-        raise locate(record, CURSOR_INFO, refused) from None
+        raise locate(record, ManagedCursorInfo.DESCRIPTOR, refused, what="cursor info") from None
 
 
 # If a single field is repeated, the last one counts.
@@ -210,10 +282,12 @@ def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, 
     return b"".join((head.SerializePartialToString(), *ranges, tail.SerializePartialToString(), unknown))
 
 
-def _parsed(record: bytes, message_type: type[_Message], layout: _RecordLayout) -> tuple[_Message, RangeRows]:
+def _parsed(
+    record: bytes, message_type: type[_Message], number_tags: bytes, ranges_tag: int
+) -> tuple[_Message, RangeRows]:
     """Return the record, and the ranges that were removed from it for the fast codec."""
-    begin = _end_of_numbers(record, layout.number_tags)
-    rows, end = decode_range_list(record, begin, tag=layout.ranges_tag)
+    begin = _end_of_numbers(record, number_tags)
+    rows, end = decode_range_list(record, begin, tag=ranges_tag)
     message: _Message = message_type()
     try:
         message.ParseFromString(record[:begin] + record[end:])
@@ -221,8 +295,10 @@ def _parsed(record: bytes, message_type: type[_Message], layout: _RecordLayout) 
         raise InvalidRecordError(None, expected="a record that protobuf can read", found=error) from None
     if not message.IsInitialized():
         raise InvalidRecordError(None, expected="all required fields", found="a part of them")
-    left = RangeRows(*np.array([*map(_ends, message.individual_deleted_messages)], np.int64).reshape(-1, 4).T)
-    return message, RangeRows.joined((rows, left)) if len(left[0]) else rows
+    left = np.array([*map(_ends, message.individual_deleted_messages)], np.int64).reshape(-1, 4).T
+    if left.size:
+        rows = RangeRows(*map(np.concatenate, zip(rows, left, strict=True)))
+    return message, rows
 
 
 def _end_of_numbers(record: bytes, tags: bytes) -> int:
@@ -309,6 +385,61 @@ def _checked_position(
 
 def _unknown(message: PositionInfoMessage | ManagedCursorInfo) -> bytes:
     """Return the unknown fields unchanged; the message is consumed."""
-    for field in message.DESCRIPTOR.fields:
-        message.ClearField(field.name)
+    for each in message.DESCRIPTOR.fields:
+        message.ClearField(each.name)
     return message.SerializePartialToString()
+
+
+# The ledgers of a topic: only the fields that a reader needs are decoded.
+_LEDGERS = "managed ledger info"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLedger:
+    """One ledger of a message log.
+
+    Attributes:
+        ledger_id: Its id.
+        entry_count: How many entries it had when it was closed; 0 while it is open, or if it was not closed properly.
+        is_offloaded: Whether its entries are elsewhere and BookKeeper no longer has them.
+    """
+
+    ledger_id: int
+    entry_count: int
+    is_offloaded: bool = False
+
+
+def decode_ledger_info(data: bytes) -> tuple[MessageLedger, ...]:
+    """Decode a topic's record of the metadata store, and return the ledgers of its message log, lowest first.
+
+    Raises:
+        CorruptStateError: The bytes are not such a record.
+        UnsupportedVersionError: It is compressed in an unknown way.
+        MissingCodecError: It is compressed, and the package for that is not installed.
+
+    Source: ``MLDataFormats.proto`` (``ManagedLedgerInfo``), ``ManagedLedgerImpl`` of Apache Pulsar.
+    """
+    record = decompress(data) if is_compressed(data) else bytes(data)
+    found = tuple(
+        _ledger(record, each) for each in fields_of(record, 0, len(record), what=_LEDGERS) if each.number == 1
+    )
+    for before, after in pairwise(found):
+        if before.ledger_id >= after.ledger_id:
+            corrupt(_LEDGERS, 0, f"a ledger above {before.ledger_id}", after.ledger_id)
+    return found
+
+
+def _ledger(record: bytes, within: Field) -> MessageLedger:
+    ledger_id, entry_count, is_offloaded = -1, 0, False
+    for each in fields_of(record, within.begin, within.end, what=_LEDGERS):
+        if each.number == 1:
+            ledger_id = each.signed
+        elif each.number == 2:
+            entry_count = each.signed
+        elif each.number == 5:
+            inner = fields_of(record, each.begin, each.end, what=_LEDGERS)
+            is_offloaded = any(deep.number == 4 and deep.value == 1 for deep in inner)
+    if not (0 <= ledger_id <= LEDGER_ID_MAX and 0 <= entry_count <= ENTRY_ID_MAX + 1):
+        expected = f"a ledger id of 0 or more, and at most {ENTRY_ID_MAX + 1} entries"
+        corrupt(_LEDGERS, within.begin, expected, f"{ledger_id} and {entry_count}")
+    return MessageLedger(ledger_id, entry_count, is_offloaded)

@@ -16,11 +16,10 @@ import struct
 import zlib
 from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.wire.pulsar.range_list import varint
-from ackstate.wire.pulsar.scan import COMPRESSION_METADATA, Scanner
+from ackstate.errors import AckStateError, UnsupportedVersionError
+from ackstate.wire.pulsar.fields import Wire, corrupt, fields_of, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,41 +90,38 @@ def _header(data: bytes) -> tuple[int, int, int]:
     """Return the compression type, the size of the record, and where the payload begins."""
     begin = len(MAGIC) + _METADATA_SIZE.size
     if len(data) < begin:
-        raise CorruptStateError(WHAT, offset=len(data), expected=f"a header of {begin} bytes", found="the end")
+        corrupt(WHAT, len(data), f"a header of {begin} bytes", "the end")
     (size,) = _METADATA_SIZE.unpack_from(data, len(MAGIC))
     end = begin + size
     if not begin <= end <= len(data):
-        found = f"{size}, with {len(data) - begin} bytes left"
-        raise CorruptStateError(WHAT, offset=len(MAGIC), expected="the metadata's size", found=found)
-    metadata = Scanner(data, WHAT).message(COMPRESSION_METADATA, begin, end)
-    number, record_size = metadata.number("compression_type"), metadata.number("uncompressed_size")
+        corrupt(WHAT, len(MAGIC), "the metadata's size", f"{size}, with {len(data) - begin} bytes left")
+    metadata = {each.number: each for each in fields_of(data, begin, end, what=WHAT) if each.wire == Wire.VARINT}
+    for required, name in ((1, "compression_type"), (2, "uncompressed_size")):
+        if required not in metadata:
+            corrupt(WHAT, end, f"field {required} ({name}) of its metadata", "the end of it")
+    number, record_size = metadata[1].signed, metadata[2].signed
     if number not in _DECOMPRESS:
         raise UnsupportedVersionError(f"{WHAT}: compression type {number}; this release supports 0 to 4")
     payload_size = len(data) - end
     if not 0 <= record_size <= RATIO_MAX * payload_size:
-        raise CorruptStateError(
-            WHAT,
-            offset=metadata.offset("uncompressed_size"),
-            expected=f"a size of at most {RATIO_MAX} times the payload's {payload_size} bytes",
-            found=record_size,
-        )
+        expected = f"a size of at most {RATIO_MAX} times the payload's {payload_size} bytes"
+        corrupt(WHAT, metadata[2].offset, expected, record_size)
     return number, record_size, end
 
 
 def _decompressed(payload: memoryview, number: int, size: int, *, offset: int) -> bytes:
+    found: object
     try:
         record = _DECOMPRESS[number](payload, size)
     except MissingCodecError:
         raise
     except Exception as error:  # Three packages, each with its own errors.
-        _refuse(offset, size, error)
-    if len(record) != size:
-        _refuse(offset, size, f"{len(record)} bytes")
-    return record
-
-
-def _refuse(offset: int, size: int, found: object) -> NoReturn:
-    raise CorruptStateError(WHAT, offset=offset, expected=f"a payload of {size} bytes", found=found) from None
+        found = error
+    else:
+        found = f"{len(record)} bytes"
+        if len(record) == size:
+            return record
+    return corrupt(WHAT, offset, f"a payload of {size} bytes", found)
 
 
 def _package(name: str) -> Any:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from ackstate.errors import CorruptStateError
-from ackstate.wire.pulsar.loose_fields import loose_fields
+from ackstate.wire.pulsar.fields import corrupt, fields_of
 
 WHAT = "message entry"
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
@@ -55,14 +54,12 @@ def decode_message_times(entry: bytes) -> MessageTimes:
         at += _NUMBER.size
         found = google_crc32c.value(entry[at:])
         if found != expected:
-            raise CorruptStateError(
-                WHAT, offset=at, expected=f"bytes with the checksum {expected:#010x}", found=hex(found)
-            )
+            corrupt(WHAT, at, f"bytes with the checksum {expected:#010x}", hex(found))
     size = _number(entry, at)
     at += _NUMBER.size
     if size > len(entry) - at:
-        raise CorruptStateError(WHAT, offset=at, expected=f"{size} bytes of metadata", found=f"{len(entry) - at}")
-    numbers = {field.number: field.value for field in loose_fields(entry, at, at + size, what=WHAT)}
+        corrupt(WHAT, at, f"{size} bytes of metadata", f"{len(entry) - at}")
+    numbers = {field.number: field.signed for field in fields_of(entry, at, at + size, what=WHAT)}
     return MessageTimes(
         max(0, numbers.get(_PUBLISH_TIME, 0)), max(0, numbers.get(_DELIVER_AT, 0)), max(1, numbers.get(_BATCH_SIZE, 1))
     )
@@ -70,5 +67,5 @@ def decode_message_times(entry: bytes) -> MessageTimes:
 
 def _number(entry: bytes, at: int) -> int:
     if at + _NUMBER.size > len(entry):
-        raise CorruptStateError(WHAT, offset=len(entry), expected="a number of 4 bytes", found="the end")
+        corrupt(WHAT, len(entry), "a number of 4 bytes", "the end")
     return int(_NUMBER.unpack_from(entry, at)[0])

@@ -14,13 +14,19 @@ from random import Random
 from typing import TypeVar
 
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.delay import (
+    BucketedDelayIndex,
+    BucketRegistry,
+    DelayConfig,
+    InMemoryDelayTracker,
+    SnapshotStorage,
+    TopicDelayIndex,
+)
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits import BrokerLimit
 from ackstate.position import Position
 from ackstate.stores.base import PayloadTooLargeError, StoreError
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.topic.message_log import Message, MessageLog
 from crash.model import checks
 from crash.model.broker_events import EVENTS
@@ -139,7 +145,7 @@ class BrokerSimulation:
 
     def _recovered_buckets(self):
         storage = SnapshotStorage(
-            self.log_store.ledgers, MetadataBucketRegistry(self.log_store.metadata, "/buckets"), "delayed"
+            self.log_store.ledgers, BucketRegistry(self.log_store.metadata, "/buckets"), "delayed"
         )
         return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=self.now_ms)[0]
 

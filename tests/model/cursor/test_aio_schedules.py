@@ -21,6 +21,7 @@ from ackstate import (
     TopicSettings,
 )
 from ackstate.aio import AsyncTopics
+from ackstate.delay import DelayConfig
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.errors import AckStateError, CursorClosedError
 
@@ -74,7 +75,7 @@ class Schedule:
                 metadata_bytes_max=self.random.choice((1, 900_000)),
                 ledger_retry_ms=0,
             ),
-            delay_tick_ms=1,
+            delay_index=DelayConfig(tick_time_ms=1),
             entries_per_ledger_max=self.random.choice((3, 1_000)),
         )
         self.published, self.received, self.has, self.acked = set(), Counter(), set(), set()

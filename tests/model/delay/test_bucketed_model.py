@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import MemoryStore, Position
-from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 LEDGER_ENTRIES = 3
 FAR = 10_000_000
@@ -47,7 +46,7 @@ class BucketedMachine(RuleBasedStateMachine):
         self.begin_life(BucketedDelayIndex(config, storage=self.storage()), seen_ms=0)
 
     def storage(self) -> SnapshotStorage:
-        return SnapshotStorage(self.store.ledgers, MetadataBucketRegistry(self.store.metadata, "/b"), "delayed")
+        return SnapshotStorage(self.store.ledgers, BucketRegistry(self.store.metadata, "/b"), "delayed")
 
     def begin_life(self, index, *, seen_ms) -> None:
         self.index = index
@@ -178,7 +177,7 @@ class BucketedMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_registered_is_in_use_or_will_be_dropped(self):
-        sealed = self.index._messages._sealed
+        sealed = self.index._sealed
         in_use = {str(bucket.bucket_id) for bucket in sealed} | {str(each) for each in sealed.snapshots.retired}
         assert set(self.storage().registry.get_all().values()) <= in_use
         for bucket in sealed:

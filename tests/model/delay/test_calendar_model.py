@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import Position
-from ackstate.delay import calendar
-from ackstate.delay.calendar import Calendar
-from ackstate.delay.position_set import PositionSet
+from ackstate.delay import index
+from ackstate.delay.index import Calendar
+from ackstate.position_set import PositionSet
 
 LIMITS = {
     "_LEAF_COUNT_MAX": 8,
@@ -36,7 +36,7 @@ max_counts = st.none() | st.integers(0, 10)
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch):
     for name, limit in LIMITS.items():
-        monkeypatch.setattr(calendar, name, limit)
+        monkeypatch.setattr(index, name, limit)
 
 
 class CalendarMachine(RuleBasedStateMachine):

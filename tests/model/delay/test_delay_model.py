@@ -6,7 +6,7 @@ from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 from delay_driver import unread_batches
 
 NO_DELAY = -1

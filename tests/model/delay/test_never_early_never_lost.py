@@ -6,9 +6,8 @@ The times are those of the trackers' docstrings, written out.
 import pytest
 
 from ackstate import MemoryStore, Position
-from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage, TopicDelayIndex
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage, TopicDelayIndex
 from ackstate.stores.base import StoreError
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from delay_driver import NO_DELAY, DelayBroker
 from tracker_kinds import BucketedKind, BucketedViewsKind, InMemoryKind, ViewsKind
 
@@ -99,9 +98,7 @@ class UnreadableLedgers:
 
 def test_what_lies_in_a_segment_that_cannot_be_read_is_not_lost_to_who_reads_the_log():
     store = MemoryStore()
-    storage = SnapshotStorage(
-        UnreadableLedgers(store.ledgers), MetadataBucketRegistry(store.metadata, "/buckets"), "delayed"
-    )
+    storage = SnapshotStorage(UnreadableLedgers(store.ledgers), BucketRegistry(store.metadata, "/buckets"), "delayed")
     index = BucketedDelayIndex(STRICT, storage=storage)
     messages = [Position(3, entry_id) for entry_id in range(6)]
     first, second = (index.open_view(set().__contains__) for _ in range(2))

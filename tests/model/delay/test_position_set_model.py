@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import Position
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 
 ENTRY_IDS = [0, 1, 2, 2**16 - 1, 2**16, 2**16 + 1, 2**32 - 2, 2**32 - 1]
 positions = st.builds(Position, st.sampled_from([0, 3, 4, 2**63 - 1]), st.sampled_from(ENTRY_IDS))

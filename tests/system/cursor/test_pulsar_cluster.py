@@ -22,7 +22,7 @@ from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.stores.bookkeeper_ledger import Replication
 from ackstate.stores.pulsar_cluster import open_cluster
 from ackstate.stores.pulsar_ledgers import PulsarLedgers
-from ackstate.wire.pulsar.range_list import varint
+from ackstate.wire.pulsar.ranges import varint
 from crash.bookkeeper_cluster import JARS
 from pulsar_nodes import NODE, POLICIES, TOPIC
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, LedgerMap, Position
-from ackstate.wire import native, native_pointer, pulsar
+from ackstate.wire import native, pulsar
 from ackstate.wire.pulsar import delay_snapshot
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
@@ -65,9 +65,9 @@ def resealed(data):
 
 
 def pointer_seeds():
-    yield native_pointer.encode_pointer(native_pointer.Pointer(17, 2, 9, Position(3, 41), {"owner": "billing"}))
+    yield native.encode_pointer(native.Pointer(17, 2, 9, Position(3, 41), {"owner": "billing"}))
     snapshot = native.decode(next(native_seeds()))
-    yield native_pointer.encode_pointer(native_pointer.Pointer(None, snapshot.epoch, 9, None, {}, snapshot))
+    yield native.encode_pointer(native.Pointer(None, snapshot.epoch, 9, None, {}, snapshot))
 
 
 def delayed(*rows):
@@ -140,7 +140,7 @@ def sealed_in_front(choose, data):
     ("decode", "seeds", "finish"),
     [
         (native.decode, native_seeds, sealed_as_a_rule),
-        (native_pointer.decode_pointer, pointer_seeds, sealed_as_a_rule),
+        (native.decode_pointer, pointer_seeds, sealed_as_a_rule),
         (lambda data: pulsar.decode_position_info(data, LEDGERS), position_info_seeds, never_sealed),
         (lambda data: pulsar.decode_cursor_info(data, LEDGERS), cursor_info_seeds, never_sealed),
         (lambda data: delay_snapshot.decode_metadata(data, what="snapshot"), delay_metadata_seeds, sealed_in_front),

@@ -14,8 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from ackstate import DeletedRanges, Position
-from ackstate.wire.pulsar.limits import LimitRule, Limits, RangeForm, apply_limits
-from ackstate.wire.pulsar.range_words import words_of
+from ackstate.wire.pulsar.ranges import LimitRule, Limits, RangeForm, apply_limits, words_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "rangeset.jsonl.gz"
 

@@ -21,9 +21,8 @@ from ackstate import (
     DeletedRanges,
     Position,
 )
-from ackstate.wire import native, native_pointer
-from ackstate.wire.native import Record, RecordKind
-from ackstate.wire.native_pointer import Pointer
+from ackstate.wire import native
+from ackstate.wire.native import Pointer, Record, RecordKind
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, few, positions
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -98,7 +97,7 @@ SAMPLE_STATE = Pointer(None, 2, 9, Position(3, 41), {}, replace(SAMPLE, kind=Rec
 
 @given(pointers)
 def test_a_pointer_goes_there_and_back(pointer):
-    assert native_pointer.decode_pointer(native_pointer.encode_pointer(pointer)) == pointer
+    assert native.decode_pointer(native.encode_pointer(pointer)) == pointer
 
 
 def test_the_golden_record_is_what_is_written_and_read():
@@ -110,8 +109,8 @@ def test_the_golden_record_is_what_is_written_and_read():
 @pytest.mark.parametrize(("name", "pointer"), [("v2", SAMPLE_POINTER), ("v2-state", SAMPLE_STATE)])
 def test_the_golden_pointer_is_what_is_written_and_read(name, pointer):
     golden = (GOLDEN / f"cursor-pointer-{name}.bin").read_bytes()
-    assert native_pointer.encode_pointer(pointer) == golden
-    assert native_pointer.decode_pointer(golden) == pointer
+    assert native.encode_pointer(pointer) == golden
+    assert native.decode_pointer(golden) == pointer
 
 
 def test_a_pointer_has_either_a_ledger_or_a_snapshot():
@@ -125,8 +124,8 @@ def test_a_pointer_has_either_a_ledger_or_a_snapshot():
     ("data", "decode"),
     [
         (native.encode(SAMPLE), native.decode),
-        (native_pointer.encode_pointer(SAMPLE_POINTER), native_pointer.decode_pointer),
-        (native_pointer.encode_pointer(SAMPLE_STATE), native_pointer.decode_pointer),
+        (native.encode_pointer(SAMPLE_POINTER), native.decode_pointer),
+        (native.encode_pointer(SAMPLE_STATE), native.decode_pointer),
     ],
     ids=["record", "pointer", "pointer with a snapshot"],
 )
@@ -158,7 +157,7 @@ def test_damage_behind_a_fitting_checksum_is_found_or_is_another_valid_record():
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_raise_only_our_own_errors(data):
-    for decode in (native.decode, native_pointer.decode_pointer):
+    for decode in (native.decode, native.decode_pointer):
         with pytest.raises(AckStateError):
             decode(data)
 

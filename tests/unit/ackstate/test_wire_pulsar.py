@@ -27,12 +27,10 @@ from ackstate.wire.pulsar import (
     decode_position_info,
     encode_cursor_info,
     encode_position_info,
-    range_list,
-    resolve,
 )
 from ackstate.wire.pulsar import cursor_state_pb2 as messages
-from ackstate.wire.pulsar.range_list import RangeRows, encode_range_list
-from ackstate.wire.pulsar.range_words import bitmap_of_words, words_of
+from ackstate.wire.pulsar import ranges as range_codec
+from ackstate.wire.pulsar.ranges import RangeRows, bitmap_of_words, encode_range_list, words_of
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, entry_ids, ledger_ids, positions
 
 ROOT = Path(__file__).parents[3]
@@ -136,7 +134,7 @@ def assert_written_as_the_runtime_does(ranges):
 def test_a_list_is_written_as_the_runtime_does(ranges, few):
     """One by one up to a few ranges of a ledger, by columns beyond."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_list, "_FEW", few)
+        patch.setattr(range_codec, "_FEW", few)
         assert_written_as_the_runtime_does(ranges)
 
 
@@ -258,7 +256,9 @@ def test_ranges_of_any_layout_are_read_on_both_roads_as_the_entries_that_they_st
 @contextmanager
 def without_the_fast_road():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(codec, "decode_range_list", lambda _data, begin, *, tag: (RangeRows.joined(()), begin))
+        patched.setattr(
+            codec, "decode_range_list", lambda _data, begin, *, tag: (RangeRows(*np.empty((4, 0), np.int64)), begin)
+        )
         yield
 
 
@@ -284,7 +284,7 @@ def test_a_list_that_turns_unusual_is_read_to_its_end(cut):
 @example(runs=[(1, 0, 30), (1, 3, 5), (1, 10, 12)])
 def test_overlapping_runs_are_merged_before_they_are_added(runs):
     columns = np.array([(ledger, first, end - 1) for ledger, first, end in runs], np.int64).reshape(-1, 3).T
-    merged = list(zip(*(column.tolist() for column in resolve._merged(resolve._Runs(*columns))), strict=True))
+    merged = list(zip(*(column.tolist() for column in range_codec._merged(range_codec._Runs(*columns))), strict=True))
     for (ledger, _, last), (next_ledger, first, _) in pairwise(merged):
         assert (ledger, last) < (next_ledger, first)
     assert ranges_of((ledger, first, last + 1) for ledger, first, last in merged) == ranges_of(runs)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -816,9 +817,9 @@ def test_a_persist_that_fails_is_logged_and_tried_again(caplog):
     assert "subscription 's' of topic 't' could not be persisted" in caplog.text
 
 
-def test_a_delayed_message_comes_by_itself():
+def test_a_delayed_message_comes_by_itself(delay_index):
     async def main():
-        async with opened(clock=clock, delay_tick_ms=1) as topics:
+        async with opened(clock=clock, delay_index=replace(delay_index, tick_time_ms=1)) as topics:
             subscription = await subscribed(topics, kind=SubscriptionType.SHARED)
             topic = await topics.open("t")
             await topic.publish([Message(b"x", deliver_at_ms=clock.now_ms + 20)])

@@ -6,10 +6,16 @@ from collections import Counter
 import pytest
 
 from ackstate import ManagedCursor, MemoryStore, Message, Subscription, SubscriptionType
-from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
+from ackstate.delay import (
+    BucketedDelayIndex,
+    BucketRegistry,
+    DelayConfig,
+    InMemoryDelayTracker,
+    SnapshotStorage,
+    TopicDelayIndex,
+)
 from ackstate.message import NO_DELAY, encode_message
 from ackstate.topic import MessageLog
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 DUE_MS = 5_000
 every_kind = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
@@ -21,7 +27,7 @@ def in_memory_index(store):
 
 def bucketed_index(store):
     """Pulsar's settings, with which a tracker of one subscription hands messages out a second early."""
-    storage = SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/buckets"), "delayed")
+    storage = SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/buckets"), "delayed")
     return BucketedDelayIndex.recover(DelayConfig(), storage=storage, now_ms=0)[0]
 
 

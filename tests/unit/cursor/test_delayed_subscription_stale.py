@@ -8,7 +8,7 @@ import pytest
 
 from ackstate import Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig
-from ackstate.delay.buckets.recovery import DropReason
+from ackstate.delay.bucket_storage import DropReason
 from ackstate.dispatch.subscription import SubscriptionType
 from ackstate.dispatch.unacked_messages import UnackedMessages
 from ackstate.limits import GateLimits

@@ -16,7 +16,7 @@ from ackstate.inspect.store import find_cursors, inspect_cursor, inspect_store
 from ackstate.stores.base import ABSENT, Versioned
 from ackstate.topic import MessageLog
 from ackstate.topic.log_ownership import log_path
-from ackstate.wire import native, native_pointer
+from ackstate.wire import native
 
 TOPIC, SUBSCRIPTION = "persistent://a/b/orders", "billing/eu"
 PATH = cursor_path(TOPIC, SUBSCRIPTION)
@@ -128,7 +128,7 @@ def test_a_sound_cursor_is_shown_as_it_is(form):
     assert found.records_replayed == cursor.recovery_report.records_replayed
     assert found.log_end == planted.log.last_confirmed
     assert found.record.format is form
-    assert found.record.format_version == (native_pointer.VERSION if form is Format.NATIVE else None)
+    assert found.record.format_version == (native.POINTER_VERSION if form is Format.NATIVE else None)
     assert found.record.cursor_ledger_id == planted.journal_id
 
 

@@ -20,7 +20,7 @@ from ackstate.cursor import PersistTarget, ReceiptStatus, RecoverySource
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import MessageLog
-from ackstate.wire import native, native_pointer
+from ackstate.wire import native
 
 P = Position
 
@@ -43,7 +43,7 @@ def open_cursor(store, log, **config):
 
 def journal_ledger(store):
     found = store.metadata.get(cursor_path("orders", "billing"))
-    return native_pointer.decode_pointer(found.data).cursor_ledger_id
+    return native.decode_pointer(found.data).cursor_ledger_id
 
 
 def rewrite_journal(store, change):
@@ -54,7 +54,7 @@ def rewrite_journal(store, change):
     store.ledgers.append(copy, change(entries))
     path = cursor_path("orders", "billing")
     found = store.metadata.get(path)
-    pointer = native_pointer.encode_pointer(native_pointer.Pointer(copy, 0, 1))
+    pointer = native.encode_pointer(native.Pointer(copy, 0, 1))
     store.metadata.put(path, pointer, expected_version=found.version)
 
 

@@ -15,8 +15,8 @@ from ackstate.stores.pulsar_names import decoded, managed_ledger_name, pulsar_pa
 from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
 from ackstate.stores.pulsar_url import check_topic, is_pulsar_url, parse_pulsar_url
 from ackstate.wire.pulsar import Compression, decode_cursor_info
+from ackstate.wire.pulsar.codec import MessageLedger, decode_ledger_info
 from ackstate.wire.pulsar.compression import compress
-from ackstate.wire.pulsar.ledger_info import MessageLedger, decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 from pulsar_nodes import CURSOR_RECORD, NODE, OWNED, TOPIC, TOPIC_RECORD, layout_of, new_nodes
 

@@ -6,9 +6,9 @@ import pytest
 
 from ackstate import ConsumerBusyError, ConsumerClosedError, ManagedCursor, Message, Subscription, SubscriptionType
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.position_set import PositionSet
 from topics import NumberedTopic
 
 EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED

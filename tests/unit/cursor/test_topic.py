@@ -158,14 +158,15 @@ def test_a_message_without_a_publish_time_is_published_now(topic):
     assert [message.publish_time_ms for message in topic.log.read([first, second])] == [9, 3]
 
 
-def test_delayed_messages_are_held_once_for_all_subscriptions(topic):
+def test_delayed_messages_are_held_once_for_all_subscriptions(store, delay_index):
+    topic = Topic.open(store, "orders", settings=TopicSettings(delay_index=delay_index), now_ms=0)
     billing, audit = (topic.subscribe(name, now_ms=0) for name in ("billing", "audit"))
     exclusive = topic.subscribe("one", kind=SubscriptionType.EXCLUSIVE, now_ms=0)
     topic.publish([Message(b"", deliver_at_ms=5_000)], now_ms=0)
     assert [entries(each.dispatch("ann", 9, now_ms=1)) for each in (billing, audit, exclusive)] == [[], [], [0]]
     assert (len(topic.delays), topic.next_wake_ms) == (1, 5_000)
     assert [entries(each.dispatch("ann", 9, now_ms=5_000)) for each in (billing, audit)] == [[0], [0]]
-    without = Topic.open(topic.store, "other", settings=TopicSettings(delay_tick_ms=None), now_ms=0)
+    without = Topic.open(topic.store, "other", settings=TopicSettings(delay_index=None), now_ms=0)
     undelayed = without.subscribe("s", now_ms=0)
     without.publish([Message(b"", deliver_at_ms=5_000)], now_ms=0)
     assert entries(undelayed.dispatch("ann", 9, now_ms=1)) == [0]
@@ -380,7 +381,7 @@ def test_a_crash_while_a_topic_is_deleted_leaves_one_that_opens_or_none(kind):
 
 def test_wrong_settings_are_refused():
     for wrong in (
-        {"entries_per_ledger_max": 0}, {"delay_tick_ms": 0}, {"cursor": None}, {"limits": 3}, {"broker_limit": 3},
+        {"entries_per_ledger_max": 0}, {"delay_index": 1_000}, {"cursor": None}, {"limits": 3}, {"broker_limit": 3},
         {"policies": {}},
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):

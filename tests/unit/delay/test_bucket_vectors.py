@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from ackstate import MemoryStore, Position
-from ackstate.delay import BucketedDelayIndex, DelayConfig, SnapshotStorage
-from ackstate.delay.buckets.snapshots import ATTEMPT_COUNT
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
+from ackstate.delay.bucket_storage import ATTEMPT_COUNT
 from ackstate.stores.base import StoreError
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "bucket.jsonl.gz"
 
@@ -82,7 +81,7 @@ class BucketVectorReplay:
             max_bucket_count=None if case["maxBuckets"] == -1 else case["maxBuckets"],
         )
         store = MemoryStore()
-        self.ledgers, self.registry = FailingLedgers(store.ledgers), MetadataBucketRegistry(store.metadata, "/buckets")
+        self.ledgers, self.registry = FailingLedgers(store.ledgers), BucketRegistry(store.metadata, "/buckets")
         self.storage = SnapshotStorage(self.ledgers, self.registry, "delayed")
         self.index = BucketedDelayIndex(self.config, storage=self.storage)
 
@@ -104,7 +103,7 @@ class BucketVectorReplay:
     def state(self):
         stats = self.index.stats()
         return {
-            "b": [[*bucket.key, bucket.current, bucket.last] for bucket in self.index._messages._sealed],
+            "b": [[*bucket.key, bucket.current, bucket.last] for bucket in self.index._sealed],
             "q": [stats.mutable_count, stats.shared_count],
             "s": [len(self.ledgers.owned_by("delayed")), len(self.registry.get_all())],
             "c": len(self.index),
@@ -138,7 +137,8 @@ class BucketVectorReplay:
     def fire(self, op):
         """Whether a timer was armed is Pulsar's business; if it ran, due messages leave the mutable bucket."""
         if op["r"][0]:
-            self.index._messages.keep_unsealed(self.now_ms + (0 if self.case["strict"] else self.case["tick"]))
+            until_ms = self.now_ms + (0 if self.case["strict"] else self.case["tick"])
+            self.index._shared.add_all(*self.index._mutable.take_until(until_ms))
         return op["r"]
 
     def avail(self, op):

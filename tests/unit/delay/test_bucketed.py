@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import MemoryStore, Position, StoreError
-from ackstate.delay import BucketedDelayIndex
+from ackstate.delay import BucketedDelayIndex, BucketRegistry
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
@@ -143,7 +142,7 @@ def test_a_snapshot_is_metadata_then_segments_in_one_sync(store, index):
     ]
     columns = decode_segment(entries[2], what="segment", metadata=metadata[1])
     assert [column.tolist() for column in columns] == [[30, 40], [4, 3], [7, 0]]
-    assert store.mutation_count == 3  # the ledger, its entries, the key
+    assert store.mutation_count == 5  # the registry is taken over in two, then the ledger, its entries, the key
 
 
 def test_a_bucket_that_is_not_full_goes_on_over_ledgers(index):
@@ -260,7 +259,7 @@ def test_a_bucket_that_reaches_over_the_mark_delete_is_kept(index):
 def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(store, index):
     many_buckets(index, count=2)
     store.ledgers.create("delayed")
-    registry = MetadataBucketRegistry(store.metadata, "/buckets")
+    registry = BucketRegistry(store.metadata, "/buckets")
     registry.put(f"{KEY}_90_91", "4711")
     registry.put("#pulsar.internal.other", "x")
     store.ledgers.create("another owner")

@@ -12,8 +12,8 @@ import pytest
 
 from ackstate import AckStateError, MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex
-from ackstate.delay.buckets.sealed import SealedBuckets
-from ackstate.wire.pulsar.delayed_index_list import DelayedIndexes
+from ackstate.delay.buckets import SealedBuckets
+from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from small_buckets import config, storage_of
 
 SETTINGS = config(max_bucket_count=3)

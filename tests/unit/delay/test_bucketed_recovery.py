@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 
 from ackstate import MemoryStore, Position, StoreError
-from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, DelayConfig, SnapshotStorage
-from ackstate.delay.buckets.recovery import DroppedBucket, DropReason
+from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, BucketRegistry, DelayConfig, SnapshotStorage
+from ackstate.delay.bucket_storage import DroppedBucket, DropReason
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, encode_metadata
 from small_buckets import KEY, config, fill, keys_of, poll, ranges, storage_of
 
@@ -90,7 +89,7 @@ def test_recovering_twice_finds_the_same(store):
 
 
 def crashed_merge(*, mutation) -> MemoryStore:
-    """Buckets of ledgers 3 and 4 and their merge: three mutations each, then four remove the sources; one crashes."""
+    """Two mutations take the registry over, three make each bucket and the merged one, four remove the sources."""
     store = MemoryStore(faults=[Fault(mutation, FaultKind.CRASH_BEFORE)])
     index = BucketedDelayIndex(MERGING, storage=storage_of(store))
     fill(index, 3, 100)
@@ -99,18 +98,18 @@ def crashed_merge(*, mutation) -> MemoryStore:
     return MemoryStore(store.disk)
 
 
-@pytest.mark.parametrize("mutation", [6, 7, 8])
+@pytest.mark.parametrize("mutation", [8, 9, 10])
 def test_before_a_merged_bucket_is_registered_its_sources_count(mutation):
     store = crashed_merge(mutation=mutation)
     index, report = recover(store)
     assert ranges(index) == [(3, 3, 1, 2), (4, 4, 1, 2)]
-    assert (report.message_count, report.dropped, report.orphan_count) == (8, (), int(mutation > 6))
+    assert (report.message_count, report.dropped, report.orphan_count) == (8, (), int(mutation > 8))
     assert store.ledgers.owned_by("delayed") == [1, 2]
     assert poll(index, 300) == [*LEDGER_3, *LEDGER_4]
 
 
 @pytest.mark.parametrize(
-    ("mutation", "replaced", "orphan_count"), [(9, [3, 4], 0), (10, [4], 1), (11, [4], 0), (12, [], 1), (13, [], 0)]
+    ("mutation", "replaced", "orphan_count"), [(11, [3, 4], 0), (12, [4], 1), (13, [4], 0), (14, [], 1), (15, [], 0)]
 )
 def test_a_merged_bucket_replaces_the_sources_that_are_left(mutation, replaced, orphan_count):
     store = crashed_merge(mutation=mutation)
@@ -285,7 +284,7 @@ def test_a_malformed_entry_of_the_registry_is_reported_and_left(store, name, tex
 
 def test_a_second_key_of_a_snapshot_that_cannot_be_removed_does_not_end_the_recovery(store):
     storage_of(store).registry.put(f"{KEY}_3_4", "1")
-    for attempt in range(4):
+    for attempt in range(1, 5):  # after the registry was taken over
         store.inject(Fault(store.mutation_count + attempt, FaultKind.FAIL_BEFORE))
     _, report = recover(store)
     assert (report.bucket_count, report.message_count, report.fell_back) == (2, 8, "")
@@ -335,7 +334,7 @@ def test_storage_that_fails_is_not_damage(store):
             raise StoreError("not now")
 
     broken = Broken()
-    registry = MetadataBucketRegistry(store.metadata, "/buckets")
+    registry = BucketRegistry(store.metadata, "/buckets")
     index, report = BucketedDelayIndex.recover(CONFIG, storage=SnapshotStorage(broken, registry, "delayed"), now_ms=0)
     assert report == BucketRecoveryReport(fell_back="not now")
     assert broken.calls == 4

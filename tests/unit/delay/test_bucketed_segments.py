@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ackstate.delay import DelayConfig
-from ackstate.delay.buckets.bucket import Boundary, BucketKey
-from ackstate.delay.buckets.sealed import cut_segments, in_order
+from ackstate.delay.bucket_storage import Boundary, BucketKey
+from ackstate.delay.buckets import cut_segments, in_order
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from small_buckets import KEY
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CorruptStateError, MemoryStore, Position, SqliteStore, StoreError
-from ackstate.delay import BucketedDelayIndex, SnapshotStorage
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, SnapshotStorage
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 
@@ -60,7 +59,7 @@ def test_a_write_is_tried_four_times_and_its_leftovers_are_deleted(store, index,
 
 def test_a_bucket_that_cannot_be_registered_is_used_and_registered_with_the_next(store, index):
     fill(index, 3, 100)
-    for at in (2, 3, 4, 5):
+    for at in (4, 5, 6, 7):
         store.inject(Fault(store.mutation_count + at, FaultKind.FAIL_BEFORE))
     add(index, (4, 0, 500))
     # Sealing tries a failed call once more before it returns.
@@ -88,7 +87,7 @@ def failing(store):
 
 
 def index_on(failing, store, **settings) -> BucketedDelayIndex:
-    registry = MetadataBucketRegistry(store.metadata, "/buckets")
+    registry = BucketRegistry(store.metadata, "/buckets")
     return BucketedDelayIndex(config(**settings), storage=SnapshotStorage(failing, registry, "delayed"))
 
 
@@ -220,7 +219,7 @@ def test_merging_again_and_again_loses_nothing(store):
 def test_on_a_disk(tmp_path):
     def opened():
         store = SqliteStore(tmp_path / "store.db")
-        registry = MetadataBucketRegistry(store.metadata, "/delayed-buckets/t")
+        registry = BucketRegistry(store.metadata, "/delayed-buckets/t")
         return store, registry, SnapshotStorage(store.ledgers, registry, "delayed/t/s")
 
     store, registry, storage = opened()
@@ -246,8 +245,8 @@ def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
     unsealed = BucketedDelayIndex(config())
     for index in (sealed, unsealed):
         for entry_id in range(20_000):
-            index._messages.hold(Position(3, entry_id), 1_000_000 + 7919 * entry_id % 1_000_000)
-        index._messages.hold(Position(4, 0), 9_000_000)
+            index._keep(Position(3, entry_id), 1_000_000 + 7919 * entry_id % 1_000_000)
+        index._keep(Position(4, 0), 9_000_000)
         assert len(index) == 20_001
     assert sealed.stats().shared_count == 1000
     assert sealed.memory_bytes < unsealed.memory_bytes / 2
@@ -281,7 +280,7 @@ def test_a_large_bucket_is_written_by_requests_of_half_a_megabyte():
             sizes.append(sum(map(len, entries)))
             return store.ledgers.append(ledger_id, entries)
 
-    storage = SnapshotStorage(Counting(), MetadataBucketRegistry(store.metadata, "/buckets"), "delayed")
+    storage = SnapshotStorage(Counting(), BucketRegistry(store.metadata, "/buckets"), "delayed")
     settings = config(min_index_count_per_bucket=100_000, max_indexes_per_segment=5_000)
     index = BucketedDelayIndex(settings, storage=storage)
     for entry_id in range(100_000):

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from ackstate import Position
-from ackstate.delay import calendar as calendar_module
-from ackstate.delay import calendar as calendars
-from ackstate.delay.calendar import Calendar
-from ackstate.delay.position_set import PositionSet
+from ackstate.delay import index as calendar_module
+from ackstate.delay.index import Calendar
+from ackstate.position_set import PositionSet
 
 TIME_MAX = 2**63 - 1
 ERA_MS = 2**24  # 4 h 39 min 37 s: the most by which the times of a leaf may differ
@@ -157,7 +156,7 @@ def test_pages_are_used_again_once_nothing_is_on_them():
 
 
 def test_one_page_too_many_is_refused(monkeypatch):
-    monkeypatch.setattr(calendars, "PAGE_BITS", 2)
+    monkeypatch.setattr(calendar_module, "PAGE_BITS", 2)
     calendar = Calendar()
     many = array_of(range(4_096)), array_of([10] * 4_096)  # Fewer are gathered first.
     for ledger_id in range(4):

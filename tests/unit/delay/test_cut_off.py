@@ -4,7 +4,7 @@ import pytest
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 from delay_driver import unread_batches
 
 TICK = 100

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 
 THREADS = 8
 TICK = 10

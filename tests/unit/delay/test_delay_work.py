@@ -8,7 +8,7 @@ from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 from benchmarks.delay.nothing_acked import NothingAcked
 
 TICK = 1_000

@@ -8,16 +8,23 @@ import threading
 import pytest
 
 from ackstate import ManagedCursor, MemoryStore, Message, Position, Subscription
-from ackstate.delay import BucketedDelayIndex, DelayConfig, InMemoryDelayTracker, SnapshotStorage, TopicDelayIndex
-from ackstate.delay.buckets.sealed import SealedBuckets
-from ackstate.topic import MessageLog, MetadataBucketRegistry
+from ackstate.delay import (
+    BucketedDelayIndex,
+    BucketRegistry,
+    DelayConfig,
+    InMemoryDelayTracker,
+    SnapshotStorage,
+    TopicDelayIndex,
+)
+from ackstate.delay.buckets import SealedBuckets
+from ackstate.topic import MessageLog
 from small_buckets import KEY
 
 FAR_MS = 10**9
 
 
 def storage_of(store, **more):
-    return SnapshotStorage(store.ledgers, MetadataBucketRegistry(store.metadata, "/b"), owner="delayed", **more)
+    return SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/b"), owner="delayed", **more)
 
 
 def bucketed(store, **more):
@@ -222,9 +229,9 @@ def test_what_is_offered_is_dropped_once_all_have_acked_it_and_may_come_again(in
 
 def test_words_that_are_no_bucket_are_reported_and_hold_nothing_up():
     store = MemoryStore()
-    registry = MetadataBucketRegistry(store.metadata, "/b")
+    registry = BucketRegistry(store.metadata, "/b")
     registry.put(f"{KEY}_1_2", "9" * 5_000)
-    store.metadata.put(f"/b/{KEY}_3_4", b"7\xff", expected_version=-1)
+    registry.put(f"{KEY}_3_4", "7²")
     _, report = BucketedDelayIndex.recover(DelayConfig(), storage=storage_of(store), now_ms=0)
     assert report.fell_back == ""
     assert [dropped.reason.name for dropped in report.dropped] == ["MALFORMED", "MALFORMED"]
@@ -236,7 +243,7 @@ def test_a_snapshot_that_two_keys_name_is_not_deleted_under_the_one_that_is_kept
     for ledger_id, entry_id in ((1, 0), (1, 1), (5, 0)):
         index.add_message(Position(ledger_id, entry_id), deliver_at_ms=100 + entry_id, now_ms=0)
     (bucket_id,) = store.ledgers.owned_by("delayed")
-    registry = MetadataBucketRegistry(store.metadata, "/b")
+    registry = BucketRegistry(store.metadata, "/b")
     registry.put(f"{KEY}_1_4", str(bucket_id))
     recovered = bucketed(store)
     assert recovered.stats().bucket_count == 1

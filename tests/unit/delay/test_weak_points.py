@@ -7,7 +7,7 @@ import pytest
 
 from ackstate import Position
 from ackstate.delay import TopicDelayIndex
-from ackstate.delay.position_set import PositionSet
+from ackstate.position_set import PositionSet
 
 TICK = 100
 DUE = 2_000

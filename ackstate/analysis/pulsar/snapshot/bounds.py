@@ -26,7 +26,7 @@ import numpy as np
 from ackstate.entry_bitmap import runs_of
 from ackstate.record_size import VARINT_BYTES, range_fixed_bytes, varint_bytes
 from ackstate.wire.pulsar import LimitRule, RangeForm, limit_ranges
-from ackstate.wire.pulsar.range_words import words_of
+from ackstate.wire.pulsar.ranges import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,6 +20,7 @@ from ackstate.analysis.admin.live_routes import live_configuration, live_version
 from ackstate.analysis.admin.live_stats import live_internal_stats, live_stats
 from ackstate.analysis.pulsar.snapshot.broker_settings import broker_settings
 from ackstate.cursor import RangeForm
+from ackstate.delay import DelayConfig
 from ackstate.limits import GateLimits
 from ackstate.topic import MessageLog
 from ackstate.wire.pulsar import LimitRule
@@ -27,7 +28,7 @@ from ackstate.wire.pulsar import LimitRule
 ORDERS = "persistent://public/default/orders"
 PATH = "/admin/v2/persistent/public/default/orders"
 VECTORS = Path(__file__).parents[3] / "vectors" / "internal-stats"
-SETTINGS = TopicSettings(delay_tick_ms=10, limits=GateLimits(max_unacked_messages=6))
+SETTINGS = TopicSettings(delay_index=DelayConfig(tick_time_ms=10), limits=GateLimits(max_unacked_messages=6))
 
 
 class OpenTopics:

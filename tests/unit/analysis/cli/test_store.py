@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ackstate import ManagedCursor, Position, Repair, SqliteStore, UnreadableCursorError
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.topic import MessageLog
-from ackstate.wire import native, native_pointer
+from ackstate.wire import native
 from command_line import assert_one_line, run, tree
 from pulsar_nodes import CURSOR_RECORD, layout_of, new_nodes
 from pulsar_nodes import TOPIC as PULSAR_TOPIC
@@ -54,7 +54,7 @@ def test_a_sound_store_is_clean_and_stays_as_it_is(path, capsys):
         assert (cursor["status"], cursor["problems"], cursor["notes"]) == ("ok", [], [])
         assert (cursor["topic"], cursor["format"]) == (TOPIC, FORMATS[name])
         assert (cursor["mark_delete"], cursor["range_count"], cursor["log_end"]) == ("1:2", 9, "1:99")
-    assert cursors["billing"]["format_version"] == native_pointer.VERSION
+    assert cursors["billing"]["format_version"] == native.POINTER_VERSION
 
 
 def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):

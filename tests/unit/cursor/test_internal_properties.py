@@ -1,4 +1,4 @@
-"""Internal properties of a cursor, and values of the metadata store that register the buckets of delayed messages."""
+"""Internal properties of a cursor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from ackstate import (
     LedgerMap,
     ManagedCursor,
     MemoryStore,
-    SqliteStore,
     StoreError,
 )
-from ackstate.stores.base import ABSENT, VersionMismatchError
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.bucket_registry import MetadataBucketRegistry
 
 LOG = LedgerMap.from_counts({3: 20})
 KEY = "#pulsar.internal.delayed.bucket_3_7"
@@ -78,50 +75,3 @@ def test_an_older_owner_and_a_closed_cursor_write_none():
     newer.close(now_ms=0)
     with pytest.raises(CursorClosedError):
         newer.attached.put_internal(KEY, "17")
-
-
-def test_a_topic_keeps_a_value_for_each_bucket(tmp_path):
-    store = SqliteStore(tmp_path / "store.db")
-    registry = MetadataBucketRegistry(store.metadata, "/delayed-buckets/orders")
-    assert dict(registry.get_all()) == {}
-    registry.put(KEY, "17")
-    registry.put(OTHER_KEY, "18")
-    registry.put(KEY, "19")
-    store.close()
-    store = SqliteStore(tmp_path / "store.db")
-    registry = MetadataBucketRegistry(store.metadata, "/delayed-buckets/orders")
-    assert dict(registry.get_all()) == {KEY: "19", OTHER_KEY: "18"}
-    registry.remove(KEY)
-    registry.remove(KEY)
-    assert dict(registry.get_all()) == {OTHER_KEY: "18"}
-    store.close()
-
-
-def test_two_owners_do_not_overwrite_each_other_unseen():
-    store = MemoryStore()
-
-    class Racing:
-        """Another owner writes between the reading and the writing."""
-
-        def __init__(self, metadata):
-            self.get, self.children, self.delete = metadata.get, metadata.children, metadata.delete
-
-        def put(self, path, data, *, expected_version):
-            store.metadata.put(path, b"99", expected_version=ABSENT)
-            store.metadata.put(path, data, expected_version=expected_version)
-
-    with pytest.raises(VersionMismatchError):
-        MetadataBucketRegistry(Racing(store.metadata), "/b").put(KEY, "17")
-    assert dict(MetadataBucketRegistry(store.metadata, "/b").get_all()) == {KEY: "99"}
-
-
-def test_damaged_text_and_malformed_names_are_refused():
-    store = MemoryStore()
-    registry = MetadataBucketRegistry(store.metadata, "/b")
-    for name in ("", "a/b"):
-        with pytest.raises(ValueError):
-            registry.put(name, "17")
-    store.metadata.put(f"/b/{KEY}", b"1\xff", expected_version=ABSENT)
-    assert registry.get_all() == {KEY: "1\\xff"}
-    with pytest.raises(ValueError, match="path must be a metadata path"):
-        MetadataBucketRegistry(store.metadata, "b/")

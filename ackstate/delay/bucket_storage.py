@@ -1,0 +1,867 @@
+"""Storage of sealed buckets: snapshots in ledgers, the registry that names them, and their recovery.
+
+A bucket is the delayed messages of a range of message ledgers, stored by time in segments. Its snapshot is one ledger:
+entry 0 is the metadata of the segments, entries 1 to N are the segments. The registry is one value of the metadata
+store, with the ledger of each bucket's snapshot under Pulsar's key for the bucket.
+
+Every call of the storage is tried up to four times, as in Pulsar. A snapshot is first written, then registered; and
+first unregistered, then deleted. So a crash can only leave an unregistered snapshot, and a recovery or `clear` finds it
+by its owner. An owner takes the registry over before it changes anything. From then on no earlier owner can register or
+unregister a snapshot, nor, therefore, delete one that the present owner has registered or recovered.
+
+Source: ``ImmutableBucket`` and ``BookkeeperBucketSnapshotStorage`` of Apache Pulsar, PIP-195.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
+from urllib.parse import quote
+
+import google_crc32c
+import numpy as np
+
+from ackstate.entry_bitmap import union_by_ledger
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.position import LEDGER_ID_MAX
+from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError, check_path
+from ackstate.wire.native import (
+    CHECKSUM,
+    Reader,
+    check_properties_fit,
+    check_version,
+    checksum,
+    corrupt,
+    decode_text_properties,
+    encode_text_properties,
+)
+from ackstate.wire.pulsar.delay_snapshot import (
+    SegmentMetadata,
+    decode_metadata,
+    decode_segment,
+    encode_metadata,
+    encode_segment,
+    segment_metadata,
+    split_metadata,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyroaring import BitMap
+
+    from ackstate.position import Position
+    from ackstate.stores.base import LedgerStore, MetadataStore, Store
+    from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
+
+BUCKET_KEY_PREFIX = "#pulsar.internal.delayed.bucket"
+"""The prefix of the registry's keys of buckets."""
+ROOT = "/delayed-buckets"
+"""The path above the registries of topics."""
+_OWNER_PREFIX = "delayed "  # of the ledgers of a topic's snapshots
+ATTEMPT_COUNT = 4
+_BATCH_BYTES_MAX = 512 * 1024  # of one append
+_TAKEOVER_ATTEMPTS = 10
+_LEDGER_ID = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+_Result = TypeVar("_Result")
+
+
+class BucketKey(NamedTuple):
+    """The message ledgers that a bucket covers, both ends included, and its key in the registry.
+
+    >>> str(BucketKey(3, 7)), BucketKey.parse("#pulsar.internal.delayed.bucket_3_7")
+    ('#pulsar.internal.delayed.bucket_3_7', BucketKey(first_ledger_id=3, last_ledger_id=7))
+    """
+
+    first_ledger_id: int
+    last_ledger_id: int
+
+    def __str__(self) -> str:
+        return f"{BUCKET_KEY_PREFIX}_{self.first_ledger_id}_{self.last_ledger_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> BucketKey:
+        """Parse the text that `str` returns; `ValueError` if it is not the key of a bucket."""
+        parts = text.split("_")
+        if len(parts) != 3 or parts[0] != BUCKET_KEY_PREFIX:
+            raise ValueError(f"bucket key must be {BUCKET_KEY_PREFIX}_FIRST_LAST, got {text!r}")
+        key = cls(parse_ledger_id(parts[1]), parse_ledger_id(parts[2]))
+        if key.first_ledger_id > key.last_ledger_id:
+            raise ValueError(f"bucket key must end at or after its first ledger, got {text!r}")
+        return key
+
+    def encloses(self, other: BucketKey) -> bool:
+        """Return whether every ledger of another range is in this one."""
+        return self.first_ledger_id <= other.first_ledger_id and other.last_ledger_id <= self.last_ledger_id
+
+
+def parse_ledger_id(text: str) -> int:
+    """Parse a decimal ledger id; `ValueError` if it is none."""
+    if not _LEDGER_ID.fullmatch(text) or int(text) > LEDGER_ID_MAX:
+        raise ValueError(f"ledger id must be a decimal number, got {text!r}")
+    return int(text)
+
+
+class Boundary(NamedTuple):
+    """The last message of a segment, in the order in which messages are due."""
+
+    due_ms: int
+    ledger_id: int
+    entry_id: int
+
+    @classmethod
+    def of(cls, segment: DelayedIndexes) -> Boundary:
+        """Return the boundary of a segment that is not empty."""
+        return cls(*(int(column[-1]) for column in segment))
+
+    def count_before(self, due: DelayedIndexes) -> int:
+        """Count the messages before this one, given sorted messages of which none is due later than this one."""
+        at = int(np.searchsorted(due.deliver_at_ms, self.due_ms))
+        positions = zip(due.ledger_ids[at:].tolist(), due.entry_ids[at:].tolist(), strict=True)
+        return at + sum(position < (self.ledger_id, self.entry_id) for position in positions)
+
+
+class BucketSegment(NamedTuple):
+    """The part of a segment that stays in memory: its times, its count, and its metadata as bytes.
+
+    The bytes are a tenth of the size of the bitmaps.
+    """
+
+    first_due_ms: int
+    last_due_ms: int
+    message_count: int
+    encoded: bytes
+
+    @classmethod
+    def of(cls, metadata: SegmentMetadata, encoded: bytes | None = None) -> BucketSegment:
+        """Return the in-memory part of a segment, given its metadata and, optionally, the encoded metadata."""
+        message_count = sum(map(len, metadata.bitmaps.values()))
+        encoded = encode_metadata((metadata,)) if encoded is None else encoded
+        return cls(metadata.min_deliver_at_ms, metadata.max_deliver_at_ms, message_count, encoded)
+
+    @property
+    def metadata(self) -> SegmentMetadata:
+        """The messages of the segment. Complexity: O(ledgers)."""
+        return decode_metadata(self.encoded, what="segment metadata in memory")[0]
+
+
+# A tuple of four, with two integers and a bytes object that nothing else references.
+_SEGMENT_BYTES = 220
+
+
+@final
+class Bucket:
+    """A bucket with a stored snapshot and one segment in memory.
+
+    Args:
+        key: The message ledgers that it covers.
+        bucket_id: The ledger of its snapshot.
+        segments: All segments, ordered by time; not empty.
+        current: The number of the segment in memory, from 1.
+        loaded: That segment.
+    """
+
+    __slots__ = ("boundary", "bucket_id", "current", "is_live", "is_registered", "key", "message_count", "segments")
+
+    def __init__(
+        self,
+        key: BucketKey,
+        bucket_id: int,
+        segments: Sequence[BucketSegment],
+        loaded: DelayedIndexes,
+        current: int = 1,
+    ) -> None:
+        self.key = key
+        self.bucket_id = bucket_id
+        self.segments = tuple(segments)
+        self.current = current
+        self.boundary = Boundary.of(loaded)
+        # As in Pulsar: the messages to come when the bucket was sealed or recovered; it does not fall with deliveries.
+        self.message_count = sum(segment.message_count for segment in self.segments[current - 1 :])
+        self.is_live = True
+        self.is_registered = True
+
+    @property
+    def last(self) -> int:
+        """The number of the last segment."""
+        return len(self.segments)
+
+    @property
+    def has_unloaded_segment(self) -> bool:
+        """Whether a segment is still to be loaded."""
+        return self.current < self.last
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory its metadata takes; the messages in memory are counted elsewhere."""
+        return sum(_SEGMENT_BYTES + len(segment.encoded) for segment in self.segments)
+
+
+class RegistryFencedError(StoreError):
+    """Another owner has taken over the registry of delay buckets; nothing was changed.
+
+    Attributes:
+        texts: What that owner has registered.
+    """
+
+    def __init__(self, path: str, texts: Mapping[str, str]) -> None:
+        super().__init__(f"{path}: another owner has taken over the registry of delay buckets")
+        self.texts = texts
+
+
+_REGISTRY = struct.Struct("<4sB3xQI")  # magic, version, reserved, owner, names
+_REGISTRY_MAGIC, _REGISTRY_VERSION = b"ACKD", 1
+_REGISTRY_NAME = "delay registry"
+_NO_OWNER = 2**64 - 1
+
+
+class Registered(NamedTuple):
+    """The contents of a registry: the number of its owner, and the text of each name."""
+
+    owner: int
+    texts: Mapping[str, str]
+
+
+def encode_registry(registered: Registered) -> bytes:
+    """Encode a registry."""
+    header = _REGISTRY.pack(_REGISTRY_MAGIC, _REGISTRY_VERSION, registered.owner, len(registered.texts))
+    covered = b"".join((header, *encode_text_properties(registered.texts)))
+    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+
+
+def decode_registry(data: bytes) -> Registered:
+    """Decode a registry.
+
+    Raises:
+        UnsupportedVersionError: It has another version.
+        CorruptStateError: Anything else is wrong. No other exception can escape.
+    """
+    end = len(data) - CHECKSUM.size
+    if end < _REGISTRY.size:
+        corrupt(len(data), f"at least {_REGISTRY.size + CHECKSUM.size} bytes", f"{len(data)}", what=_REGISTRY_NAME)
+    magic, version, owner, count = _REGISTRY.unpack_from(data)
+    if magic != _REGISTRY_MAGIC:
+        corrupt(0, _REGISTRY_MAGIC, magic, what=_REGISTRY_NAME)
+    check_version(version, _REGISTRY_VERSION, what=_REGISTRY_NAME)
+    computed = google_crc32c.value(data[:end])
+    if computed != checksum(data):
+        corrupt(end, f"checksum {computed:#010x}", f"{checksum(data):#010x}", what=_REGISTRY_NAME)
+    if not version or any(data[5:8]):
+        corrupt(4, f"version {_REGISTRY_VERSION}, then three zero bytes", data[4:8].hex(), what=_REGISTRY_NAME)
+    reader = Reader(data, _REGISTRY.size, end, what=_REGISTRY_NAME)
+    texts = dict(decode_text_properties(reader, count))
+    reader.finish("the checksum")
+    return Registered(owner, texts)
+
+
+@final
+class BucketRegistry:
+    """The names of one index's buckets with their texts: one value of the metadata store, changed by compare-and-set.
+
+    Args:
+        metadata: The store.
+        path: Where, such as ``/delayed-buckets/orders``; nothing else uses it.
+        check: Raises `AckStateError` if the topic has another owner, who may take the registry over.
+
+    Raises:
+        ValueError: It is not a path.
+    """
+
+    def __init__(self, metadata: MetadataStore, path: str, *, check: Callable[[], object] = lambda: None) -> None:
+        check_path(path)
+        self._metadata = metadata
+        self._path = path
+        self._check = check
+        self._owner: int | None = None  # the number of this owner; None before `take_over`
+
+    def take_over(self) -> Mapping[str, str]:
+        """Become the owner, and return every name with its text: no earlier owner can change the registry any more.
+
+        A registry that cannot be read is replaced by an empty one: its snapshots hold nothing that the log lacks.
+
+        Raises:
+            UnsupportedVersionError: A newer release wrote it; nothing was changed.
+            StoreError: The store failed; whether it happened is unknown.
+        """
+        for _ in range(_TAKEOVER_ATTEMPTS):
+            texts, version = self._find_any()
+            # After the version was read: an owner that takes the topic over since changes it, and this one fails.
+            self._check()
+            with suppress(VersionMismatchError):
+                if version == ABSENT:
+                    version = self._put(Registered(_NO_OWNER, {}), ABSENT)
+                # Versions never repeat, even after a deletion, and each is replaced once: so no other owner has this.
+                self._put(Registered(version, texts), version)
+                self._owner = version
+                return texts
+        raise StoreError(f"{self._path}: the registry kept changing while it was taken over")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there is a registry, readable or not."""
+        return self._find_any()[1] != ABSENT
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether `take_over` has succeeded; another owner may have taken it over since."""
+        return self._owner is not None
+
+    def get_all(self) -> Mapping[str, str]:
+        """Return every name with its text.
+
+        Raises:
+            CorruptStateError, UnsupportedVersionError: It cannot be read.
+            RegistryFencedError: Another owner has taken over the registry that this handle owned.
+            StoreError: The store failed.
+        """
+        return self._find()[0].texts
+
+    def put(self, name: str, text: str) -> None:
+        """Set the text of a name; errors as for `get_all`, and after `StoreError` it is unknown whether it happened."""
+        check_properties_fit({name: text}, called="name in a delay registry")
+        self._change(lambda texts: {**texts, name: text})
+
+    def remove(self, name: str) -> None:
+        """Remove a name, if it is there; errors as for `put`."""
+        self._change(lambda texts: {each: text for each, text in texts.items() if each != name})
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Remove the registry after a context in which it is empty and has no owner, to delete the snapshots.
+
+        Raises:
+            VersionMismatchError: Another owner has taken it over meanwhile; nothing was changed.
+            StoreError: The store failed.
+        """
+        _, version = self._find_any()
+        self._check()
+        version = self._put(Registered(_NO_OWNER, {}), version)
+        yield
+        with suppress(VersionMismatchError):
+            self._metadata.delete(self._path, expected_version=version)
+
+    def _change(self, change: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        for _ in range(_TAKEOVER_ATTEMPTS):
+            found, version = self._find()
+            changed = change(found.texts)
+            if changed == found.texts:
+                return
+            with suppress(VersionMismatchError):
+                # At the version at which this owner was in it: an owner since then would have changed it.
+                self._put(found._replace(texts=changed), version)
+                return
+        raise StoreError(f"{self._path}: the registry kept changing")
+
+    def _find(self) -> tuple[Registered, int]:
+        """Return the contents, and the version that a `put` must expect; refuse another owner's."""
+        value = self._metadata.get(self._path)
+        found = Registered(_NO_OWNER, {}) if value is None else decode_registry(value.data)
+        if self._owner is not None and found.owner != self._owner:
+            raise RegistryFencedError(self._path, found.texts)
+        return found, ABSENT if value is None else value.version
+
+    def _find_any(self) -> tuple[Mapping[str, str], int]:
+        """Return the texts of any owner, none if they cannot be read, and the version."""
+        try:
+            value = self._metadata.get(self._path)
+        except DamagedValueError as error:
+            return {}, error.version
+        if value is None:
+            return {}, ABSENT
+        try:
+            return decode_registry(value.data).texts, value.version
+        except CorruptStateError:
+            return {}, value.version
+
+    def _put(self, registered: Registered, version: int) -> int:
+        return self._metadata.put(self._path, encode_registry(registered), expected_version=version)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStorage:
+    """The storage of one index's buckets. The index that takes over the registry last owns it.
+
+    Attributes:
+        ledgers: The snapshots.
+        registry: The snapshot of each bucket.
+        owner: The owner of the ledgers; nothing else may have ledgers of this owner.
+        read_deliver_at_ms: Returns the delivery times stored in messages of the log, in the given order, to rebuild a
+            damaged segment. It fails with `AckStateError`. None if there is no log.
+    """
+
+    ledgers: LedgerStore
+    registry: BucketRegistry
+    owner: str
+    read_deliver_at_ms: Callable[[Sequence[Position]], Sequence[int]] | None = None
+
+    @classmethod
+    def of_topic(
+        cls,
+        store: Store,
+        topic: str,
+        *,
+        check: Callable[[], object] = lambda: None,
+        read_deliver_at_ms: Callable[[Sequence[Position]], Sequence[int]] | None = None,
+    ) -> SnapshotStorage:
+        """Return the storage of a topic's index in the topic's store; `check` as for `BucketRegistry`."""
+        name = quote(topic, safe="")
+        registry = BucketRegistry(store.metadata, f"{ROOT}/{name}", check=check)
+        return cls(store.ledgers, registry, f"{_OWNER_PREFIX}{name}", read_deliver_at_ms)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there is a registry or a snapshot."""
+        return self.registry.is_stored or bool(self.ledgers.owned_by(self.owner))
+
+    def delete(self) -> None:
+        """Delete all snapshots and the registry; no-op without them. An owner that has an index open is fenced.
+
+        Raises:
+            StoreError: The storage failed, or another owner has taken the registry over; call again.
+        """
+        if self.is_stored:
+            owned = self.ledgers.owned_by(
+                self.owner
+            )  # before the registry is emptied, as in `BucketSnapshots.take_over`
+            with self.registry.emptied():
+                for ledger_id in owned:
+                    self.ledgers.delete(ledger_id)
+
+
+@final
+class BucketSnapshots:
+    """The stored buckets of one index; not safe for concurrent use.
+
+    Attributes:
+        succeeded: Number of successful operations by kind (create, load, delete, merge).
+        failed: Number of failed operations by kind; all attempts of one operation count once.
+    """
+
+    def __init__(self, storage: SnapshotStorage) -> None:
+        self._storage = storage
+        self.succeeded: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        # Retired snapshots that are still stored, since a call failed, and the key under which each may still be
+        # registered.
+        self._retired: dict[int, BucketKey | None] = {}
+
+    @property
+    def retired(self) -> frozenset[int]:
+        """The retired snapshots that could not be deleted yet."""
+        return frozenset(self._retired)
+
+    def take_over(self) -> tuple[dict[str, str], set[int]]:
+        """Become the owner; return the registered texts whose keys begin as a bucket's, and all stored snapshots.
+
+        Raises:
+            AckStateError: Every attempt failed, or another owner has taken them over meanwhile.
+        """
+        texts = attempt(self._storage.registry.take_over)
+        stored = self.stored()
+        # Still the owner after they were listed: so none of them is a later owner's.
+        attempt(self._storage.registry.get_all)
+        return _bucket_keys(texts), stored
+
+    def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[BucketSegment]]:
+        """Store a bucket in a new ledger, and return its id and the in-memory parts of the segments.
+
+        The bucket counts only once it is registered, so a large one may be written by several calls.
+
+        Raises:
+            AckStateError: Every attempt failed.
+        """
+        encoded = [encode_segment(segment) for segment in segments]
+        metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
+        entries = [encode_metadata(metadata), *encoded]
+        bucket_id = self._counted("create", lambda: self._write_once(entries))
+        return bucket_id, [BucketSegment.of(each) for each in metadata]
+
+    def _write_once(self, entries: Sequence[bytes]) -> int:
+        self._check_owner()  # A former owner would leave behind the ledger that it creates.
+        # A new ledger for each attempt: a failed attempt may have written entries.
+        bucket_id = self._storage.ledgers.create(self._storage.owner)
+        try:
+            for batch in _batches(entries):
+                self._storage.ledgers.append(bucket_id, batch)
+        except AckStateError:
+            self._retired[bucket_id] = None
+            raise
+        return bucket_id
+
+    def register(self, key: BucketKey, bucket_id: int) -> None:
+        """Register a snapshot as that of its bucket.
+
+        Raises:
+            RegistryFencedError: Another owner has taken over; the snapshot is deleted unless that owner has it.
+            AckStateError: Every attempt failed; the snapshot may be registered nevertheless.
+        """
+        try:
+            attempt(lambda: self._storage.registry.put(str(key), str(bucket_id)))
+        except RegistryFencedError as error:
+            if str(bucket_id) not in error.texts.values():
+                with suppress(AckStateError):
+                    self._storage.ledgers.delete(bucket_id)
+            raise
+
+    def read_metadata(self, bucket_id: int) -> tuple[bytes, int] | None:
+        """Return the encoded metadata of a snapshot and its number of segments, None if it is empty.
+
+        Raises:
+            AckStateError: Every attempt failed.
+        """
+        ledgers = self._storage.ledgers
+        last = attempt(lambda: ledgers.last(bucket_id))
+        return None if last < 0 else (attempt(lambda: ledgers.read(bucket_id, 0, 1))[0], last)
+
+    def read_segments(self, bucket_id: int, first: int, metadata: Sequence[SegmentMetadata]) -> list[DelayedIndexes]:
+        """Return segments from a number on, which count from 1, one for each metadata.
+
+        Raises:
+            CorruptStateError: One does not match its metadata.
+            UnsupportedVersionError: A newer release wrote it.
+            AckStateError: Every attempt failed.
+        """
+        end = first + len(metadata)
+        entries = self._counted("load", lambda: self._storage.ledgers.read(bucket_id, first, end))
+        return [
+            decode_segment(entry, what=f"delay snapshot {bucket_id}, segment {number}", metadata=each)
+            for number, (entry, each) in enumerate(zip(entries, metadata, strict=True), first)
+        ]
+
+    def read_deliver_at_ms(self, positions: Sequence[Position]) -> Sequence[int] | None:
+        """Return the delivery times stored in messages, None if they cannot be read."""
+        read = self._storage.read_deliver_at_ms
+        if read is None:
+            return None
+        try:
+            times = attempt(lambda: read(positions))
+        except AckStateError:
+            return None
+        if len(times) != len(positions):
+            raise ValueError(f"read_deliver_at_ms must return {len(positions)} times, got {len(times)}")
+        return times
+
+    def is_gone(self, bucket_id: int, number: int) -> bool:
+        """Return whether a segment is certainly no longer stored: its snapshot was deleted, or cut."""
+        try:
+            return bucket_id not in self.stored() or attempt(lambda: self._storage.ledgers.last(bucket_id)) < number
+        except AckStateError:
+            return False
+
+    def stored(self) -> set[int]:
+        """Return every snapshot that is stored, registered or not; `AckStateError` if every attempt failed."""
+        return set(attempt(lambda: self._storage.ledgers.owned_by(self._storage.owner)))
+
+    def drop(self, bucket_id: int, key: BucketKey | None = None) -> None:
+        """Retire a snapshot: unregister it, and delete it; after a failure, `delete_retired` retries."""
+        self._retired[bucket_id] = key
+        self._try_to_drop(bucket_id)
+
+    def unregister(self, key: BucketKey) -> None:
+        """Remove a key whose snapshot also belongs to another bucket; `AckStateError` if every attempt failed."""
+        attempt(lambda: self._storage.registry.remove(str(key)))
+
+    def delete_retired(self) -> None:
+        """Delete every retired snapshot; after a failure the next call retries."""
+        for bucket_id in tuple(self._retired):
+            self._try_to_drop(bucket_id)
+
+    def delete_all(self) -> None:
+        """Unregister and delete every snapshot that is registered or stored.
+
+        All are tried, even after a failure. A snapshot that cannot be unregistered is not deleted. `delete_retired`
+        retries the rest.
+
+        Raises:
+            AckStateError: Every attempt of a call failed: the first such error.
+        """
+        errors: list[AckStateError] = []
+        self._retired = dict.fromkeys(self.stored())
+        attempt(self._check_owner)  # after they were listed, as in `take_over`
+        for name, text in self._registered().items():
+            try:
+                attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
+            except AckStateError as error:
+                errors.append(error)
+                with suppress(ValueError):  # Malformed ones have no snapshot of ours.
+                    key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
+                    if bucket_id in self._retired:
+                        self._retired[bucket_id] = key
+        for bucket_id in [bucket_id for bucket_id, key in self._retired.items() if key is None]:
+            try:
+                self._delete(bucket_id)
+            except AckStateError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def count(self, kind: str, *, is_done: bool) -> None:
+        """Count a successful or failed operation."""
+        (self.succeeded if is_done else self.failed)[kind] += 1
+
+    def _check_owner(self) -> None:
+        """Take the registry over before the first change, and refuse changes once another owner has it."""
+        registry = self._storage.registry
+        if registry.is_owned:
+            registry.get_all()
+        else:
+            registry.take_over()
+
+    def _registered(self) -> dict[str, str]:
+        return _bucket_keys(attempt(self._storage.registry.get_all))
+
+    def _try_to_drop(self, bucket_id: int) -> None:
+        try:
+            key = self._retired[bucket_id]
+            if key is not None:
+                if self._registered().get(str(key)) == str(bucket_id):
+                    attempt(lambda: self._storage.registry.remove(str(key)))
+                self._retired[bucket_id] = None
+            self._delete(bucket_id)
+        except AckStateError:
+            return
+
+    def _delete(self, bucket_id: int) -> None:
+        self._counted("delete", lambda: self._storage.ledgers.delete(bucket_id))
+        del self._retired[bucket_id]
+
+    def _counted(self, kind: str, call: Callable[[], _Result]) -> _Result:
+        try:
+            result = attempt(call)
+        except AckStateError:
+            self.count(kind, is_done=False)
+            raise
+        self.count(kind, is_done=True)
+        return result
+
+
+def _bucket_keys(texts: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if name.startswith(BUCKET_KEY_PREFIX)}
+
+
+def _batches(entries: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield the entries in order, in batches that fit into one request, of at least one entry each."""
+    first = size = 0
+    for at, entry in enumerate(entries):
+        if at > first and size + len(entry) > _BATCH_BYTES_MAX:
+            yield entries[first:at]
+            first, size = at, 0
+        size += len(entry)
+    yield entries[first:]
+
+
+def attempt(call: Callable[[], _Result]) -> _Result:
+    """Call up to four times until it succeeds; what a second call would not change is not retried."""
+    for _ in range(ATTEMPT_COUNT - 1):
+        try:
+            return call()
+        except (CorruptStateError, UnsupportedVersionError, RegistryFencedError):
+            raise
+        except AckStateError:
+            continue
+    return call()
+
+
+class DropReason(Enum):
+    """Why a registered bucket was not recovered. Unless `MALFORMED`, it was unregistered and its snapshot deleted."""
+
+    MALFORMED = "its key or its id is malformed; it was left alone"
+    MISSING = "its snapshot is not there"
+    EMPTY = "its snapshot is empty"
+    DAMAGED = "its snapshot is damaged"
+    NEWER = "its snapshot was written by a newer release"
+    REPLACED = "a bucket that encloses it has all of its messages: it was merged"
+    DUE = "all of its messages are due"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedBucket:
+    """A registered bucket that was not recovered.
+
+    Its messages are not in the index, so the dispatcher offers them again as it reads the log.
+
+    Attributes:
+        name: Its key in the registry.
+        text: The registered text, the decimal id of its snapshot.
+        reason: The reason.
+        detail: The details; empty if the reason is sufficient.
+    """
+
+    name: str
+    text: str
+    reason: DropReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRecoveryReport:
+    """The result of a recovery.
+
+    Attributes:
+        bucket_count: Number of recovered buckets.
+        message_count: Number of their messages without the segments skipped, each counted once.
+        segments_skipped: Number of their segments that were entirely due, which the dispatcher will read again.
+        dropped: The registered buckets that were not recovered.
+        orphan_count: Number of unregistered snapshots, all deleted.
+        fell_back: Why nothing was recovered and all messages stay in memory; empty if the recovery succeeded.
+    """
+
+    bucket_count: int = 0
+    message_count: int = 0
+    segments_skipped: int = 0
+    dropped: tuple[DroppedBucket, ...] = ()
+    orphan_count: int = 0
+    fell_back: str = ""
+
+
+class FoundBucket(NamedTuple):
+    """A recovered bucket, its first segment that is not entirely due, and the metadata of all, skipped ones too."""
+
+    bucket: Bucket
+    loaded: DelayedIndexes
+    metadata: tuple[SegmentMetadata, ...]
+
+    def bitmaps(self) -> dict[int, BitMap]:
+        """Return the messages of its segments, from the loaded one on."""
+        return _union(self.metadata[self.bucket.current - 1 :])
+
+
+class RecoveryTooLongError(AckStateError):
+    """The recovery was abandoned because it took too long."""
+
+
+class _Unusable(Exception):  # noqa: N818 - it never leaves this module
+    def __init__(self, reason: DropReason, detail: object = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = str(detail)
+
+
+def find_buckets(
+    snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callable[[], bool]
+) -> tuple[list[FoundBucket], BucketRecoveryReport]:
+    """Take over the stored buckets, read them, and delete the useless ones.
+
+    Raises:
+        RecoveryTooLongError: `is_late` returned True; no bucket was changed.
+        AckStateError: The storage failed; no bucket was changed.
+    """
+    names, stored = snapshots.take_over()
+    found: dict[str, FoundBucket] = {}
+    dropped: list[DroppedBucket] = []
+    for name, text in sorted(names.items()):
+        if is_late():
+            raise RecoveryTooLongError(
+                f"recovery was abandoned with {len(found) + len(dropped)} of {len(names)} buckets read"
+            )
+        try:
+            try:
+                key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
+            except ValueError as error:
+                raise _Unusable(DropReason.MALFORMED, error) from None
+            found[name] = _read(snapshots, key, bucket_id, stored=stored, cutoff_ms=cutoff_ms)
+        except _Unusable as finding:
+            dropped.append(DroppedBucket(name, text, finding.reason, finding.detail))
+    for name in _replaced(found):
+        dropped.append(DroppedBucket(name, names[name], DropReason.REPLACED))
+        del found[name]
+    in_use = {each.bucket.bucket_id for each in found.values()}
+    orphan_count = _tidy(snapshots, in_use, stored, dropped)
+    report = BucketRecoveryReport(
+        bucket_count=len(found),
+        segments_skipped=sum(each.bucket.current - 1 for each in found.values()),
+        dropped=tuple(dropped),
+        orphan_count=orphan_count,
+    )
+    return list(found.values()), report
+
+
+def _read(
+    snapshots: BucketSnapshots, key: BucketKey, bucket_id: int, *, stored: set[int], cutoff_ms: int
+) -> FoundBucket:
+    if bucket_id not in stored:
+        raise _Unusable(DropReason.MISSING)
+    try:
+        entry = snapshots.read_metadata(bucket_id)
+        if entry is None:
+            raise _Unusable(DropReason.EMPTY)
+        encoded, segment_count = entry
+        metadata = decode_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
+        if segment_count != len(metadata):
+            raise _Unusable(DropReason.DAMAGED, f"expected {len(metadata)} segments, found {segment_count}")
+        _check_ledgers(metadata, key)
+        # The segments at the beginning that are entirely due.
+        due_count = next((at for at, each in enumerate(metadata) if each.max_deliver_at_ms > cutoff_ms), len(metadata))
+        if due_count == len(metadata):
+            raise _Unusable(DropReason.DUE if metadata else DropReason.EMPTY)
+        (loaded,) = snapshots.read_segments(bucket_id, due_count + 1, metadata[due_count : due_count + 1])
+    except UnsupportedVersionError as error:
+        raise _Unusable(DropReason.NEWER, error) from None
+    except CorruptStateError as error:
+        raise _Unusable(DropReason.DAMAGED, error) from None
+    split = split_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
+    segments = [BucketSegment.of(*pair) for pair in zip(metadata, split, strict=True)]
+    return FoundBucket(Bucket(key, bucket_id, segments, loaded, due_count + 1), loaded, metadata)
+
+
+def _check_ledgers(metadata: tuple[SegmentMetadata, ...], key: BucketKey) -> None:
+    """Refuse a snapshot with ledgers outside the bucket's range: those messages would outlive the bucket."""
+    ledger_ids = {ledger_id for segment in metadata for ledger_id in segment.bitmaps}
+    if ledger_ids and not key.encloses(BucketKey(min(ledger_ids), max(ledger_ids))):
+        found = f"{min(ledger_ids)} to {max(ledger_ids)}"
+        raise _Unusable(
+            DropReason.DAMAGED, f"expected ledgers {key.first_ledger_id} to {key.last_ledger_id}, found {found}"
+        )
+
+
+def _replaced(found: Mapping[str, FoundBucket]) -> list[str]:
+    """Return the buckets whose messages are all in a merged bucket: a crash prevented their deletion.
+
+    Pulsar drops every bucket that another encloses. But a bucket sealed after a recovery may enclose a recovered
+    bucket without having its messages, and then both stay.
+    """
+    replaced: list[str] = []
+    for name, each in found.items():
+        for other_name, other in found.items():
+            encloses = name != other_name and other.bucket.key.encloses(each.bucket.key)
+            if encloses and _has_all(_union(other.metadata), _union(each.metadata)):
+                replaced.append(name)
+                break
+    return replaced
+
+
+def _has_all(bitmaps: Mapping[int, BitMap], others: Mapping[int, BitMap]) -> bool:
+    return all(ledger_id in bitmaps and others[ledger_id].issubset(bitmaps[ledger_id]) for ledger_id in others)
+
+
+def _union(metadata: tuple[SegmentMetadata, ...]) -> dict[int, BitMap]:
+    return union_by_ledger(segment.bitmaps for segment in metadata)
+
+
+def _tidy(
+    snapshots: BucketSnapshots,
+    in_use: set[int],
+    stored: set[int],
+    dropped: list[DroppedBucket],
+) -> int:
+    """Unregister and delete dropped buckets, delete unregistered snapshots, and return the number of the latter."""
+    orphans = stored - in_use
+    for each in dropped:
+        if each.reason is DropReason.MALFORMED:
+            continue
+        key, bucket_id = BucketKey.parse(each.name), parse_ledger_id(each.text)
+        if bucket_id in in_use:
+            with suppress(AckStateError):  # The next recovery finds the key again.
+                snapshots.unregister(key)
+        else:
+            snapshots.drop(bucket_id, key)
+            orphans.discard(bucket_id)
+    for bucket_id in sorted(orphans):
+        snapshots.drop(bucket_id)
+    return len(orphans)

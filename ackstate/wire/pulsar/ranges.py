@@ -1,0 +1,439 @@
+"""Acked ranges in Pulsar's forms: encoded and decoded as a list or as words, limited, and resolved into entries.
+
+One element of a list is a ``MessageRange`` ::
+
+    tag, length                     field 3 or 4 of the record
+    0x0a, length                    lower endpoint, open
+    0x08, ledger
+    0x10, first - 1                 ten bytes for -1
+    0x12, length                    upper endpoint, closed
+    0x08, ledger
+    0x10, last
+
+The numbers are varints, all else is one byte each. Elements whose numbers have the same lengths are rows of a byte
+matrix that differ in few columns. Positions rise, so a list consists of only a few blocks of such rows.
+
+Words are those of a Java ``BitSet``: entry 64 i + j of a ledger is bit j of word i. A bit differs from the one below it
+only at the start of a run or just after its end. If there are many entries, such edges are few, and words are their
+running parity: so the cost depends on the ranges and the words, not on the entries.
+
+Source: ``MLDataFormats.proto``, ``ManagedCursorImpl`` of Apache Pulsar.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.entry_bitmap import bitmap_of_runs, runs_of
+from ackstate.position import ENTRY_ID_MAX
+from ackstate.record_size import varint_bytes
+from ackstate.selection import Selection, select
+from ackstate.wire.pulsar.fields import Bytes, Int64s, InvalidRecordError, RowLayout, decode_rows, varint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ackstate.ledger_map import LedgerMap
+
+
+class RangeForm(Enum):
+    """The form of the acked entries in a `PositionInfo`."""
+
+    LIST = "list"
+    """Field 3, a list of ranges: about 20 bytes a range."""
+
+    WORDS = "words"
+    """Field 6, a bit for each entry from 0 to a ledger's last acked one."""
+
+
+class LimitRule(Enum):
+    """The unit that the limit on ranges counts. Versions are those of Apache Pulsar."""
+
+    EXACT = "exact"
+    """At most `range_count_max` ranges, in either form."""
+
+    PULSAR_4_2 = "4.2"
+    """List: one range more than the limit. Words: acked entries of whole ledgers; a ledger is kept if the previous ones
+    do not exceed the limit, so the ledger that crosses it is kept."""
+
+    PULSAR_5_0_M1 = "5.0.0-M1"
+    """List: exact. Words: as 4.2."""
+
+    PULSAR_5_0 = "5.0"
+    """List: exact. Words: acked entries of whole ledgers, up to the first ledger that would cross the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on the contents of a record.
+
+    Attributes:
+        range_count_max: As ``managedLedgerMaxUnackedRangesToPersist``; None is no limit.
+        batch_index_count_max: Most partly acked batches, lowest positions first, as
+            ``managedLedgerMaxBatchDeletedIndexToPersist``; None is no limit.
+        rule: The unit that `range_count_max` counts.
+    """
+
+    range_count_max: int | None = None
+    batch_index_count_max: int | None = None
+    rule: LimitRule = LimitRule.EXACT
+
+    def __post_init__(self) -> None:
+        for name in ("range_count_max", "batch_index_count_max"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 0:
+                raise ValueError(f"{name} must be at least 0, got {limit}")
+
+
+UNLIMITED = Limits()
+
+
+def limit_ranges(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> Selection:
+    """Return the ranges that a record of this form would keep, and the number of acked entries that it excludes.
+
+    If the words form would keep nothing, the record falls back to the list form and its rule, as in Pulsar.
+    """
+    (kept, excluded_count), _ = apply_limits(deleted, form=form, limits=limits)
+    return Selection(kept.copy() if kept is deleted else kept, excluded_count)
+
+
+def apply_limits(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> tuple[Selection, RangeForm]:
+    """Return the selection, which may be `deleted` itself, and the form in which it is written."""
+    if limits.range_count_max is None:
+        return Selection(deleted, 0), form if deleted else RangeForm.LIST
+    if form is RangeForm.WORDS:
+        kept = _limited_words(deleted, limits.range_count_max, limits.rule)
+        if kept:
+            return Selection(kept, len(deleted) - len(kept)), form
+    one_over = limits.rule is LimitRule.PULSAR_4_2
+    return select(deleted, range_count_max=limits.range_count_max + one_over), RangeForm.LIST
+
+
+def _limited_words(deleted: DeletedRanges, limit: int, rule: LimitRule) -> DeletedRanges:
+    if rule is LimitRule.EXACT:
+        return select(deleted, range_count_max=limit).kept
+    kept = DeletedRanges()
+    for ledger_id, bitmap in _whole_ledgers(deleted, limit, including=rule is LimitRule.PULSAR_5_0):
+        kept.add_entries(ledger_id, bitmap)
+    return kept
+
+
+def _whole_ledgers(deleted: DeletedRanges, limit: int, *, including: bool) -> Iterator[tuple[int, BitMap]]:
+    """Yield the lowest ledgers while their acked entries, with or without the ledger's own, do not exceed the limit."""
+    before = 0
+    for ledger_id, bitmap in deleted.bitmaps():
+        reached = before + len(bitmap)
+        if (reached if including else before) > limit:
+            return
+        yield ledger_id, bitmap
+        before = reached
+
+
+# The list.
+_UInt32s = NDArray[np.uint32]
+
+_MINUS_ONE = b"\xff" * 9 + b"\x01"
+_LONGER_FROM = np.array([2**digits for digits in (7, 14, 21, 28)], np.uint32)
+# The tables of a block of so many rows stay in the cache.
+_ROWS_MAX = 4_096
+_LAYOUTS = {
+    tag: RowLayout(
+        (tag, None, 0x0A, None, 0x08, None, 0x10, None, 0x12, None, 0x08, None, 0x10, None),
+        ((1, 12), (3, 4), (9, 4)),
+        (5, 7, 11, 13),
+        bytes_max=10,
+    )
+    for tag in (0x1A, 0x22)
+}
+_SHORT_BYTES = 1_024
+# Up to this many ranges of a ledger are written one by one.
+_FEW = 8
+
+
+class RangeRows(NamedTuple):
+    """Ranges as columns: ``(lower_ledger:lower_entry .. upper_ledger:upper_entry]``, in the order of the record."""
+
+    lower_ledger: Int64s
+    lower_entry: Int64s
+    upper_ledger: Int64s
+    upper_entry: Int64s
+
+
+def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytearray]:
+    """Encode every range as an element of a repeated field with a one-byte tag; return the bytes in pieces.
+
+    Complexity: O(ranges); less than 50 ns for each, and a few us for each ledger and each change of a varint's length.
+    """
+    parts: list[bytes | bytearray] = []
+    for ledger_id, bitmap in deleted.bitmaps():
+        begins, ends = runs_of(bitmap)
+        ledger = varint(ledger_id)
+        if len(begins) <= _FEW:
+            parts.extend(_element(tag, ledger, *each) for each in zip(begins.tolist(), ends.tolist(), strict=True))
+            continue
+        for begin, end in pairwise(_cuts(begins, ends)):
+            parts.append(_encode_stretch(tag, ledger, begins[begin:end], ends[begin:end]))
+    return parts
+
+
+def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, int]:
+    """Decode the elements from `begin` on, as long as they have the layout of `encode_range_list`; return the end.
+
+    A short list is left to the protobuf runtime, which is faster for few elements.
+    """
+    if len(data) - begin < _SHORT_BYTES:
+        return RangeRows(*np.empty((4, 0), np.int64)), begin
+    columns, end = decode_rows(data, begin, _LAYOUTS[tag])
+    return RangeRows(*columns), end
+
+
+def _element(tag: int, ledger: bytes, first: int, last: int) -> bytes:
+    """Encode one range with inclusive ends, given its ledger id as a varint."""
+    lower = b"\x08" + ledger + b"\x10" + (varint(first - 1) if first else _MINUS_ONE)
+    upper = b"\x08" + ledger + b"\x10" + varint(last)
+    size = 4 + len(lower) + len(upper)
+    return bytes((tag, size, 0x0A, len(lower))) + lower + bytes((0x12, len(upper))) + upper
+
+
+def _cuts(begins: _UInt32s, ends: _UInt32s) -> list[int]:
+    """Return the starts of blocks of ranges whose numbers have the same sizes, and the end of the last block."""
+    # The lower end of a range from 0 on is -1, which is longer than any other.
+    cuts = {0, int(begins[0] == 0), len(begins), *range(_ROWS_MAX, len(begins), _ROWS_MAX)}
+    cuts.update(np.searchsorted(begins, _LONGER_FROM + np.uint32(1)).tolist())
+    cuts.update(np.searchsorted(ends, _LONGER_FROM).tolist())
+    return sorted(cuts)
+
+
+def _encode_stretch(tag: int, ledger: bytes, begins: _UInt32s, ends: _UInt32s) -> bytearray:
+    """Encode ranges of one ledger whose numbers all have the same sizes: the first one, with other numbers."""
+    first, last = int(begins[0]), int(ends[0])
+    record = bytearray(_element(tag, ledger, first, last)) * len(begins)
+    columns = np.frombuffer(record, np.uint8).reshape(len(begins), -1).T
+    _put_varints(columns[-varint_bytes(last) :], ends)
+    if first:
+        at = 6 + len(ledger)
+        _put_varints(columns[at : at + varint_bytes(first - 1)], begins - np.uint32(1))
+    return record
+
+
+def _put_varints(columns: Bytes, numbers: _UInt32s) -> None:
+    for index, column in enumerate(columns):
+        digits = (numbers >> numbers.dtype.type(7 * index)).astype(np.uint8)
+        column[:] = digits if index == len(columns) - 1 else digits | 0x80
+
+
+# Words.
+WORD_COUNT_MAX = (ENTRY_ID_MAX + 1) // 64
+# An unpacked bit takes a byte: a piece takes 256 KiB and stays in the cache.
+_PIECE_WORDS = 4_096
+# From this share of acked entries on, a bitmap is built from runs rather than from entries.
+_DENSE = 5 / 8
+
+
+def words_of(bitmap: BitMap) -> list[int]:
+    """Return a bitmap's words, signed, up to the last that is not zero; the bitmap must not be empty.
+
+    A single word is followed by a zero word, as in Pulsar; readers accept it.
+
+    Complexity: O(words + ranges).
+    """
+    count = bitmap.max() // 64 + 1
+    edges = np.frombuffer((bitmap ^ bitmap.shift(1)).to_array(), np.uint32).astype(np.int64)
+    toggles = np.zeros(count, np.uint64)
+    begins = np.arange(0, count, _PIECE_WORDS)
+    cuts = [*np.searchsorted(edges, begins * 64).tolist(), int(np.searchsorted(edges, count * 64))]
+    for begin, low, high in zip(begins.tolist(), cuts[:-1], cuts[1:], strict=True):
+        if low < high:
+            piece = toggles[begin : begin + _PIECE_WORDS]
+            piece[:] = _packed(edges[low:high] - begin * 64, len(piece))
+    words: list[int] = _running_parity(toggles).view(np.int64).tolist()
+    return words if count > 1 else [*words, 0]
+
+
+def bitmap_of_words(words: Sequence[int]) -> BitMap:
+    """Return the entries whose bits are set in signed words; there may be at most `WORD_COUNT_MAX` of them.
+
+    Complexity: O(words + entries), or O(words + ranges) if most entries are acked.
+    """
+    bitmap = BitMap()
+    for begin in range(0, len(words), _PIECE_WORDS):
+        piece = np.array(words[begin : begin + _PIECE_WORDS], np.int64).view(np.uint64)
+        if piece.any():
+            bitmap |= _bitmap_of_piece(piece, begin * 64)
+    return bitmap
+
+
+def _bitmap_of_piece(words: NDArray[np.uint64], offset: int) -> BitMap:
+    entry_count = int.from_bytes(words.tobytes(), "little").bit_count()
+    if entry_count < _DENSE * len(words) * 64:
+        entries = _bits(words) + offset
+        return BitMap(array("I", entries.astype(np.uint32).tobytes()))
+    edges = _edges(words)
+    if len(edges) % 2:
+        edges = np.append(edges, len(words) * 64)
+    return bitmap_of_runs(edges[0::2] + offset, edges[1::2] + (offset - 1))
+
+
+def _edges(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return each bit that differs from the one below it, in order."""
+    below = words << np.uint64(1)
+    below[1:] |= words[:-1] >> np.uint64(63)
+    return _bits(words ^ below)
+
+
+def _running_parity(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return words in which a bit is set if an odd number of input bits up to and including it are set."""
+    parity = words
+    for step in (1, 2, 4, 8, 16, 32):
+        parity = parity ^ (parity << np.uint64(step))
+    carried = np.zeros(len(words), np.uint64)
+    carried[1:] = np.bitwise_xor.accumulate(parity >> np.uint64(63))[:-1]
+    return parity ^ (np.uint64(0) - carried)
+
+
+def _packed(bits: NDArray[np.int64], word_count: int) -> NDArray[np.uint64]:
+    one_a_byte = np.zeros(word_count * 64, np.uint8)
+    one_a_byte[bits] = 1
+    return np.packbits(one_a_byte, bitorder="little").view(np.uint64)
+
+
+def _bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+
+
+# From ranges to entries.
+_RANGES = "individual_deleted_messages"
+
+# A range costs nothing to write, but its bitmap takes a container of about 70 bytes, in up to five copies while it is
+# counted, for each 65,536 entries. Ranges over unknown ledgers may span this many containers in a record of any size:
+# 67 million entries, where a real ledger has 50,000. Each byte of the record allows more.
+_SPANNED_FREE = 1_024
+_BYTES_PER_SPANNED = 32
+_CONTAINER_BITS = 16
+
+
+class _Runs(NamedTuple):
+    """Runs as columns, both ends inclusive; a run whose last is below its first is empty."""
+
+    ledger: Int64s
+    first: Int64s
+    last: Int64s
+
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> _Runs:
+        return _Runs(*(column[chosen] for column in self))
+
+
+def resolve(rows: RangeRows, ledgers: LedgerMap | None, *, record_bytes: int) -> DeletedRanges:
+    """Return the entries of ranges ``(lower .. upper]``, in any order, overlapping or not.
+
+    A range across ledgers contains, in the upper ledger, every entry up to its upper end; in the lower ledger, every
+    entry above its lower end, if that ledger is known; and every entry of each known ledger in between. Without
+    `ledgers` only the upper ledger counts: fewer acks, never more. The size of the record bounds the span of ranges
+    over unknown ledgers.
+
+    Raises:
+        InvalidRecordError: An id is impossible, a range ends before it begins, or the span is too large.
+
+    Source: ``ManagedCursorImpl.recoverIndividualDeletedMessages`` of Apache Pulsar.
+    """
+    _check_ids(rows)
+    crossing = rows.lower_ledger != rows.upper_ledger
+    runs = _Runs(rows.upper_ledger, np.where(crossing, 0, rows.lower_entry + 1), rows.upper_entry)
+    _check_spanned(runs, ledgers, _SPANNED_FREE + record_bytes // _BYTES_PER_SPANNED)
+    if ledgers is not None and crossing.any():
+        filled = np.array([*_filled(rows, np.flatnonzero(crossing), ledgers)], np.int64).reshape(-1, 3)
+        runs = _Runs(*(np.concatenate(pair) for pair in zip(runs, filled.T, strict=True)))
+    some = runs.first <= runs.last
+    return _collect(_merged(runs if some.all() else runs.where(some)))
+
+
+def _check_ids(rows: RangeRows) -> None:
+    bad = (rows.lower_ledger < 0) | (rows.upper_ledger < rows.lower_ledger)
+    bad |= (rows.upper_ledger == rows.lower_ledger) & (rows.upper_entry < rows.lower_entry)
+    for entries in (rows.lower_entry, rows.upper_entry):
+        bad |= (entries < -1) | (entries > ENTRY_ID_MAX)
+    if bad.any():
+        index = int(bad.argmax())
+        text = "({}:{}..{}:{}]".format(*(int(column[index]) for column in rows))
+        raise InvalidRecordError(_RANGES, index, expected="a range (ledger:entry..ledger:entry] that rises", found=text)
+
+
+def _check_spanned(runs: _Runs, ledgers: LedgerMap | None, spanned_max: int) -> None:
+    spanned = _spanned(runs.first, runs.last)
+    if int(spanned.sum()) <= spanned_max:
+        return
+    if ledgers is not None:
+        ids, which = np.unique(runs.ledger, return_inverse=True)
+        known = np.array([ledgers.entry_count(ledger_id) for ledger_id in ids.tolist()], np.int64)
+        spanned = _spanned(np.maximum(runs.first, known[which]), runs.last)
+    over = np.cumsum(spanned) > spanned_max
+    if over.any():
+        index = int(over.argmax())
+        expected = f"ranges over at most {spanned_max} times 65536 entries of no known ledger"
+        raise InvalidRecordError(_RANGES, index, expected=expected, found=f"{int(spanned.sum())} times")
+
+
+def _spanned(first: Int64s, last: Int64s) -> Int64s:
+    """Return the number of containers that each run needs besides its first."""
+    return np.maximum((last >> _CONTAINER_BITS) - (first >> _CONTAINER_BITS), 0)
+
+
+def _filled(rows: RangeRows, crossing: NDArray[np.int64], ledgers: LedgerMap) -> Iterator[tuple[int, int, int]]:
+    """Yield the runs of ranges that cross ledgers, except those in the upper ledger."""
+    gaps = []
+    for index in crossing.tolist():
+        lower, upper = int(rows.lower_ledger[index]), int(rows.upper_ledger[index])
+        yield lower, int(rows.lower_entry[index]) + 1, ledgers.entry_count(lower) - 1
+        gaps.append((lower, upper))
+    # Overlapping ranges share most of their ledgers: each ledger is visited once.
+    reached = -1
+    for lower, upper in sorted(gaps):
+        for ledger_id in ledgers.ledgers_between(max(lower, reached), upper):
+            yield ledger_id, 0, ledgers.entry_count(ledger_id) - 1
+        # The upper end itself was skipped, and may be inside the next range.
+        reached = max(reached, upper - 1)
+
+
+def _merged(runs: _Runs) -> _Runs:
+    """Return disjoint runs in order of position."""
+    if _rise(runs):
+        return runs
+    runs = runs.where(np.lexsort((runs.first, runs.ledger)))
+    borders = _borders(runs.ledger)
+    reached = np.concatenate([np.maximum.accumulate(runs.last[part]) for part in borders])
+    begins = np.ones(len(reached), np.bool_)
+    begins[1:] = (runs.ledger[1:] != runs.ledger[:-1]) | (runs.first[1:] > reached[:-1])
+    ends = np.append(np.flatnonzero(begins)[1:], len(reached)) - 1
+    return _Runs(runs.ledger[begins], runs.first[begins], reached[ends])
+
+
+def _rise(runs: _Runs) -> bool:
+    above = (runs.ledger[1:] == runs.ledger[:-1]) & (runs.first[1:] > runs.last[:-1])
+    return bool((above | (runs.ledger[1:] > runs.ledger[:-1])).all())
+
+
+def _borders(ledger: Int64s) -> list[slice]:
+    """Return each ledger's slice of a sorted column."""
+    changes = np.flatnonzero(ledger[1:] != ledger[:-1]) + 1
+    cuts = [0, *changes.tolist(), len(ledger)]
+    return [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
+
+
+def _collect(runs: _Runs) -> DeletedRanges:
+    deleted = DeletedRanges()
+    for part in _borders(runs.ledger):
+        ledger_id = int(runs.ledger[part.start])
+        if part.stop - part.start == 1:
+            deleted.add_run(ledger_id, int(runs.first[part.start]), int(runs.last[part.start]) + 1)
+        else:
+            deleted.add_entries(ledger_id, bitmap_of_runs(runs.first[part], runs.last[part]))
+    return deleted
