@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 from contextlib import closing
+
+import google_crc32c
 
 from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.stores.sqlite_seal import SEAL_BYTES, RowSeal
+from ackstate.stores.sqlite import SEAL_BYTES
 from ackstate.topic import MessageLog
 from ackstate.wire import native
 from command_line import run, tree
@@ -18,7 +21,7 @@ NAMES = ("audit", "billing")
 FORMATS = {"audit": Format.PULSAR, "billing": Format.NATIVE}
 DATABASE = "ackstate.sqlite3"
 RECORD = "UPDATE metadata SET data = ? WHERE path = ?"
-ENTRY = "UPDATE entries SET data = ? WHERE ledger_id = ? AND entry_id = ?"
+ENTRY = "UPDATE entries SET data = ? WHERE ledger_id = ? AND last_id = ?"
 
 
 def fill(store):
@@ -67,16 +70,17 @@ class StoreDamage:
         """The ledger's id and its entries."""
         owner = cursor_owner(cursor_path(TOPIC, name))
         ((ledger_id,),) = self.do("SELECT id FROM ledgers WHERE owner = ?", owner)
-        rows = self.do("SELECT data FROM entries WHERE ledger_id = ? ORDER BY entry_id", ledger_id)
-        return ledger_id, [row[:-SEAL_BYTES] for (row,) in rows]
+        rows = self.do("SELECT data FROM entries WHERE ledger_id = ? ORDER BY last_id", ledger_id)
+        return ledger_id, [row[8:-SEAL_BYTES] for (row,) in rows]
 
     def write_entry(self, ledger_id, sequence, data):
         """As the store would have written it: the cursor has to find the damage."""
-        self.do(ENTRY, self.seal().entry(ledger_id, sequence, data), ledger_id, sequence)
+        key = struct.pack("<cqq", b"E", ledger_id, sequence)
+        self.do(ENTRY, self.sealed(key, struct.pack("<II", 1, len(data)) + data), ledger_id, sequence)
 
-    def seal(self):
+    def sealed(self, key, data):
         ((salt,),) = self.do("SELECT salt FROM identity")
-        return RowSeal(salt)
+        return data + google_crc32c.value(salt + key + data).to_bytes(SEAL_BYTES, "little")
 
     def flip(self, sequence, *, name="billing", byte=40):
         ledger_id, entries = self.journal(name)
@@ -85,7 +89,7 @@ class StoreDamage:
     def flip_row(self, sequence):
         """Behind the back of the store, too."""
         ledger_id, entries = self.journal()
-        self.do(ENTRY, flipped(entries[sequence], 40) + b"seal", ledger_id, sequence)
+        self.do(ENTRY, bytes(8) + flipped(entries[sequence], 40) + b"seal", ledger_id, sequence)
 
     def flip_record_row(self):
         ((row,),) = self.do("SELECT data FROM metadata WHERE path = ?", cursor_path(TOPIC, "billing"))
@@ -98,7 +102,9 @@ class StoreDamage:
     def flip_record(self, name="billing"):
         path = cursor_path(TOPIC, name)
         ((row, version),) = self.do("SELECT data, version FROM metadata WHERE path = ?", path)
-        self.do(RECORD, self.seal().value(path, version, flipped(row[:-SEAL_BYTES], 9)), path)
+        self.do(
+            RECORD, self.sealed(struct.pack("<cq", b"V", version) + path.encode(), flipped(row[:-SEAL_BYTES], 9)), path
+        )
 
     def delete_record(self, name="billing"):
         self.do("DELETE FROM metadata WHERE path = ?", cursor_path(TOPIC, name))
@@ -110,7 +116,7 @@ class StoreDamage:
 
     def lose_an_entry(self):
         ledger_id, _ = self.journal()
-        self.do("DELETE FROM entries WHERE ledger_id = ? AND entry_id = 2", ledger_id)
+        self.do("DELETE FROM entries WHERE ledger_id = ? AND last_id = 2", ledger_id)
 
     def make_newer(self):
         ledger_id, entries = self.journal()

@@ -1,4 +1,4 @@
-"""An executor that runs each call at once, in the caller's thread: the writes of many cursors then come in one order."""
+"""An executor that runs each call at once, in the caller's thread: so many cursors write in one order."""
 
 from __future__ import annotations
 

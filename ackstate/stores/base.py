@@ -26,12 +26,17 @@ Threads. Any thread may call at any time. A store on a disk shares a sync among 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from ackstate.errors import AckStateError, CorruptStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 ABSENT = -1
 """The expected version of a metadata value that must not exist yet."""
@@ -117,7 +122,8 @@ class LedgerStore(ABC):
             LedgerFencedError: The ledger was fenced, or created by another opening of the store.
             StoreError: Whether they were appended is unknown.
         """
-        _check_ledger_id(ledger_id)
+        if not 0 <= ledger_id <= _ID_MAX:  # Not in a call, which would show in an append.
+            raise no_ledger(ledger_id)
         # Copied before anything happens: a caller's buffer may change. Through a memoryview: bytes(5) is five zeros.
         copies = [each if type(each) is bytes else bytes(memoryview(each)) for each in entries]
         (outcome,) = self._append_many([(ledger_id, copies)])
@@ -354,6 +360,46 @@ def other_version(path: str, found: int, expected: int) -> VersionMismatchError:
 def children_prefix(path: str) -> str:
     """Return the prefix of the paths below a path; ``/`` itself is the top."""
     return path if path == "/" else f"{path}/"
+
+
+THREADS_MAX = 64
+"""How many threads write at once for the caller of many writes that do not depend on each other."""
+
+
+def call_each(
+    call: Callable[[_Item], _Result], items: Sequence[_Item], executor: Executor | None = None
+) -> list[_Result | AckStateError]:
+    """Call a function with each item, in threads, so that their writes share syncs; a single one in this thread.
+
+    Args:
+        call: What one sequence of writes does.
+        items: Of sequences that do not depend on each other.
+        executor: Runs them; None for a pool of `THREADS_MAX` threads that lives for this call.
+
+    Returns:
+        For each, in order, the result or the `AckStateError`. Any other error is raised, when all calls are over.
+    """
+
+    def outcome(item: _Item) -> _Result | AckStateError:
+        try:
+            return call(item)
+        except AckStateError as error:
+            return error
+
+    if len(items) <= 1:
+        return [outcome(item) for item in items]
+    if executor is None:
+        with ThreadPoolExecutor(min(THREADS_MAX, len(items)), thread_name_prefix="ackstate-writer") as pool:
+            return call_each(call, items, pool)
+    futures = [executor.submit(outcome, item) for item in items]
+    try:
+        wait(futures)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        raise
+    return [future.result() for future in futures]
 
 
 _ID_MAX = (1 << 63) - 1  # Of ledgers, entries and versions: the largest integer of SQLite, Java and ZooKeeper.

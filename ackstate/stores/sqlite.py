@@ -4,87 +4,97 @@ Each mutating call is one transaction and one sync (WAL, ``synchronous=FULL``); 
 meanwhile share the next transaction (`ackstate.stores.sqlite_connection`).
 `ackstate.stores.sqlite_database` describes the files of the directory and the checks of an opening.
 
-Entries are in a rowid table. Measured against ``WITHOUT ROWID`` with pages of 4 KiB: 1 KB entries take 1.4 times
-their size instead of 4.6 times, and appending 100 KB takes 0.37 ms instead of 0.58 ms. Each ledger also counts its
-entries, so that an entry lost through damage is noticed.
+An append is one row, under the id of its last entry: the number of its entries and their lengths, 4 bytes each, then
+their bytes, and a seal. Rows are in a rowid table. Measured against ``WITHOUT ROWID`` with pages of 4 KiB: 1 KB entries
+take 1.4 times their size instead of 4.6 times, and appending 100 KB takes 0.37 ms instead of 0.58 ms. Each ledger also
+counts its entries, so that a row lost through damage is noticed.
+
+SQLite stores no checksums. So each row ends with a seal: the CRC-32C of a random number of the store, the row's key and
+its data. A flipped bit is noticed when the row is read, and so is a row of another place or another store.
+
+A copy of an open store. A checkpoint copies pages from the log to the database at any time, but the next transaction
+begins the log anew only after all of them are in the database: it then has another header. So while the header stays
+the same, a copy of the database and, after it, of the log is the store at the end of the copy: whatever a checkpoint
+changed in the database meanwhile is in the log too. If it has changed, both are copied again.
+
+Temporary copies lie in ``ackstate-copy-*`` among the temporary files, and their process keeps them locked. An unlocked
+one is the leftover of a killed process, and the next process of the same user removes it.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import fcntl
+import os
+import shutil
+import struct
+import tempfile
+import weakref
+from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, BinaryIO, final
 
-from ackstate.errors import AckStateError
+import google_crc32c
+
+from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
     DamagedValueError,
     LedgerStore,
     MetadataStore,
+    StoreError,
     StoreFullError,
+    StoreLockedError,
     Versioned,
     children_prefix,
     fenced,
     no_ledger,
     other_version,
 )
-from ackstate.stores.sqlite_connection import SqliteConnection
-from ackstate.stores.sqlite_copy import COPY_BYTES_MAX, TemporaryCopy, copy_store
-from ackstate.stores.sqlite_seal import SEAL_BYTES
+from ackstate.stores.sqlite_connection import SqliteConnection, opened_here
+from ackstate.stores.sqlite_database import DATABASE, check_no_links, check_not_lost, closed_to_others, system_errors
+from ackstate.stores.sqlite_log import check_log
+from ackstate.wire.native import SEALED
 
 if TYPE_CHECKING:
-    import os
     import sqlite3
-    from collections.abc import Sequence
+COPY_BYTES_MAX = 4 << 30
+"""The default limit for the total size of a store's files that are copied, in bytes."""
+SEAL_BYTES = 4
+"""The size of a seal in bytes."""
 
+_ENTRIES_KEY = struct.Struct("<cqq")  # row kind, ledger id, id of the last entry
+_VALUE_KEY = struct.Struct("<cq")  # row kind, version; then the path
+_ONE_ENTRY = struct.Struct("<II")  # the number of entries and the length of the only one
+_WORD_BYTES = 4
 
-INSERT = "INSERT INTO entries (ledger_id, entry_id, data) VALUES (?, ?, ?)"
-"""Adds the row of an entry."""
-_ROWS_AT_ONCE = 20  # A row takes 0.6 times as long as in a statement of its own; in a longer one, little less.
-_INSERT_MANY = INSERT + ", (?, ?, ?)" * (_ROWS_AT_ONCE - 1)
-# The rows are found through the index, but named by their own columns: so a damaged index cannot confuse two entries.
-READ = (
-    "SELECT found.ledger_id, found.entry_id, found.data"
+_INSERT = "INSERT INTO entries (ledger_id, last_id, data) VALUES (?, ?, ?)"
+# The rows are found through the index, but named by their own columns: so a damaged index cannot confuse two rows.
+_READ = (
+    "SELECT found.ledger_id, found.last_id, found.data"
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
-    " WHERE sought.ledger_id = ? AND sought.entry_id >= ? AND sought.entry_id < ? ORDER BY sought.entry_id"
+    " WHERE sought.ledger_id = ? AND sought.last_id >= ? AND sought.last_id <= coalesce("
+    "(SELECT min(last_id) FROM entries WHERE ledger_id = ? AND last_id >= ?), ?) ORDER BY sought.last_id"
 )
-"""Reads the rows of a ledger's entries, from one (included) to another (excluded)."""
 # The same precaution: a damaged index may lead to a row of another ledger.
-DELETE = (
+_DELETE = (
     "DELETE FROM entries WHERE rowid IN (SELECT found.rowid"
     " FROM entries AS sought CROSS JOIN entries AS found ON found.rowid = sought.rowid"
     " WHERE sought.ledger_id = ? AND found.ledger_id = ? LIMIT ?)"
 )
-"""Deletes rows of a ledger's entries, at most so many; the ledger comes twice."""
 # No arithmetic on the greatest entry id: text, which damage can make of a number, would become a number again.
 _COUNT = (
     "UPDATE ledgers SET entry_count = ? WHERE id = ? AND fenced = 0 AND entry_count = ?"
-    " AND ? = (SELECT coalesce(max(entry_id), -1) FROM entries WHERE ledger_id = ?)"
+    " AND ? = (SELECT coalesce(max(last_id), -1) FROM entries WHERE ledger_id = ?)"
 )
-
-
-def has_counted(connection: sqlite3.Connection, ledger_id: int, first: int, added: int) -> bool:
-    """Count new entries, the first of which has an id, and return True; False if the ledger refuses them.
-
-    It does if it is fenced, if it does not end before that entry, or if its two counts are not the same.
-    """
-    return connection.execute(_COUNT, (first + added, ledger_id, first, first - 1, ledger_id)).rowcount == 1
-
-
-def insert(connection: sqlite3.Connection, rows: Sequence[tuple[int, int, bytes]]) -> None:
-    """Add rows of entries, in order. Complexity: a statement for 20 rows, and one for each of the last up to 19."""
-    whole = len(rows) - len(rows) % _ROWS_AT_ONCE
-    for begin in range(0, whole, _ROWS_AT_ONCE):
-        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(rows[begin : begin + _ROWS_AT_ONCE])))
-    connection.executemany(INSERT, rows[whole:])
-
-
-# Of a ledger that was deleted on a full disk, and whose entries did not all find room in the log at once.
+_FIND = (
+    "SELECT entry_count, fenced, (SELECT coalesce(max(last_id), -1) FROM entries WHERE ledger_id = id)"
+    " FROM ledgers WHERE id = ?"
+)
+# Of a ledger that was deleted on a full disk, and whose rows did not all find room in the log at once.
 _DELETED_COUNT = -1
-_DELETED_AT_ONCE = 4096  # Entries; fewer where even these find no room.
+_DELETED_AT_ONCE = 4096  # Rows; fewer where even these find no room.
 # A damaged index may lead to a row of another owner, and callers delete some of the returned ledgers. A missing row has
 # no owner.
 _OWNED = (
@@ -93,6 +103,12 @@ _OWNED = (
 )
 # Data above the limit is not even read.
 _GET = "SELECT CASE WHEN length(data) <= ? THEN data END, version, length(data) FROM metadata WHERE path = ?"
+
+_COPY_PREFIX = "ackstate-copy-"
+_LOG, _JOURNAL = f"{DATABASE}-wal", f"{DATABASE}-journal"
+_CHUNK_BYTES = 1 << 20
+_LOG_HEADER_BYTES = 32
+_COPY_TRIES = 10
 
 
 @final
@@ -132,10 +148,11 @@ class SqliteStore:
         check_pages: bool = True,
         metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
     ) -> None:
-        self._copy: TemporaryCopy | None = None
+        self._copy: _TemporaryCopy | None = None
         self._database = SqliteConnection(Path(path), check_pages=check_pages)
-        self._ledgers = _SqliteLedgers(self._database)
-        self._metadata = _SqliteMetadata(self._database, metadata_value_bytes_max)
+        salted: int = google_crc32c.value(self._database.salt)
+        self._ledgers = _SqliteLedgers(self._database, salted)
+        self._metadata = _SqliteMetadata(self._database, salted, metadata_value_bytes_max)
         with suppress(AckStateError):  # Damage is found when it is read.
             self._ledgers.finish_deletes()
 
@@ -172,11 +189,11 @@ class SqliteStore:
             UnsupportedVersionError: The store has another version.
         """
         if to is not None:
-            copy_store(Path(path), Path(to), bytes_max=copy_bytes_max)
+            _copy_store(Path(path), Path(to), bytes_max=copy_bytes_max)
             return cls(to, check_pages=check_pages)
-        copy = TemporaryCopy(Path(path))
+        copy = _TemporaryCopy(Path(path))
         try:
-            copy_store(Path(path), copy.path, bytes_max=copy_bytes_max)
+            _copy_store(Path(path), copy.path, bytes_max=copy_bytes_max)
             store = cls(copy.path, check_pages=check_pages)
         except BaseException:
             copy.cleanup()
@@ -203,74 +220,96 @@ class SqliteStore:
 
 @final
 class _SqliteLedgers(LedgerStore):
-    def __init__(self, database: SqliteConnection) -> None:
+    def __init__(self, database: SqliteConnection, salted: int) -> None:
         self._database = database
-        self._execute = database.write
-        # Where ledgers probably end, which spares reading it: the statement that counts new entries checks it. Wrong
-        # after a call that was undone. Used by changes only, of which one is executed at a time.
+        self._salted = salted  # The checksum of the store's random number.
+        # Where the ledgers of this opening probably end, which spares reading it: the statement that counts new entries
+        # checks it. Wrong after a call that was undone.
         self._ends: dict[int, int] = {}
-        self._own: set[int] = set()
 
     def _create(self, owner: str) -> int:
-        def _change(connection: sqlite3.Connection) -> int:
+        def change(connection: sqlite3.Connection) -> int:
             insert = "INSERT INTO ledgers (owner, fenced, entry_count) VALUES (?, 0, 0)"
             ledger_id = connection.execute(insert, (owner,)).lastrowid
             assert ledger_id is not None
-            self._own.add(ledger_id)
+            self._ends[ledger_id] = 0
             return ledger_id
 
-        return self._execute(_change)
+        return self._database.write(change)
 
     def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
-        with self._database.reading():  # Only to find out whether it is open.
-            pass
-        return self._database.write_all([partial(self._append, ledger_id=each[0], entries=each[1]) for each in appends])
+        outcomes: list[int | AckStateError] = []
+        for outcome in self._database.write_all([partial(self._append, *each) for each in appends]):
+            if isinstance(outcome, Exception) and not isinstance(outcome, AckStateError):
+                raise outcome  # An error of ours.
+            outcomes.append(outcome)
+        return outcomes
 
-    def _append(self, connection: sqlite3.Connection, ledger_id: int, entries: list[bytes]) -> int:
-        if ledger_id not in self._own or not entries:
-            end = self._open_end(connection, ledger_id)
-            if ledger_id not in self._own:
+    def _append(self, ledger_id: int, entries: list[bytes], connection: sqlite3.Connection) -> int:
+        first, count = self._ends.get(ledger_id), len(entries)
+        if first is None or not count:
+            found, is_fenced = self._count_and_fence(connection, ledger_id)
+            if first is None or is_fenced:
                 raise fenced(ledger_id)
-            return end - 1
-        first = self._add_to_count(connection, ledger_id, len(entries))
-        rows = self._database.seal.entries([(ledger_id, first + at, entry) for at, entry in enumerate(entries)])
-        insert(connection, rows)
-        return first + len(entries) - 1
+            return found - 1
+        if connection.execute(_COUNT, (first + count, ledger_id, first, first - 1, ledger_id)).rowcount != 1:
+            first, is_fenced = self._count_and_fence(connection, ledger_id)
+            if is_fenced:
+                raise fenced(ledger_id)
+            if connection.execute(_COUNT, (first + count, ledger_id, first, first - 1, ledger_id)).rowcount != 1:
+                raise self._database.damage(f"ledger {ledger_id}, whose {first} entries cannot be counted")
+        last = first + count - 1
+        if count == 1:
+            data = _ONE_ENTRY.pack(1, len(entries[0])) + entries[0]
+        else:
+            data = b"".join([struct.pack(f"<{count + 1}I", count, *map(len, entries)), *entries])
+        key = google_crc32c.extend(self._salted, _ENTRIES_KEY.pack(b"E", ledger_id, last))
+        connection.execute(_INSERT, (ledger_id, last, data + google_crc32c.extend(key, data).to_bytes(4, "little")))
+        self._ends[ledger_id] = last + 1
+        return last
 
     def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         with self._database.reading() as connection:
-            count, _ = self._count_and_fence(connection, ledger_id)
-            end = min(end, count)
+            end = min(end, self._count_and_fence(connection, ledger_id)[0])
             if first >= end:
                 return []
-            rows = connection.execute(READ, (ledger_id, first, end)).fetchall()
-            columns = tuple(zip(*rows, strict=True))
-            if columns[:2] != ((ledger_id,) * (end - first), tuple(range(first, end))):
-                raise self._database.damage(f"entries missing in ledger {ledger_id}")
-            data = self._database.seal.data_of_entries(ledger_id, first, columns[2])
-            if len(data) < len(rows):
-                what = f"entry {first + len(data)} of ledger {ledger_id}, which is not as it was written"
+            rows = connection.execute(_READ, (ledger_id, first, ledger_id, end - 1, end - 1)).fetchall()
+        entries: list[bytes] = []
+        begin = following = None  # The first entry of the rows, and the one after the last so far.
+        for found_id, last, row in rows:
+            key = _ENTRIES_KEY.pack(b"E", ledger_id, last) if isinstance(last, int) else b""
+            salted = google_crc32c.extend(self._salted, key)
+            if found_id != ledger_id or not isinstance(row, bytes) or google_crc32c.extend(salted, row) != SEALED:
+                what = f"entry {last} of ledger {ledger_id}, which is not as it was written"
                 raise self._database.damage(what)
-            return data
+            (count,) = struct.unpack_from("<I", row)
+            if following not in {None, last + 1 - count}:
+                break
+            begin = last + 1 - count if begin is None else begin
+            following = last + 1
+            at = _WORD_BYTES * (1 + count)
+            for length in struct.unpack_from(f"<{count}I", row, _WORD_BYTES):
+                entries.append(row[at : at + length])
+                at += length
+        if begin is None or following is None or begin > first or following < end:
+            raise self._database.damage(f"entries missing in ledger {ledger_id}")
+        return entries[first - begin : end - begin]
 
     def _last(self, ledger_id: int) -> int:
         with self._database.reading() as connection:
             return self._count_and_fence(connection, ledger_id)[0] - 1
 
     def _delete(self, ledger_id: int) -> None:
-        def _mark(connection: sqlite3.Connection) -> None:
+        def mark(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE ledgers SET entry_count = ? WHERE id = ?", (_DELETED_COUNT, ledger_id))
-            self._ends.pop(ledger_id, None)
-
-        def _change(connection: sqlite3.Connection) -> None:
-            self._drop(connection, ledger_id, -1)
 
         try:
-            self._execute(_change)
+            self._database.write(partial(self._drop, ledger_id, -1))
         except StoreFullError:
-            # The log holds each page from which an entry is deleted.
-            self._execute(_mark)
+            # The log holds each page from which a row is deleted.
+            self._database.write(mark)
             self.finish_deletes()
+        self._ends.pop(ledger_id, None)
 
     def finish_deletes(self) -> None:
         """Delete what is left of ledgers that were deleted on a full disk, as far as there is room."""
@@ -280,25 +319,24 @@ class _SqliteLedgers(LedgerStore):
             at_once, is_over = _DELETED_AT_ONCE, False
             while at_once and not is_over:
                 try:
-                    is_over = self._execute(partial(self._drop, ledger_id=ledger_id, at_most=at_once))
+                    is_over = self._database.write(partial(self._drop, ledger_id, at_once))
                 except StoreFullError:
                     at_once //= 8
 
-    def _drop(self, connection: sqlite3.Connection, ledger_id: int, at_most: int) -> bool:
-        """Delete entries of a ledger, and return whether none is left; then the ledger itself is deleted too."""
-        if connection.execute(DELETE, (ledger_id, ledger_id, at_most)).rowcount == at_most:
+    def _drop(self, ledger_id: int, at_most: int, connection: sqlite3.Connection) -> bool:
+        """Delete rows of a ledger, and return whether none is left; then the ledger itself is deleted too."""
+        if connection.execute(_DELETE, (ledger_id, ledger_id, at_most)).rowcount == at_most:
             return False
         connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
-        self._ends.pop(ledger_id, None)
         return True
 
     def _fence(self, ledger_id: int) -> int:
-        def _change(connection: sqlite3.Connection) -> int:
+        def change(connection: sqlite3.Connection) -> int:
             count, _ = self._count_and_fence(connection, ledger_id)
             connection.execute("UPDATE ledgers SET fenced = 1 WHERE id = ?", (ledger_id,))
             return count - 1
 
-        return self._execute(_change)
+        return self._database.write(change)
 
     def _owned_by(self, owner: str) -> list[int]:
         with self._database.reading() as connection:
@@ -311,39 +349,17 @@ class _SqliteLedgers(LedgerStore):
     def _owners(self) -> list[str]:
         with self._database.reading() as connection:
             # All rows: an open query keeps the log from being emptied, and an error would keep the query open.
-            query = "SELECT DISTINCT owner FROM ledgers WHERE entry_count IS NOT ? ORDER BY owner"
+            query = "SELECT DISTINCT owner FROM ledgers WHERE entry_count IS NOT ?"
             rows = connection.execute(query, (_DELETED_COUNT,)).fetchall()
             return [self._database.text(owner) for (owner,) in rows]
 
-    def _add_to_count(self, connection: sqlite3.Connection, ledger_id: int, added: int) -> int:
-        """Count new entries of a ledger that accepts appends, and return the id of the first."""
-        first = self._ends.get(ledger_id, -1)
-        if first < 0 or not has_counted(connection, ledger_id, first, added):
-            first = self._open_end(connection, ledger_id)
-            if not has_counted(connection, ledger_id, first, added):
-                raise self._database.damage(f"ledger {ledger_id}, whose {first} entries cannot be counted")
-        self._ends[ledger_id] = first + added
-        return first
-
-    def _open_end(self, connection: sqlite3.Connection, ledger_id: int) -> int:
-        """Return the next entry id of a ledger that accepts appends."""
-        count, is_fenced = self._count_and_fence(connection, ledger_id)
-        if is_fenced:
-            raise fenced(ledger_id)
-        return count
-
     def _count_and_fence(self, connection: sqlite3.Connection, ledger_id: int) -> tuple[int, int]:
         """Return the number of entries of a ledger, and whether it is fenced (1 or 0)."""
-        row = connection.execute(
-            "SELECT entry_count, fenced,"
-            " (SELECT coalesce(max(entry_id), -1) FROM entries WHERE ledger_id = id)"
-            " FROM ledgers WHERE id = ?",
-            (ledger_id,),
-        ).fetchone()
+        row = connection.execute(_FIND, (ledger_id,)).fetchone()
         if row is None or row[0] == _DELETED_COUNT:
             raise no_ledger(ledger_id)
         count, is_fenced, last = row
-        # The count is stored twice, so that a lost or extra entry is noticed. Damage can also turn a number into text.
+        # The count is stored twice, so that a lost or extra row is noticed. Damage can also turn a number into text.
         if not isinstance(last, int) or count != last + 1 or is_fenced not in {0, 1}:
             raise self._database.damage(f"ledger {ledger_id} with {count!r} entries, the last one {last!r}")
         return count, is_fenced
@@ -351,36 +367,37 @@ class _SqliteLedgers(LedgerStore):
 
 @final
 class _SqliteMetadata(MetadataStore):
-    def __init__(self, database: SqliteConnection, value_bytes_max: int) -> None:
+    def __init__(self, database: SqliteConnection, salted: int, value_bytes_max: int) -> None:
         super().__init__(value_bytes_max=value_bytes_max)
         self._database = database
-        self._execute = database.write
+        self._salted = salted
 
     def _get(self, path: str) -> Versioned | None:
         with self._database.reading() as connection:
             return self._find(connection, path)
 
     def _put(self, path: str, data: bytes, expected_version: int) -> int:
-        def _change(connection: sqlite3.Connection) -> int:
+        def change(connection: sqlite3.Connection) -> int:
             self._expect(connection, path, expected_version)
             version = self._first_version(connection) if expected_version == ABSENT else expected_version + 1
+            seal = google_crc32c.extend(self._salted_key(path, version), data).to_bytes(SEAL_BYTES, "little")
             connection.execute(
                 "INSERT INTO metadata (path, data, version) VALUES (?, ?, ?)"
                 " ON CONFLICT (path) DO UPDATE SET data = excluded.data, version = excluded.version",
-                (path, self._database.seal.value(path, version, data), version),
+                (path, data + seal, version),
             )
             return version
 
-        return self._execute(_change)
+        return self._database.write(change)
 
     def _delete(self, path: str, expected_version: int) -> None:
-        def _change(connection: sqlite3.Connection) -> None:
+        def change(connection: sqlite3.Connection) -> None:
             self._expect(connection, path, expected_version)
             first_version = max(self._first_version(connection), expected_version + 1)
             connection.execute("UPDATE first_version SET version = ?", (first_version,))
             connection.execute("DELETE FROM metadata WHERE path = ?", (path,))
 
-        self._execute(_change)
+        self._database.write(change)
 
     def _children(self, path: str) -> list[str]:
         prefix = children_prefix(path)
@@ -398,11 +415,16 @@ class _SqliteMetadata(MetadataStore):
         if isinstance(row[2], int):
             self._check_size(path, row[2] - SEAL_BYTES)
         version = self._database.integer(row[1])
-        data = self._database.seal.data_of_value(path, version, self._database.blob(row[0]))
-        if data is None:
+        sealed = self._database.blob(row[0])
+        data = sealed[:-SEAL_BYTES]
+        if google_crc32c.extend(self._salted_key(path, version), sealed) != SEALED:
             error = self._database.damage(f"the value of {path}, which is not as it was written")
             raise DamagedValueError(error, version)
         return Versioned(data, version)
+
+    def _salted_key(self, path: str, version: int) -> int:
+        checksum: int = google_crc32c.extend(self._salted, _VALUE_KEY.pack(b"V", version) + path.encode())
+        return checksum
 
     def _expect(self, connection: sqlite3.Connection, path: str, version: int) -> None:
         """Refuse a value that is at another version, or exists if `ABSENT` is expected; its data may be damaged."""
@@ -414,3 +436,157 @@ class _SqliteMetadata(MetadataStore):
     def _first_version(self, connection: sqlite3.Connection) -> int:
         row = connection.execute("SELECT version FROM first_version").fetchone()
         return self._database.integer(row and row[0])
+
+
+def _copy_store(directory: Path, place: Path, *, bytes_max: int) -> None:
+    """Copy the files of a store to a new directory; nothing is left of it if this raises.
+
+    Raises:
+        AckStateError: As `SqliteStore.open_copy`.
+    """
+    with system_errors(f"{directory}: cannot copy the store"):
+        if not (directory / DATABASE).exists():
+            check_no_links(directory)
+            check_not_lost(directory)
+            raise StoreError(f"{directory} is not an ackstate store: it holds no {DATABASE}")
+        check_no_links(directory)
+        place.mkdir(0o700, parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise StoreError(f"{place} must be an empty directory, to copy {directory} there")
+        try:
+            _copy(directory, place, bytes_max)
+            # With this name last: a copy of which a part is missing is no store.
+            for name in (f"{DATABASE}.new", _LOG, _JOURNAL):
+                with suppress(FileNotFoundError), (place / name).open("rb") as made:
+                    os.fsync(made.fileno())
+            (place / f"{DATABASE}.new").rename(place / DATABASE)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+
+def _copy(directory: Path, place: Path, bytes_max: int) -> None:
+    here = opened_here(directory)
+    if here is not None:
+        # Through its descriptor: to close another one would release the locks that SQLite has in this process.
+        with here.reading():
+            _copy_files(directory, place, bytes_max, here.descriptor)
+        return
+    with ExitStack() as closed:
+        try:
+            closed.enter_context(closed_to_others(directory))
+        except StoreLockedError:
+            _copy_while_it_is_written(directory, place, bytes_max)
+        else:
+            _copy_files(directory, place, bytes_max)
+
+
+def _copy_while_it_is_written(directory: Path, place: Path, bytes_max: int) -> None:
+    for tries_left in reversed(range(_COPY_TRIES)):
+        before = _generation(directory)
+        _copy_files(directory, place, bytes_max)
+        if _generation(directory) == before:
+            try:
+                # Frames that are being written may be copied in part, and be followed by whole ones.
+                check_log(place / _LOG, place / f"{DATABASE}.new")
+            except CorruptStateError:
+                if not tries_left:
+                    raise
+            else:
+                return
+    raise StoreError(f"{directory} is written too fast to be copied while it is open; try again, or close it")
+
+
+def _generation(directory: Path) -> tuple[object, ...]:
+    """Return what changes before a checkpoint can change a page of the database that the present log has not."""
+    database = (directory / DATABASE).stat()
+    try:
+        with (directory / _LOG).open("rb") as log:
+            header, file = log.read(_LOG_HEADER_BYTES), os.fstat(log.fileno()).st_ino
+    except FileNotFoundError:
+        header, file = b"", 0
+    return database.st_ino, file, header, None if header else (database.st_mtime_ns, database.st_size)
+
+
+def _copy_files(directory: Path, place: Path, bytes_max: int, descriptor: int = -1) -> None:
+    """Copy the database, of which there may be a descriptor, and then its log."""
+    logs = [name for name in (_LOG, _JOURNAL) if (directory / name).exists()]
+    size = sum((directory / name).stat().st_size for name in (DATABASE, *logs))
+    if size > bytes_max:
+        raise StoreError(
+            f"{directory}: copy_bytes_max (--copy-bytes-max) must be at least the {size} bytes that the files of the"
+            f" store have, got {bytes_max}; nothing was copied"
+        )
+    with _created(place / f"{DATABASE}.new") as made:
+        if descriptor >= 0:
+            offset = 0
+            while data := os.pread(descriptor, _CHUNK_BYTES, offset):
+                made.write(data)
+                offset += len(data)
+        else:
+            with (directory / DATABASE).open("rb") as found:
+                shutil.copyfileobj(found, made, _CHUNK_BYTES)
+    for name in (_LOG, _JOURNAL):
+        with suppress(FileNotFoundError), (directory / name).open("rb") as found, _created(place / name) as made:
+            shutil.copyfileobj(found, made, _CHUNK_BYTES)
+
+
+def _created(path: Path) -> BinaryIO:
+    """Create a file that only its owner may read, in the place of an earlier try."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+
+
+@final
+class _TemporaryCopy:
+    """A new directory among the temporary files, removed with this object or at the end of the process that created it.
+
+    Args:
+        directory: The directory to copy; the name of the copy includes its name.
+
+    Attributes:
+        path: Its path; nothing is there yet.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        _remove_leftovers()
+        place, lock = _locked_place()
+        self.path = place / f"copy-of-{directory.absolute().name[:40]}"
+        self._remove = weakref.finalize(self, _remove, place, lock, os.getpid())
+
+    def cleanup(self) -> None:
+        """Remove it with its contents; no-op if removed, or in a forked child."""
+        self._remove()
+
+
+def _locked_place() -> tuple[Path, int]:
+    """Create a directory and lock it; return its path, and the descriptor that holds the lock."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_COPY_PREFIX))
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Another process may have removed it as a leftover before it was locked.
+        if place.exists():
+            return place, descriptor
+        os.close(descriptor)
+
+
+def _remove(place: Path, lock: int, process: int) -> None:
+    if process == os.getpid():
+        shutil.rmtree(place, ignore_errors=True)
+    os.close(lock)
+
+
+def _remove_leftovers() -> None:
+    """Remove the copies of this user that no process has locked; a copy that cannot be removed stays."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_COPY_PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)

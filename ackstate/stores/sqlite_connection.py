@@ -1,7 +1,13 @@
 """Groups calls from many threads into one connection and one sync.
 
-Concurrent calls form a group (`ackstate.stores.group_commit`), which is one transaction with a savepoint for
-each call, so that a refused call undoes only its own changes.
+A mutating call joins the open group. The first call of a group to get the group's lock is its leader: it waits for the
+connection, closes the group, and executes all of its calls in one transaction, with a savepoint for each, so that a
+refused call undoes only its own changes. Calls that arrive meanwhile form the next group. So a single call never waits
+for others, and concurrent calls share a sync. The other calls of a group return their own outcomes without waiting for
+the connection.
+
+Locks are taken in this order: the group's, the connection's, the one for joining. An interrupted leader
+(`KeyboardInterrupt`) releases all of them; unless the group is over by then, its next call becomes the leader.
 
 For a savepoint, SQLite copies each page that the call changes, beyond 64 KiB into the directory for temporary files;
 no room there counts as a full disk.
@@ -24,16 +30,11 @@ from weakref import WeakValueDictionary
 
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.stores.base import StoreError, StoreFullError, StoreLockedError
-from ackstate.stores.group_commit import GroupCommit, fail
-from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, LOG_BYTES_KEPT, open_database
-from ackstate.stores.sqlite_seal import RowSeal
-from ackstate.stores.system_errors import FULL
+from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, FULL, LOG_BYTES_KEPT, open_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    from ackstate.stores.group_commit import Call, SyncGroup
 
 _Result = TypeVar("_Result")
 
@@ -69,18 +70,43 @@ def opened_here(directory: Path) -> SqliteConnection | None:
 
 
 @final
+class _Call:
+    """One caller's change, and its outcome: the result, or the error, of which each call has its own instance."""
+
+    __slots__ = ("change", "error", "is_withdrawn", "result")
+
+    def __init__(self, change: Callable[[sqlite3.Connection], Any]) -> None:
+        self.change = change  # Runs in any thread, and again if that thread is interrupted.
+        self.result: Any = None
+        self.error: Exception | None = None
+        # Not to be executed, or not again: it was committed, or its caller was interrupted and has returned.
+        self.is_withdrawn = False
+
+
+@final
+class _Group:
+    """Calls that share a sync, in order of execution."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # Held by the leader.
+        self.calls: list[_Call] = []
+        self.is_over = False  # Each call has its outcome.
+
+
+@final
 class SqliteConnection:
     """The only connection to a store's database, which refuses calls after a failure; thread-safe.
 
     Attributes:
         descriptor: The database, open for reading and writing.
-        seal: Seals and checks the rows of this store.
+        salt: A random number of the store, of 8 bytes.
     """
 
     def __init__(self, directory: Path, *, check_pages: bool) -> None:
         self._directory = directory
         self._lock = threading.Lock()  # Held during each use of the connection.
-        self._groups: GroupCommit[sqlite3.Connection] = GroupCommit()
+        self._joining = threading.Lock()  # Held briefly, to join the open group or to close it.
+        self._open_group = _Group()
         self._process = os.getpid()
         self._refusal = f"{directory}: the store is not open"  # Why every call is refused; empty while it is usable.
         self._is_open = False
@@ -100,7 +126,7 @@ class SqliteConnection:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._is_open, self._refusal = True, ""
         try:
-            self.seal = RowSeal(self._salt())
+            self.salt = self._read_salt()
             ((self._page_size,),) = self._connection.execute("PRAGMA page_size")
         except BaseException:
             self.close()
@@ -117,7 +143,8 @@ class SqliteConnection:
         if self._process != os.getpid():
             raise self._forked()
         with self._lock:
-            self._roll_back()
+            if not self._refusal and self._connection.in_transaction:
+                self._roll_back()
             if self._refusal:
                 raise StoreError(self._refusal)
             try:
@@ -131,15 +158,30 @@ class SqliteConnection:
         Args:
             change: Called in any thread, and again if that thread is interrupted.
         """
-        if self._process != os.getpid():
-            raise self._forked()
-        return self._groups.write(change, self._lead)
+        (outcome,) = self.write_all((change,))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    def write_all(self, changes: Sequence[Callable[[sqlite3.Connection], object]]) -> list[Any]:
-        """Execute changes in one transaction, and return the result of each, or its error."""
+    def write_all(self, changes: Sequence[Callable[[sqlite3.Connection], _Result]]) -> list[_Result | Exception]:
+        """Execute changes in one transaction, each by itself, and return the result of each, or its error."""
         if self._process != os.getpid():
             raise self._forked()
-        return self._groups.write_all(changes, self._lead)
+        if self._refusal:
+            raise StoreError(self._refusal)
+        calls = [_Call(change) for change in changes]
+        try:
+            with self._joining:
+                group = self._open_group
+                group.calls += calls
+            with group.lock:
+                if not group.is_over:
+                    self._lead(group)
+        except BaseException:
+            for call in calls:
+                call.is_withdrawn = True
+            raise
+        return [call.result if call.error is None else call.error for call in calls]
 
     def close(self) -> None:
         """Close the connection first, and the lock last; no-op if closed, or in a forked child."""
@@ -194,18 +236,24 @@ class SqliteConnection:
         forked = f"{self._directory}: the store was open when this process was forked; its parent has it"
         return StoreError(self._refusal or forked)
 
-    def _salt(self) -> bytes:
+    def _read_salt(self) -> bytes:
         with self.reading() as connection:
             row = connection.execute("SELECT salt FROM identity").fetchone()
             return self.blob(row and row[0])
 
-    def _lead(self, group: SyncGroup[sqlite3.Connection]) -> None:
+    def _lead(self, group: _Group) -> None:
         """Close a group and give each of its calls an outcome. The caller holds the group's lock."""
         with self._lock:
-            calls = self._groups.closed(group)
-            self._roll_back()
+            with self._joining:
+                if self._open_group is group:
+                    self._open_group = _Group()
+            calls = [call for call in group.calls if not call.is_withdrawn]
+            for call in calls:
+                call.error = None  # That under an interrupted leader.
+            if not self._refusal and self._connection.in_transaction:
+                self._roll_back()
             if self._refusal:
-                fail(calls, lambda: StoreError(self._refusal))
+                _fail(calls, lambda: StoreError(self._refusal))
             elif not self._has_committed(calls):
                 for call in calls:
                     if self._has_made_room():
@@ -213,7 +261,7 @@ class SqliteConnection:
                         self._has_committed([call])
             group.is_over = True
 
-    def _has_committed(self, calls: list[Call[sqlite3.Connection]]) -> bool:
+    def _has_committed(self, calls: list[_Call]) -> bool:
         """Execute calls in one transaction and give each its outcome; return False if the disk is full."""
         is_committing = False
         try:
@@ -252,24 +300,20 @@ class SqliteConnection:
             return False
         return not self._refusal
 
-    def _execute(self, call: Call[sqlite3.Connection], *, is_alone: bool) -> None:
+    def _execute(self, call: _Call, *, is_alone: bool) -> None:
         """Execute one call, or undo it and record why it is refused."""
-        if is_alone:
-            # A savepoint would copy each page that is changed: half of a ledger's size, to delete it.
-            self._try(call, undo="ROLLBACK")
-        else:
+        # A savepoint would copy each page that is changed: half of a ledger's size, to delete it.
+        if not is_alone:
             self._connection.execute("SAVEPOINT call")
-            self._try(call, undo="ROLLBACK TO call")
-            self._connection.execute("RELEASE call")
-
-    def _try(self, call: Call[sqlite3.Connection], *, undo: str) -> None:
         try:
             call.result = call.change(self._connection)
         except Exception as error:
             call.error = self._in_our_words(error) if isinstance(error, _ERRORS) else error
             if self._ends_group(error):
                 raise
-            self._connection.execute(undo)
+            self._connection.execute("ROLLBACK" if is_alone else "ROLLBACK TO call")
+        if not is_alone:
+            self._connection.execute("RELEASE call")
 
     def _ends_group(self, error: Exception) -> bool:
         # When memory is short, SQLite may have rolled back the whole transaction.
@@ -279,9 +323,7 @@ class SqliteConnection:
         survived = sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CORRUPT
         return isinstance(error, sqlite3.Error) and _primary_code(error) not in survived
 
-    def _undo(
-        self, calls: list[Call[sqlite3.Connection]], error: sqlite3.Error | OSError, *, is_committing: bool
-    ) -> bool:
+    def _undo(self, calls: list[_Call], error: sqlite3.Error | OSError, *, is_committing: bool) -> bool:
         """Undo a group, and give an error to each call that has no outcome yet; return False if the disk is full.
 
         An error that only one call met, such as damage, is that call's outcome; for the other calls the store has
@@ -293,9 +335,9 @@ class SqliteConnection:
         else:
             self._distrust(error)
         if is_full or is_committing:
-            fail(calls, lambda: self._in_our_words(error))
+            _fail(calls, lambda: self._in_our_words(error))
         else:
-            fail(calls, lambda: StoreError(self._refusal))
+            _fail(calls, lambda: StoreError(self._refusal))
         return not is_full
 
     def _roll_back(self, *, is_full: bool = False) -> None:
@@ -338,3 +380,9 @@ def _primary_code(error: sqlite3.Error | UnicodeDecodeError | OSError) -> int:
     # An error without a code is not SQLite's but Python's, about text that is invalid UTF-8.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF
+
+
+def _fail(calls: list[_Call], make_error: Callable[[], Exception]) -> None:
+    """Give each call without an error its own error instance, because raising an error changes it."""
+    for call in calls:
+        call.error = call.error or make_error()

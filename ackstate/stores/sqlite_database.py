@@ -1,10 +1,12 @@
 """Opens an SQLite database so that it is locked, undamaged, and on the disk.
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
-the other), ``MADE`` (`ackstate.stores.sqlite_mark`), and ``LOCK`` (`ackstate.stores.directory_lock`).
+the other), ``LOCK`` with the id of the process that has it open, for people only, and ``MADE``. That mark is there as
+soon as the database has its name: a directory with it and without a database is a store that lost its database, not a
+new one. It is 12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
 
 SQLite's own locks belong to the process, and are released when it closes any descriptor of the file. So the directory
-itself is locked too, before the database is first opened.
+itself is locked too, before the database is first opened; the kernel releases that lock whenever the process ends.
 
 Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.stores.sqlite_log`).
 It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
@@ -13,7 +15,7 @@ into the database and syncs it. So a killed process's unsynced writes are on the
 Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
 and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
 rows that are missing from an index: a row written next to a damaged key might never be found again. Bytes that changed
-within a row are noticed when it is read (`ackstate.stores.sqlite_seal`). The check of a 100 MB store takes 0.1 s
+within a row are noticed when it is read (`ackstate.stores.sqlite`). The check of a 100 MB store takes 0.1 s
 (entries of 20 kB) to 0.4 s (of 150 bytes), and 0.1 s more if none of it is in the kernel's cache; it would take 1.3 to
 2.3 s if the file were not read from front to back first. Without the check, a damaged page is noticed when it is read.
 """
@@ -21,22 +23,34 @@ within a row are noticed when it is read (`ackstate.stores.sqlite_seal`). The ch
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import re
 import sqlite3
 import struct
-from contextlib import closing
-from typing import TYPE_CHECKING
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, final
+
+import google_crc32c
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.stores.base import StoreError
-from ackstate.stores.directory_lock import LOCK, DirectoryClaim, sync_names_above, sync_path
+from ackstate.stores.base import StoreError, StoreFullError, StoreLockedError
 from ackstate.stores.sqlite_log import check_log
-from ackstate.stores.sqlite_mark import MADE, UNFINISHED_MARK, has_our_mark, is_marked, make_mark
-from ackstate.stores.system_errors import system_errors_in_our_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The numbers of the system errors for a lack of room."""
+LOCK = "LOCK"
+MADE = "MADE"
+_UNFINISHED_MARK = "MADE.new"
+_MARK_MAGIC = b"ACKQ"
+_MARK_VERSION = 1
+_MARK_BYTES = 12
+_MARK_BYTES_MAX = 1024  # A newer one may be longer.
 
 DATABASE = "ackstate.sqlite3"
 """The name of the database in a store's directory."""
@@ -45,7 +59,7 @@ _UNFINISHED = "ackstate.sqlite3.new"
 _LEFTOVERS = frozenset({_UNFINISHED, f"{_UNFINISHED}-journal", f"{_UNFINISHED}-wal", f"{_UNFINISHED}-shm"})
 # Files that opening a store reads or writes in place; all its other files are removed or replaced.
 _OPENED = frozenset({LOCK, MADE, *(f"{DATABASE}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))})
-STORE_FILES = _OPENED | _LEFTOVERS | {UNFINISHED_MARK}
+STORE_FILES = _OPENED | _LEFTOVERS | {_UNFINISHED_MARK}
 """Every name that a store's directory may hold."""
 
 # The header of an SQLite file: https://www.sqlite.org/fileformat2.html section 1.3
@@ -54,7 +68,7 @@ _MAGIC = b"SQLite format 3\0"
 _FORMAT_VERSION_OFFSET = 60
 _APPLICATION_ID_OFFSET = 68
 _APPLICATION_ID = int.from_bytes(b"acks", "big")
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 LOG_BYTES_KEPT = 256 << 10
 """The room of the log that a full disk leaves to it, so that ledgers can be deleted."""
 _DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
@@ -82,8 +96,9 @@ _SCHEMA = (
     "CREATE TABLE ledgers (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL,"
     " fenced INTEGER NOT NULL, entry_count INTEGER NOT NULL)",
     "CREATE INDEX ledgers_by_owner ON ledgers (owner)",
-    "CREATE TABLE entries (ledger_id INTEGER NOT NULL, entry_id INTEGER NOT NULL, data BLOB NOT NULL,"
-    " PRIMARY KEY (ledger_id, entry_id))",
+    # A row is what one append added to a ledger, under the id of its last entry.
+    "CREATE TABLE entries (ledger_id INTEGER NOT NULL, last_id INTEGER NOT NULL, data BLOB NOT NULL,"
+    " PRIMARY KEY (ledger_id, last_id))",
     "CREATE TABLE metadata (path TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)",
     # One row, above every version of every deleted value: a value that is created again never matches an old version.
     "CREATE TABLE first_version (version INTEGER NOT NULL)",
@@ -106,7 +121,7 @@ def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim
         AckStateError: See `ackstate.stores.sqlite.SqliteStore`.
         sqlite3.Error: For the same reasons; the caller translates it.
     """
-    with system_errors_in_our_words(f"{directory}: cannot open the store"):
+    with system_errors(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
         claim = DirectoryClaim(directory)
@@ -132,8 +147,8 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[int, sqlite3.C
         _create(directory)
     # Each time, because the process that created the database may have died between the rename and this.
     sync_path(directory)
-    if not is_marked(directory):
-        make_mark(directory)
+    if not _is_marked(directory):
+        _make_mark(directory)
     if check_pages:
         _read_through(database)
     descriptor = os.open(database, os.O_RDWR | os.O_CLOEXEC)
@@ -158,7 +173,7 @@ def _keep_room(log: Path) -> None:
 
 def check_not_lost(directory: Path) -> None:
     """Refuse a directory in which a store was created and whose database is missing."""
-    if is_marked(directory):
+    if _is_marked(directory):
         database = str(directory / DATABASE)
         raise CorruptStateError(database, offset=0, expected="the database of a store that was made", found="none")
 
@@ -199,7 +214,7 @@ def _prepare(directory: Path) -> None:
         # Its header is checked under the lock: closing the file here would release the locks that SQLite holds on it
         # elsewhere in this process.
         return
-    if MADE in names and (names <= STORE_FILES or has_our_mark(directory)):
+    if MADE in names and (names <= STORE_FILES or _has_our_mark(directory)):
         check_not_lost(directory)
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)
@@ -317,3 +332,149 @@ def _check_pages(database: Path, connection: sqlite3.Connection) -> None:
         if unread and int(unread[1]) & 0xFF == sqlite3.SQLITE_IOERR:
             raise StoreError(f"{database} cannot be read: {found}")
         raise CorruptStateError(str(database), offset=0, expected="sound pages", found=found)
+
+
+def _is_marked(directory: Path) -> bool:
+    """Return whether a store was created in a directory; `CorruptStateError` if its mark is damaged."""
+    try:
+        with (directory / MADE).open("rb") as file:
+            found = file.read(_MARK_BYTES_MAX)
+    except FileNotFoundError:
+        return False
+    if found == _mark(_MARK_VERSION):
+        return True
+    if len(found) < _MARK_BYTES or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
+        raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_MARK_VERSION), found=found)
+    if found[:4] != _MARK_MAGIC:
+        raise CorruptStateError(str(directory / MADE), offset=0, expected=_MARK_MAGIC, found=found[:4])
+    version = int.from_bytes(found[4:8], "little")
+    if version > _MARK_VERSION:
+        raise UnsupportedVersionError(
+            f"{directory / MADE} has version {version}; this release reads up to version {_MARK_VERSION}"
+        )
+    raise CorruptStateError(str(directory / MADE), offset=4, expected=_MARK_VERSION, found=version)
+
+
+def _has_our_mark(directory: Path) -> bool:
+    """Return whether a store, of any version, made the mark in a directory; False if there is none."""
+    try:
+        return (directory / MADE).read_bytes()[: len(_MARK_MAGIC)] == _MARK_MAGIC
+    except OSError:
+        return False
+
+
+def _make_mark(directory: Path) -> None:
+    """Record, all or nothing, that a store was created here; the name of its database was synced before."""
+    unfinished = directory / _UNFINISHED_MARK
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(_mark(_MARK_VERSION))
+    sync_path(unfinished)
+    unfinished.rename(directory / MADE)
+    sync_path(directory)
+
+
+def _mark(version: int) -> bytes:
+    head = _MARK_MAGIC + version.to_bytes(4, "little")
+    checksum: int = google_crc32c.value(head)
+    return head + checksum.to_bytes(4, "little")
+
+
+@contextmanager
+def closed_to_others(directory: Path) -> Iterator[None]:
+    """Prevent a store from being opened, but not from being copied by others too, and leave no trace."""
+    descriptor = _lock(directory, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        _unlock(descriptor)
+
+
+@final
+class DirectoryClaim:
+    """The lock of a store's directory; `StoreLockedError` if it is open anywhere, or is being copied."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._descriptor = -1
+        self._descriptor = _lock(directory, fcntl.LOCK_EX)
+
+    def sign(self) -> None:
+        """Write the id of this process to ``LOCK``."""
+        descriptor = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            # A disk without room for it must not keep the store closed.
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Unlock the directory; no-op if already unlocked."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            _unlock(descriptor)
+
+    def __del__(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _lock(directory: Path, kind: int) -> int:
+    """Lock a directory and return its descriptor, which holds the lock."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise StoreLockedError(f"{directory} is open in process {_holder(directory)}, or is being copied") from None
+        raise
+    return descriptor
+
+
+def _holder(directory: Path) -> str:
+    try:
+        return (directory / LOCK).read_text(encoding="ascii", errors="replace")[:20].strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock a directory. Closing is not enough: it would stay locked while a forked child has it open."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def sync_path(path: Path) -> None:
+    """Sync a file, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_names_above(directory: Path) -> None:
+    """Sync the names of all directories above one: the process that created them may have died before its sync."""
+    for path in directory.resolve().parents:
+        # A directory that this process is not allowed to read was created and synced by another user.
+        with suppress(PermissionError):
+            sync_path(path)
+        if path.is_mount():
+            break
+
+
+@contextmanager
+def system_errors(what: object) -> Iterator[None]:
+    """Turn an error of the operating system into a `StoreError`, and a full disk into a `StoreFullError`."""
+    try:
+        yield
+    except OSError as error:
+        refusal = StoreFullError if error.errno in FULL else StoreError
+        raise refusal(f"{what}: {error.strerror or error}") from error

@@ -6,7 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from ackstate.errors import AckStateError
-from ackstate.stores.group_commit import call_each
+from ackstate.stores.base import call_each
 from ackstate.topic.message_log import MessageLog, Publication
 
 if TYPE_CHECKING:

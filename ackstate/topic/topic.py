@@ -18,8 +18,7 @@ from ackstate.dispatch.start import Start, StartTime
 from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.integers import integer
-from ackstate.stores.base import StoreError
-from ackstate.stores.group_commit import call_each
+from ackstate.stores.base import StoreError, call_each
 from ackstate.topic.message_log import MessageLog
 from ackstate.topic.publisher import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind

@@ -5,6 +5,8 @@ L1, L2 and L5 do the steps of `crash.steps` with it. They differ in the kind of 
 
 from __future__ import annotations
 
+from serial import SerialExecutor
+
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.oracle import State
 from ackstate.cursor.journal.format import Format, Repair
@@ -53,7 +55,7 @@ def open_together(store, subscriptions, *, config, now_ms):
         for each in subscriptions
     ]
     cursors = []
-    for outcome in open_cursors(store, openings, now_ms=now_ms):
+    for outcome in open_cursors(store, openings, now_ms=now_ms, executor=SerialExecutor()):
         if isinstance(outcome, AckStateError):
             raise outcome
         cursors.append(outcome)
@@ -211,7 +213,8 @@ def persist_together(observed, count, *, now_ms):
     for each in observed:
         each.begin_write()
     routes, errors = [], []
-    for each, outcome in zip(observed, persist_all([each.cursor for each in observed], now_ms=now_ms), strict=True):
+    outcomes = persist_all([each.cursor for each in observed], now_ms=now_ms, executor=SerialExecutor())
+    for each, outcome in zip(observed, outcomes, strict=True):
         if isinstance(outcome, AckStateError):
             errors.append(outcome)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ackstate.stores import sqlite_connection, sqlite_database, sqlite_mark, sqlite_seal
+from ackstate.stores import sqlite, sqlite_connection, sqlite_database
 from ackstate.wire import native
 from museum.exhibit import Exhibit, Replacement
 
@@ -43,21 +43,13 @@ def _sync_no_names():
 
     return (
         Replacement(sqlite_database, "sync_path", sync_file),
-        Replacement(sqlite_mark, "sync_path", sync_file),
         Replacement(sqlite_database, "sync_names_above", lambda _directory: None),
     )
 
 
 def _believe_all_rows():
-    def data_of_entries(seal, ledger_id, first, rows):
-        return [row[: -sqlite_seal.SEAL_BYTES] for row in rows]
-
-    def data_of_value(seal, path, version, row):
-        return row[: -sqlite_seal.SEAL_BYTES]
-
     return (
-        Replacement(sqlite_seal.RowSeal, "data_of_entries", data_of_entries),
-        Replacement(sqlite_seal.RowSeal, "data_of_value", data_of_value),
+        Replacement(sqlite, "SEALED", _Believed()),
         Replacement(sqlite_database, "check_log", lambda _log, _database: None),
         Replacement(native, "SEALED", _Believed()),
     )

@@ -39,7 +39,7 @@ EVENTS = [
 
 
 def test_the_golden_store_in_sqlite_is_read_and_continued(tmp_path):
-    shutil.copy(GOLDEN / "sqlite-store-v2.sqlite3", tmp_path / "ackstate.sqlite3")
+    shutil.copy(GOLDEN / "sqlite-store-v3.sqlite3", tmp_path / "ackstate.sqlite3")
     for entries in ([], [b"more"]):
         with closing(SqliteStore(tmp_path)) as store:
             assert store.ledgers.owned_by("billing")[:1] == [1]
@@ -78,7 +78,7 @@ def with_byte(name, at):
 
 
 def sqlite_store(version, directory):
-    data = bytearray((GOLDEN / "sqlite-store-v2.sqlite3").read_bytes())
+    data = bytearray((GOLDEN / "sqlite-store-v3.sqlite3").read_bytes())
     data[60:64] = version.to_bytes(4, "big")
     (directory / "ackstate.sqlite3").write_bytes(data)
     return directory
@@ -109,7 +109,7 @@ FORMATS = {
     "message log record": (with_byte("log-record-v2-times.bin", 4), decode_log_record, (1, 3, 255), "version 2"),
     "policies": (lambda version, _: b'{"version":%d}' % version, decode_policies, (2, 99), "up to 1"),
     "export": (lambda version, _: b'{"ackstate_export":%d}\n{}\n' % version, decode_ack_states, (2, 99), "up to 1"),
-    "ackstate.sqlite3": (sqlite_store, SqliteStore, (1, 3, 2**31), "version 2"),
+    "ackstate.sqlite3": (sqlite_store, SqliteStore, (1, 2, 4, 2**31), "version 3"),
     "000001.events": (recording, lambda path: list(read_recording(path)), (1, 4, 2**31), "versions 2 and 3"),
     "part-00000.parquet": (trace, check_trace, (1, 2, 5, 99), "versions 3 and 4"),
     "totals.json": (totals, read_totals, (1, 3), "reads 2"),

@@ -95,8 +95,7 @@ def opened_cluster(url: str) -> PulsarLayout:
 
 
 def _copied(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.stores.sqlite import SqliteStore
-    from ackstate.stores.sqlite_copy import COPY_BYTES_MAX
+    from ackstate.stores.sqlite import COPY_BYTES_MAX, SqliteStore
 
     bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
     return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.managed import ManagedCursor
-from ackstate.stores.group_commit import call_each
+from ackstate.stores.base import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ackstate.cursor.results import PersistResult
 from ackstate.errors import AckStateError, CursorClosedError
 from ackstate.integers import check_count
-from ackstate.stores.group_commit import call_each
+from ackstate.stores.base import call_each
 
 if TYPE_CHECKING:
     import threading

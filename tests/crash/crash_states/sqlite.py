@@ -196,14 +196,6 @@ class _RecordedStore:
         self.ledgers = _Recorded(store.ledgers, storage)
         self.metadata = _Recorded(store.metadata, storage)
 
-    def write_all(self, writes):
-        """Execute writes in one transaction; report the change even if it fails."""
-        self._storage.check_alive()
-        try:
-            return self._store.write_all(writes)
-        finally:
-            self._storage.changed()
-
     def close(self):
         self._storage.check_alive()
         self._store.close()
@@ -211,7 +203,7 @@ class _RecordedStore:
 
 
 class _Recorded:
-    _CHANGES = frozenset({"create", "append", "append_all", "delete", "fence", "put"})
+    _CHANGES = frozenset({"create", "append", "append_many", "delete", "fence", "put"})
 
     def __init__(self, part, storage):
         self._part, self._storage = part, storage

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from serial import SerialExecutor
+
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.journal.deletion import delete_subscription
 from ackstate.cursor.journal.format import Format
@@ -89,7 +91,9 @@ def _persist_all(simulation):
     sides = simulation.random.sample(simulation.sides, len(simulation.sides))
     simulation.note(f"persist all: {' '.join(each.name for each in sides)}")
     cursors = [each.cursor for each in sides]
-    outcomes = simulation.interleave(sides, lambda: persist_all(cursors, now_ms=simulation.now_ms))
+    outcomes = simulation.interleave(
+        sides, lambda: persist_all(cursors, now_ms=simulation.now_ms, executor=SerialExecutor())
+    )
     appended = [
         outcome for outcome in outcomes if getattr(outcome, "route", None) in {PersistTarget.DELTA, PersistTarget.WHOLE}
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from serial import SerialExecutor
 
 from ackstate import (
     CursorConfig,
@@ -23,7 +24,6 @@ from ackstate.cursor import CursorOpening, PersistResult, open_cursors, persist_
 from ackstate.cursor.journal.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import SubscriptionRequest
-from serial import SerialExecutor
 
 NAMES = "abcd"
 LEDGERS = {3: 40}

@@ -297,7 +297,7 @@ class TestLog:
             sizes, version = [], ABSENT
             for number in range(150):
                 ledger_id = store.ledgers.create("billing")
-                store.ledgers.append_all([(ledger_id, b"%d" % (number % 10) * 20_000)] * 4)
+                store.ledgers.append(ledger_id, [b"%d" % (number % 10) * 20_000] * 4)
                 store.ledgers.delete(ledger_id)
                 sizes.append(log_bytes(tmp_path))
             assert max(sizes) < 5 << 20

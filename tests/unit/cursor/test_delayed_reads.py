@@ -15,6 +15,7 @@ from ackstate.delay import (
     TopicDelayIndex,
 )
 from ackstate.message import NO_DELAY, encode_message
+from ackstate.stores.base import StoreError
 from ackstate.topic import MessageLog
 
 DUE_MS = 5_000

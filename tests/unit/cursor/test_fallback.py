@@ -309,8 +309,8 @@ def test_one_of_many_cursors_that_fails_falls_back_alone(store, log):
     cursors[1].ack(P(3, 1), now_ms=0)
     cursors[1].persist(now_ms=0)
     receipts = [cursor.ack(P(3, 5), now_ms=1) for cursor in cursors]
-    # The second one begins a new ledger, which is the first mutation; the two others append together.
-    store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
+    # The second one begins a new ledger, after the two others have appended.
+    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))
     results = persist_all(cursors, now_ms=1)
     assert [result.route for result in results] == [PersistTarget.DELTA, PersistTarget.METADATA, PersistTarget.DELTA]
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))

@@ -39,7 +39,7 @@ def store(tmp_path):
 
 def queued(store) -> int:
     """How many calls have joined the group that is open."""
-    return len(store._database._groups._open_group.calls)
+    return len(store._database._open_group.calls)
 
 
 class Commits:
@@ -120,7 +120,7 @@ def test_calls_of_a_group_are_carried_out_in_the_order_in_which_they_came(store)
 
 
 def test_a_call_that_is_refused_undoes_itself_only(store):
-    good, other, fenced, gone = (store.ledgers.create("billing") for _ in range(4))
+    good, fenced, gone = (store.ledgers.create("billing") for _ in range(3))
     store.ledgers.fence(fenced)
     store.ledgers.delete(gone)
     store.metadata.put("/a", b"old", expected_version=ABSENT)
@@ -129,21 +129,21 @@ def test_a_call_that_is_refused_undoes_itself_only(store):
     too_large = bytes(60_000)
     calls = [
         append_to(store, good, b"0"),
-        lambda: store.ledgers.append_all([(good, b"lost"), (fenced, b"lost")]),
+        append_to(store, fenced, b"lost"),
         append_to(store, gone),
         lambda: store.metadata.put("/a", b"lost", expected_version=7),
-        lambda: store.ledgers.append_all([(good, b"lost"), (good, too_large)]),
-        lambda: store.ledgers.append_all([(good, b"1"), (other, b"0")]),
+        lambda: store.ledgers.append(good, [b"lost", too_large]),
+        lambda: store.ledgers.append(good, [b"1", b"2"]),
         lambda: store.metadata.put("/a", b"new", expected_version=0),
         lambda: store.metadata.delete("/b", expected_version=0),
     ]
     outcomes, commit_count = outcomes_in_one_group(store, calls)
     errors = (LedgerFencedError, LedgerNotFoundError, VersionMismatchError, StoreError)
     assert [type(outcome) for outcome in outcomes[1:5]] == list(errors)
-    assert (outcomes[0], outcomes[5:7]) == (0, [[1, 0], 1])
+    assert (outcomes[0], outcomes[5:7]) == (0, [2, 1])
     assert type(outcomes[7]) is VersionMismatchError
     assert commit_count == 2
-    assert store.ledgers.read(good, 0, store.ledgers.last(good) + 1) == [b"0", b"1"]
+    assert store.ledgers.read(good, 0, store.ledgers.last(good) + 1) == [b"0", b"1", b"2"]
     assert store.ledgers.last(fenced) == -1
     assert store.metadata.get("/a") == Versioned(b"new", 1)
 
@@ -167,21 +167,21 @@ def test_a_lone_caller_that_is_refused_commits_nothing(store):
 
 
 class HeldUpList(list):
-    """Takes the appended entries on request."""
+    """Takes the calls that join on request."""
 
     def __init__(self):
         super().__init__()
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def append(self, item):
+    def __iadd__(self, items):
         self.begun.set()
         self.go_on.wait(PATIENCE_S)
-        super().append(item)
+        return super().__iadd__(items)
 
 
 def test_a_group_is_not_closed_while_a_call_is_about_to_join_it(store):
     ledger_ids = [store.ledgers.create("billing") for _ in range(2)]
-    calls = store._database._groups._open_group.calls = HeldUpList()
+    calls = store._database._open_group.calls = HeldUpList()
     first = Caller(append_to(store, ledger_ids[0]))
     assert calls.begun.wait(PATIENCE_S)
     second = Caller(append_to(store, ledger_ids[1]))
@@ -218,8 +218,8 @@ def test_damage_is_told_to_the_call_that_meets_it(store):
 def test_an_entry_that_is_too_large_for_sqlite_is_refused_alone(store):
     ledger_id = store.ledgers.create("billing")
     store._database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000)
-    large = [(ledger_id, b"lost"), (ledger_id, bytes(1_001))]
-    calls = [append_to(store, ledger_id), lambda: store.ledgers.append_all(large), append_to(store, ledger_id)]
+    large = [b"lost", bytes(1_001)]
+    calls = [append_to(store, ledger_id), lambda: store.ledgers.append(ledger_id, large), append_to(store, ledger_id)]
     outcomes, commit_count = outcomes_in_one_group(store, calls)
     assert (outcomes[0], outcomes[2], commit_count) == (0, 1, 2)
     assert type(outcomes[1]) is StoreError
@@ -375,7 +375,7 @@ def outcomes_with_an_interrupt(store, ledger_ids, number, others):
     """
     with store._database._lock:
         leader = InterruptedCaller(append_to(store, ledger_ids[0]), number)
-        wait_until(lambda: not leader.is_alive() or store._database._groups._open_group.lock.locked())
+        wait_until(lambda: not leader.is_alive() or store._database._open_group.lock.locked())
         callers = [leader]
         appends = [append_to(store, ledger_id) for ledger_id in ledger_ids[1:]]
         for append in (*appends, *(append_to(store, ledger_ids[0], entry) for entry in others)):
@@ -434,17 +434,18 @@ class Appender:
     def __call__(self):
         for number in range(ROUNDS):
             entry = b"%d-%d" % (self.number, number)
-            self.append_all([(self.own, entry), (self.shared, entry), (self.own, entry * 50)])
-            try:
-                self.append_all([(self.shared, entry), (self.doomed, entry)])
-            except LedgerFencedError:
-                self.refused += 1
+            self.append_many([(self.own, [entry, entry * 50]), (self.shared, [entry])])
+            self.append_many([(self.shared, [entry]), (self.doomed, [entry, b""])])
             self.increment()
 
-    def append_all(self, batch):
-        for (ledger_id, entry), entry_id in zip(batch, self.store.ledgers.append_all(batch), strict=True):
-            assert entry_id not in self.entries[ledger_id]
-            self.entries[ledger_id][entry_id] = entry
+    def append_many(self, appends):
+        for (ledger_id, entries), last in zip(appends, self.store.ledgers.append_many(appends), strict=True):
+            if isinstance(last, LedgerFencedError):
+                self.refused += 1
+                continue
+            for entry_id, entry in enumerate(entries, last + 1 - len(entries)):
+                assert entry_id not in self.entries[ledger_id]
+                self.entries[ledger_id][entry_id] = entry
 
     def increment(self):
         found = self.store.metadata.get("/counter")

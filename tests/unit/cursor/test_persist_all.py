@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from serial import SerialExecutor
 
 from ackstate import (
     CursorClosedError,
@@ -19,7 +20,6 @@ from ackstate import (
 from ackstate.cursor import PersistResult, PersistTarget, persist_all
 from ackstate.cursor.journal.journal import Journal
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
-from serial import SerialExecutor
 
 P = Position
 

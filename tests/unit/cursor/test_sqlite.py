@@ -126,7 +126,7 @@ def test_another_version_is_refused_with_both_versions_and_left_alone(tmp_path, 
     (tmp_path / "LOCK").unlink()
     before = contents_of(tmp_path)
     with pytest.raises(
-        UnsupportedVersionError, match=f"{tmp_path / DATABASE} has format version {version}; .* reads version 2"
+        UnsupportedVersionError, match=f"{tmp_path / DATABASE} has format version {version}; .* reads version 3"
     ):
         SqliteStore(tmp_path)
     assert contents_of(tmp_path) == before
@@ -461,7 +461,8 @@ def fill(store: SqliteStore) -> None:
     """Ledgers, entries and values over some dozens of pages, overflow pages among them."""
     for number in range(4):
         ledger_id = store.ledgers.create(f"owner-{number % 2}")
-        store.ledgers.append_all([(ledger_id, b"%d-%d" % (number, size) * size) for size in range(0, 400, 20)])
+        for size in range(0, 400, 20):
+            store.ledgers.append(ledger_id, [b"%d-%d" % (number, size) * size])
         store.ledgers.append(ledger_id, [bytes(20_000)])
         store.metadata.put(f"/values/{number}", b"value" * 300, expected_version=ABSENT)
     store.ledgers.delete(3)
@@ -583,8 +584,8 @@ def test_a_lost_entry_is_noticed(tmp_path):
     with closing(SqliteStore(tmp_path)) as store:
         fill(store)
     with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as connection:
-        connection.execute("DELETE FROM entries WHERE ledger_id = 1 AND entry_id = 20")
-        connection.execute("DELETE FROM entries WHERE ledger_id = 2 AND entry_id = 5")
+        connection.execute("DELETE FROM entries WHERE ledger_id = 1 AND last_id = 20")
+        connection.execute("DELETE FROM entries WHERE ledger_id = 2 AND last_id = 5")
     with closing(SqliteStore(tmp_path)) as store:
         for call in (
             store.ledgers.last,
@@ -645,10 +646,10 @@ def changed(directory: Path, statement: str) -> SqliteStore:
 
 def test_a_row_that_is_not_as_it_was_written_is_found_when_it_is_read(damaged):
     for statement in (
-        "UPDATE entries SET data = CAST(x'00' || substr(data, 2) AS BLOB) WHERE ledger_id = 1 AND entry_id = 4",
-        "UPDATE entries SET data = x'' WHERE ledger_id = 1 AND entry_id = 4",
-        "UPDATE entries SET data = (SELECT data FROM entries WHERE ledger_id = 2 AND entry_id = 4)"
-        " WHERE ledger_id = 1 AND entry_id = 4",
+        "UPDATE entries SET data = CAST(x'00' || substr(data, 2) AS BLOB) WHERE ledger_id = 1 AND last_id = 4",
+        "UPDATE entries SET data = x'' WHERE ledger_id = 1 AND last_id = 4",
+        "UPDATE entries SET data = (SELECT data FROM entries WHERE ledger_id = 2 AND last_id = 4)"
+        " WHERE ledger_id = 1 AND last_id = 4",
     ):
         with closing(changed(damaged("closed"), statement)) as store:
             assert len(store.ledgers.read(1, 0, 4)) == 4
@@ -661,7 +662,7 @@ def test_a_row_that_is_not_as_it_was_written_is_found_when_it_is_read(damaged):
 
 def test_an_entry_whose_number_has_become_a_text_is_damage(damaged):
     """A changed bit in a row of the index changes the type of a number."""
-    statement = "UPDATE entries SET entry_id = 'x' WHERE ledger_id = 1 AND entry_id = 4"
+    statement = "UPDATE entries SET last_id = 'x' WHERE ledger_id = 1 AND last_id = 4"
     with closing(changed(damaged("closed"), statement)) as store:
         for use in (store.ledgers.last, store.ledgers.fence, lambda ledger_id: store.ledgers.append(ledger_id, [b""])):
             with pytest.raises(CorruptStateError, match="ledger 1 with 21 entries, the last one 'x'"):
@@ -764,4 +765,4 @@ def test_a_store_whose_write_failed_refuses_all_until_it_is_reopened(tmp_path):
     store.close()
     with closing(SqliteStore(tmp_path)) as store:
         assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
-        store.ledgers.append(ledger_id, [b"goes on"])
+        store.ledgers.append(store.ledgers.create("billing"), [b"goes on"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.stores import sqlite_copy
+from ackstate.stores import sqlite
 from ackstate.stores.base import ABSENT, StoreError, StoreFullError, StoreLockedError
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works, contents_of, hold, names_in, start
@@ -41,7 +41,7 @@ def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
         assert copy.ledgers.owned_by("owner-0") == [1]
         assert copy.ledgers.last(1) == 20
         # Anything written to the copy goes with it.
-        copy.ledgers.append(1, [b"tried"])
+        copy.ledgers.append(copy.ledgers.create("tried"), [b"tried"])
         copy.metadata.put("/tried", b"", expected_version=ABSENT)
         assert contents_of(directory) == before
     copy.close()
@@ -69,7 +69,7 @@ def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_writte
 def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(damaged, monkeypatch):
     directory = damaged("closed")
     (directory / "LOCK").unlink()
-    copy_files, inside = sqlite_copy._copy_files, []
+    copy_files, inside = sqlite._copy_files, []
 
     def open_and_copy(*args):
         if not inside:
@@ -80,7 +80,7 @@ def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(damaged, monkeyp
             SqliteStore.open_copy(directory).close()
         return copy_files(*args)
 
-    monkeypatch.setattr(sqlite_copy, "_copy_files", open_and_copy)
+    monkeypatch.setattr(sqlite, "_copy_files", open_and_copy)
     with closing(SqliteStore.open_copy(directory)):
         assert inside == [True]
         # The copy is one's own: the store is free again.
@@ -128,7 +128,7 @@ def test_a_copy_that_cannot_be_made_is_refused_and_removed(damaged, temporary, m
 
     directory = damaged("open")
     before = contents_of(directory)
-    monkeypatch.setattr(sqlite_copy, "_created", fail)
+    monkeypatch.setattr(sqlite, "_created", fail)
     for to in (None, directory.parent / "backup"):
         with pytest.raises(StoreError, match=str(directory)) as caught:
             SqliteStore.open_copy(directory, to=to)
@@ -273,7 +273,7 @@ def test_a_copy_of_a_store_that_another_process_writes_has_all_that_was_durable(
 @pytest.mark.slow
 def test_a_copy_is_made_again_where_the_log_was_begun_anew_meanwhile(tmp_path, monkeypatch):
     """Without that, pages of the database would be of one time and the log of another."""
-    copy_files, copies = sqlite_copy._copy_files, []
+    copy_files, copies = sqlite._copy_files, []
 
     def copy_and_begin_anew(directory, *args):
         copy_files(directory, *args)
@@ -282,7 +282,7 @@ def test_a_copy_is_made_again_where_the_log_was_begun_anew_meanwhile(tmp_path, m
                 log.write(b"another header %d" % len(copies))
         copies.append(True)
 
-    monkeypatch.setattr(sqlite_copy, "_copy_files", copy_and_begin_anew)
+    monkeypatch.setattr(sqlite, "_copy_files", copy_and_begin_anew)
     with hold(tmp_path / "store") as holder:
         (tmp_path / "store" / LOG).write_bytes(bytes(32))
         tries = 3

@@ -163,7 +163,8 @@ def test_frames_of_older_logs_behind_the_newest_are_no_damage(tmp_path):
     """After a checkpoint the log restarts at its beginning, with other salts, and does not cut the frames behind."""
     with closing(SqliteStore(tmp_path / "open")) as store:
         ledger_id = store.ledgers.create("billing")
-        store.ledgers.append_all([(ledger_id, bytes(3_000))] * 30)
+        for _ in range(30):
+            store.ledgers.append(ledger_id, [bytes(3_000)])
         store._database._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         for entry in ENTRIES[:3]:
             store.ledgers.append(ledger_id, [entry])

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.stores import sqlite_database, sqlite_mark
+from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works, contents_of, names_in
 
@@ -58,10 +58,10 @@ def test_a_damaged_or_newer_mark_is_refused_by_name(tmp_path):
         for damaged in (content, GOLDEN[: bit // 8], GOLDEN + b"x"):
             mark.write_bytes(damaged)
             with pytest.raises(CorruptStateError, match=str(mark)):
-                sqlite_mark.is_marked(tmp_path)
-    mark.write_bytes(sqlite_mark._mark(0))
+                sqlite_database._is_marked(tmp_path)
+    mark.write_bytes(sqlite_database._mark(0))
     with pytest.raises(CorruptStateError, match=str(mark)):
         SqliteStore(tmp_path)
-    mark.write_bytes(sqlite_mark._mark(2))
+    mark.write_bytes(sqlite_database._mark(2))
     with pytest.raises(UnsupportedVersionError, match=f"{mark} has version 2; this release reads up to version 1"):
         SqliteStore(tmp_path)

@@ -101,7 +101,8 @@ def test_a_ledger_is_deleted_without_a_row_of_another_that_a_damaged_index_names
     with closing(SqliteStore(tmp_path)) as store:
         one, other = [store.ledgers.create("owner") for _ in range(6)][-2:]
         for ledger_id in (one, other):
-            store.ledgers.append_all([(ledger_id, b"entry %d" % number) for number in range(4)])
+            for number in range(4):
+                store.ledgers.append(ledger_id, [b"entry %d" % number])
     # An entry of the index: four bytes of header, ledger id, entry id, row id.
     changed(tmp_path, bytes([4, 1, 1, 1, one, 2, 3]), bytes([4, 1, 1, 1, one, 2, 7]))
     with closing(SqliteStore(tmp_path, check_pages=False)) as store:
@@ -113,7 +114,9 @@ def test_a_damaged_index_is_refused_before_anything_is_written_beside_it(tmp_pat
     """An entry appended there was synced, and could not be read once the ledger of the damaged key was deleted."""
     with closing(SqliteStore(tmp_path)) as store:
         one, other = store.ledgers.create("owner"), store.ledgers.create("owner")
-        store.ledgers.append_all([(ledger_id, b"entry %d" % number) for number in (0, 1) for ledger_id in (one, other)])
+        for number in (0, 1):
+            for ledger_id in (one, other):
+                store.ledgers.append(ledger_id, [b"entry %d" % number])
     changed(tmp_path, bytes([4, 1, 9, 1, other, 4]), bytes([4 ^ 8, 1, 9, 1, other, 4]))
     shutil.copytree(tmp_path, tmp_path / "as it was")
     with closing(SqliteStore(tmp_path, check_pages=False)) as store:

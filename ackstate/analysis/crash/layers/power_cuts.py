@@ -32,7 +32,7 @@ from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.shim import NEVER, Action, CallFault, compiled, environment, loaded
 from ackstate.analysis.crash.subject_process import PATIENCE_S, subject_launch
-from ackstate.stores.directory_lock import sync_path
+from ackstate.stores.sqlite_database import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

@@ -21,7 +21,7 @@ from ackstate.analysis.crash.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.subject_process import subject_launch
 from ackstate.cursor.persist import persist_all
 from ackstate.position import Position
-from ackstate.stores import sqlite_database, sqlite_mark
+from ackstate.stores import sqlite_database
 from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite_connection import SqliteConnection
 from crash.steps import Step, StepKind
@@ -212,7 +212,7 @@ def swallow_failed_sync():
 def never_sync_directory():
     """Plant: the names in a store's directory are never synced; SQLite syncs some of them itself."""
     sync = sqlite_database.sync_path
-    sqlite_database.sync_path = sqlite_mark.sync_path = lambda path: None if path.is_dir() else sync(path)
+    sqlite_database.sync_path = lambda path: None if path.is_dir() else sync(path)
 
 
 def never_sync_above():
@@ -238,16 +238,16 @@ def pass_a_group_by():
 
     append = persist_all._append
 
-    def append_together(rounds, begin):
+    def append_together(rounds, outcomes):
         if len(rounds) == 1:
-            return append(rounds, begin)
+            return append(rounds, outcomes)
         prepared = {persister: each.prepare() for persister, each in rounds.items()}
+        appends = [(ledger_id, [entry]) for ledger_id, entry in prepared.values()]
         with suppress(StoreError):
-            next(iter(rounds)).journal.store.ledgers.append_all(list(prepared.values()))
-        return {
-            persister: each.commit(persister.journal.appended(*prepared[persister]))
-            for persister, each in rounds.items()
-        }
+            next(iter(rounds)).journal.store.ledgers.append_many(appends)
+        for persister, each in rounds.items():
+            outcomes[persister] = each.commit(persister.journal.appended(*prepared[persister]))
+        return {}
 
     persist_all._append = append_together
 
