@@ -387,6 +387,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     next one is loaded when the last message of the one before is handed out. Messages that come later for a ledger of a
     sealed bucket stay in memory. The set of waiting messages is exact, one bitmap a ledger.
 
+    >>> from ackstate.delay import DelayConfig
     >>> index = BucketedDelayIndex(DelayConfig(is_deliver_at_time_strict=True))
     >>> index.add_message(Position(3, 7), deliver_at_ms=1_050, now_ms=1_000)
     True
