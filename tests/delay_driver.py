@@ -250,7 +250,7 @@ class DelayBroker:
             end = min(end, len(self.log))
             for position in self.log[max(self.fed_count, self.trimmed) : end]:
                 self.clockwork.see(self.clock_ms)
-                self.index.feed(position, deliver_at_ms=self.deliver_at_ms[position], now_ms=self.clock_ms)
+                self.index.learn([(position, self.deliver_at_ms[position])])
             self.fed_count = max(self.fed_count, end)
 
     def trim(self):

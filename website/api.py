@@ -144,7 +144,8 @@ PAGES = (
         {
             "Trackers": _of(
                 "ackstate.delay",
-                "DelayedDeliveryTracker TopicDelayIndex SubscriptionDelayView InMemoryDelayTracker DelayConfig",
+                "DelayedDeliveryTracker TopicDelayIndex SubscriptionDelayView InMemoryDelayTracker DelayConfig "
+                "TrackerKind",
             ),
             "Buckets": _of(
                 "ackstate.delay",

@@ -436,11 +436,9 @@ class SnapshotStorage:
 
 @final
 class BucketSnapshots:
-    """The stored buckets of one index; not safe for concurrent use.
+    """The stored buckets of one index; a call raises `AckStateError` once every attempt has failed.
 
-    Attributes:
-        succeeded: Number of successful operations by kind (create, load, delete, merge).
-        failed: Number of failed operations by kind; all attempts of one operation count once.
+    Operations are counted by kind (create, load, delete, merge), all attempts of one once.
     """
 
     def __init__(self, storage: SnapshotStorage) -> None:
@@ -457,11 +455,7 @@ class BucketSnapshots:
         return frozenset(self._retired)
 
     def take_over(self) -> tuple[dict[str, str], set[int]]:
-        """Become the owner; return the registered texts whose keys begin as a bucket's, and all stored snapshots.
-
-        Raises:
-            AckStateError: Every attempt failed, or another owner has taken them over meanwhile.
-        """
+        """Become the owner; return the registered texts whose keys begin as a bucket's, and all stored snapshots."""
         texts = attempt(self._storage.registry.take_over)
         stored = self.stored()
         # Still the owner after they were listed: so none of them is a later owner's.
@@ -472,9 +466,6 @@ class BucketSnapshots:
         """Store a bucket in a new ledger, and return its id and the in-memory parts of the segments.
 
         The bucket counts only once it is registered, so a large one may be written by several calls.
-
-        Raises:
-            AckStateError: Every attempt failed.
         """
         encoded = [encode_segment(segment) for segment in segments]
         metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
@@ -495,11 +486,9 @@ class BucketSnapshots:
         return bucket_id
 
     def register(self, key: BucketKey, bucket_id: int) -> None:
-        """Register a snapshot as that of its bucket.
+        """Register a snapshot as that of its bucket; after a failure it may be registered nevertheless.
 
-        Raises:
-            RegistryFencedError: Another owner has taken over; the snapshot is deleted unless that owner has it.
-            AckStateError: Every attempt failed; the snapshot may be registered nevertheless.
+        `RegistryFencedError`: another owner has taken over; the snapshot is deleted unless that owner has it.
         """
         try:
             attempt(lambda: self._storage.registry.put(str(key), str(bucket_id)))
@@ -510,23 +499,13 @@ class BucketSnapshots:
             raise
 
     def read_metadata(self, bucket_id: int) -> tuple[bytes, int] | None:
-        """Return the encoded metadata of a snapshot and its number of segments, None if it is empty.
-
-        Raises:
-            AckStateError: Every attempt failed.
-        """
+        """Return the encoded metadata of a snapshot and its number of segments, None if it is empty."""
         ledgers = self._storage.ledgers
         last = attempt(lambda: ledgers.last(bucket_id))
         return None if last < 0 else (attempt(lambda: ledgers.read(bucket_id, 0, 1))[0], last)
 
     def read_segments(self, bucket_id: int, first: int, metadata: Sequence[SegmentMetadata]) -> list[DelayedIndexes]:
-        """Return segments from a number on, which count from 1, one for each metadata.
-
-        Raises:
-            CorruptStateError: One does not match its metadata.
-            UnsupportedVersionError: A newer release wrote it.
-            AckStateError: Every attempt failed.
-        """
+        """Return segments from a number on, which count from 1, one for each metadata, and matching it."""
         end = first + len(metadata)
         entries = self._counted("load", lambda: self._storage.ledgers.read(bucket_id, first, end))
         return [
@@ -573,17 +552,15 @@ class BucketSnapshots:
             self._try_to_drop(bucket_id)
 
     def delete_all(self) -> None:
-        """Unregister and delete every snapshot that is registered or stored.
+        """Unregister and delete every snapshot that is registered or stored; raise the first error.
 
         All are tried, even after a failure. A snapshot that cannot be unregistered is not deleted. `delete_retired`
         retries the rest.
-
-        Raises:
-            AckStateError: Every attempt of a call failed: the first such error.
         """
         errors: list[AckStateError] = []
-        self._retired = dict.fromkeys(self.stored())
+        stored = self.stored()
         attempt(self._check_owner)  # after they were listed, as in `take_over`
+        self._retired = dict.fromkeys(stored)
         for name, text in self._registered().items():
             try:
                 attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
@@ -746,12 +723,7 @@ class _Unusable(Exception):  # noqa: N818 - it never leaves this module
 def find_buckets(
     snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callable[[], bool]
 ) -> tuple[list[FoundBucket], BucketRecoveryReport]:
-    """Take over the stored buckets, read them, and delete the useless ones.
-
-    Raises:
-        RecoveryTooLongError: `is_late` returned True; no bucket was changed.
-        AckStateError: The storage failed; no bucket was changed.
-    """
+    """Take over the stored buckets, read them, and delete the useless ones; an error changes no bucket."""
     names, stored = snapshots.take_over()
     found: dict[str, FoundBucket] = {}
     dropped: list[DroppedBucket] = []

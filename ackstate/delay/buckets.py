@@ -24,7 +24,6 @@ from ackstate.delay.bucket_storage import (
     RegistryFencedError,
     find_buckets,
 )
-from ackstate.delay.config import DelayConfig
 from ackstate.delay.index import Calendar
 from ackstate.delay.view import (
     DUE_LOG_BYTES_MAX,
@@ -43,9 +42,9 @@ from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from ackstate.delay.bucket_storage import BucketSegment, SnapshotStorage
+    from ackstate.delay.config import DelayConfig
 
 MERGED_COUNT_MAX = 4
 """The maximal number of buckets in one merge."""
@@ -91,14 +90,7 @@ def _each_once(segment: DelayedIndexes) -> DelayedIndexes:
 
 
 def buckets_to_merge(buckets: Sequence[Bucket]) -> Sequence[Bucket]:
-    """Choose two to four neighbours to merge: each has a segment to be loaded, and they have the fewest messages.
-
-    Args:
-        buckets: All buckets, in order of their ledgers.
-
-    Returns:
-        Two to four of them; empty if no two neighbours have segments to come.
-    """
+    """Choose two to four neighbours in order of ledgers that have a segment to be loaded, and the fewest messages."""
     for size in range(min(MERGED_COUNT_MAX, len(buckets)), 1, -1):
         windows = [buckets[at : at + size] for at in range(len(buckets) - size + 1)]
         windows = [window for window in windows if all(bucket.has_unloaded_segment for bucket in window)]
@@ -168,16 +160,7 @@ class BucketStats:
 class SealedBuckets:
     """Buckets with stored snapshots; the caller holds their loaded messages in memory.
 
-    The ranges of buckets may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket. Not
-    safe for concurrent use.
-
-    Args:
-        snapshots: The stored snapshots; None if no bucket is ever sealed.
-        config: The settings.
-
-    Attributes:
-        snapshots: The stored snapshots.
-        damaged: Every segment that could not be read, oldest first.
+    The ranges of buckets may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket.
     """
 
     def __init__(self, snapshots: BucketSnapshots | None, config: DelayConfig) -> None:
@@ -235,12 +218,9 @@ class SealedBuckets:
         return segments[0]
 
     def merge(self) -> DelayedIndexes:
-        """Merge some neighbours if there are too many buckets; a failure changes nothing.
+        """Merge some neighbours if there are too many buckets, and return the messages that must be in memory.
 
-        The sources are in use until the merged bucket is stored and registered.
-
-        Returns:
-            The messages that must be in memory, some of which are already; none if nothing was merged.
+        The sources are in use until the merged bucket is stored and registered; a failure changes nothing.
         """
         sources = buckets_to_merge(list(self)) if self.has_too_many else ()
         if not sources:
@@ -389,62 +369,6 @@ def _is_current(entry: tuple[Boundary, int, Bucket]) -> bool:
     return bucket.is_live and boundary is bucket.boundary
 
 
-@final
-class MutableBucket:
-    """Messages of rising ledgers, until they are sealed; not safe for concurrent use.
-
-    Attributes:
-        calendar: The messages.
-        first_ledger_id: The first ledger; -1 until a message is added.
-        last_ledger_id: The last ledger so far; -1 until a message is added.
-    """
-
-    __slots__ = ("calendar", "first_ledger_id", "last_ledger_id")
-
-    def __init__(self) -> None:
-        self.calendar = Calendar()
-        self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
-
-    def __len__(self) -> int:
-        return len(self.calendar)
-
-    def add(self, position: Position, deliver_at_ms: int) -> None:
-        """Add a message of the last ledger or a later one."""
-        ledger_id = position[0]
-        if ledger_id != self.last_ledger_id:
-            self.last_ledger_id = ledger_id
-            if self.first_ledger_id == _NO_LEDGER:
-                self.first_ledger_id = ledger_id
-        self.calendar.add(position, deliver_at_ms)
-
-    def is_full_before(self, ledger_id: int, config: DelayConfig) -> bool:
-        """Return whether to seal the bucket before a message of another ledger is added."""
-        if not len(self.calendar):
-            return False
-        step = config.ledger_step_per_bucket
-        spans_enough = step is not None and ledger_id - self.first_ledger_id >= step
-        return spans_enough or len(self.calendar) >= config.min_index_count_per_bucket
-
-    def take_until(self, until_ms: int) -> DelayedIndexes:
-        """Take out the messages due up to a time, included, in order."""
-        return DelayedIndexes(*self.calendar.take_until(until_ms))
-
-    def take_all(self) -> tuple[BucketKey, DelayedIndexes]:
-        """Take out all messages, in order, with their range of ledgers; the bucket is empty afterwards."""
-        key = BucketKey(self.first_ledger_id, self.last_ledger_id)
-        self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
-        return key, self.take_until(TIME_MS_MAX)
-
-    def clear(self) -> None:
-        """Remove all messages."""
-        self.calendar.clear()
-        self.first_ledger_id = self.last_ledger_id = _NO_LEDGER
-
-    def _check(self) -> None:
-        assert (self.first_ledger_id == _NO_LEDGER) == (self.last_ledger_id == _NO_LEDGER)
-        assert self.first_ledger_id <= self.last_ledger_id
-
-
 def by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, DelayedIndexes]]:
     """Yield the messages of each ledger, in the order they have."""
     order = np.argsort(indexes.ledger_ids, kind="stable")
@@ -463,6 +387,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     next one is loaded when the last message of the one before is handed out. Messages that come later for a ledger of a
     sealed bucket stay in memory. The set of waiting messages is exact, one bitmap a ledger.
 
+    >>> from ackstate.delay import DelayConfig
     >>> index = BucketedDelayIndex(DelayConfig(is_deliver_at_time_strict=True))
     >>> index.add_message(Position(3, 7), deliver_at_ms=1_050, now_ms=1_000)
     True
@@ -507,7 +432,8 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self.recovery_report = BucketRecoveryReport()
         # Invariant: each held message is in one of the calendars, or in an unloaded segment of a sealed bucket. These
         # may contain more: messages that were handed out or dropped, and duplicates. Those are never handed out.
-        self._mutable = MutableBucket()
+        self._mutable = Calendar()  # of rising ledgers, until they are sealed; the first and the last, -1 for none
+        self._mutable_first = self._mutable_last = _NO_LEDGER
         self._shared = Calendar()
         # Every ledger before this one is consumed; _has_consumed: some of their messages may be held.
         self._consumed_before = 0
@@ -515,13 +441,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         # Invariant: no held message is due by then.
         self._taken_until_ms = -1
         self._retry_at_ms = 0  # when to retry a failed load
-
-    @classmethod
-    def from_pulsar_conf(
-        cls, source: Mapping[str, object] | str | Path, *, storage: SnapshotStorage | None = None
-    ) -> BucketedDelayIndex:
-        """Return an index with the settings of a broker; errors as for `DelayConfig.from_pulsar_conf`."""
-        return cls(DelayConfig.from_pulsar_conf(source), storage=storage)
 
     @classmethod
     def recover(
@@ -617,7 +536,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         """About how much memory the index takes. Complexity: O(bitmaps + segments)."""
         self._check_open()
         with self.lock:
-            calendars = self._mutable.calendar.memory_bytes + self._shared.memory_bytes + self.due_log.memory_bytes
+            calendars = self._mutable.memory_bytes + self._shared.memory_bytes + self.due_log.memory_bytes
             return calendars + self.held.memory_bytes + self._sealed.memory_bytes
 
     @property
@@ -722,15 +641,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self._check_open()
         return SubscriptionDelayView(self, is_acked=is_acked)
 
-    def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Add a message for all views; see `TopicDelayIndex.feed`."""
-        position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
-        self._check_open()
-        with self.lock:
-            self.is_fed = True
-            self.move_due(now_ms)
-            return self.hold(position, deliver_at_ms)
-
     def skip(self, position: Position, *, now_ms: int) -> bool:
         """Return whether the reader may skip a message that already waits; see `DelayedDeliveryTracker.skip`."""
         self._check_open()
@@ -761,7 +671,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         if not self.held:
             return None
         head = self._sealed.first_boundary()
-        firsts = (self._mutable.calendar.first_due_ms, self._shared.first_due_ms, head[0].due_ms if head else None)
+        firsts = (self._mutable.first_due_ms, self._shared.first_due_ms, head[0].due_ms if head else None)
         return min((each for each in firsts if each is not None), default=None)
 
     def _next_take_ms(self, *, early_ms: int) -> int | None:
@@ -777,9 +687,12 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         ledger_id, entry_id = position
         if not self.held.include(ledger_id, entry_id):
             return
-        if ledger_id == self._mutable.last_ledger_id:
-            self._mutable.calendar.add(position, deliver_at_ms)
+        if ledger_id == self._mutable_last:
+            self._mutable.add(position, deliver_at_ms)
         elif self._is_for_mutable(ledger_id):
+            self._mutable_last = ledger_id
+            if self._mutable_first == _NO_LEDGER:
+                self._mutable_first = ledger_id
             self._mutable.add(position, deliver_at_ms)
         else:
             self._shared.add(position, deliver_at_ms)
@@ -804,7 +717,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
             raise ValueError("the index is closed; open another one with `recover`")
 
     def _take_into(self, taken: PositionSet, until_ms: int, max_count: int | None) -> None:
-        first_ms = self._mutable.calendar.first_due_ms
+        first_ms = self._mutable.first_due_ms
         if first_ms is not None and first_ms <= until_ms:
             # Out of the mutable bucket, so that they are not sealed.
             self._shared.add_all(*self._mutable.take_until(until_ms))
@@ -832,14 +745,19 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
 
     def _is_for_mutable(self, ledger_id: int) -> bool:
         """Return whether a message of a new ledger goes into the mutable bucket; seal a full bucket first."""
-        if ledger_id < self._mutable.last_ledger_id or self._sealed.covers(ledger_id):
+        if ledger_id < self._mutable_last or self._sealed.covers(ledger_id):
             return False
-        if self._seals and self._mutable.is_full_before(ledger_id, self._config):
-            self._seal()
+        count, step = len(self._mutable), self._config.ledger_step_per_bucket
+        if self._seals and count:
+            spans_enough = step is not None and ledger_id - self._mutable_first >= step
+            if spans_enough or count >= self._config.min_index_count_per_bucket:
+                self._seal()
         return True
 
     def _seal(self) -> None:
-        self._shared.add_all(*self._sealed.seal(*self._mutable.take_all()))
+        key = BucketKey(self._mutable_first, self._mutable_last)
+        self._mutable_first = self._mutable_last = _NO_LEDGER
+        self._shared.add_all(*self._sealed.seal(key, DelayedIndexes(*self._mutable.take_until(TIME_MS_MAX))))
         if self._sealed.has_too_many:
             self._drop_consumed()
             self._shared.add_all(*self._sealed.merge())
@@ -876,12 +794,13 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
             self.held.remove_below(Position(self._consumed_before, 0))
             self._sealed.trim(self._consumed_before)
             self._has_consumed = False
-            for calendar in (self._shared, self._mutable.calendar):
+            for calendar in (self._shared, self._mutable):
                 calendar.keep_only(self.held)
 
     def _forget(self) -> None:
         self.held.clear()
         self._mutable.clear()
+        self._mutable_first = self._mutable_last = _NO_LEDGER
         self._shared.clear()
         self._consumed_before, self._has_consumed = 0, False
         self._taken_until_ms = -1
@@ -890,7 +809,8 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(bitmaps)."""
         self.held._check()
-        self._mutable._check()
+        assert (self._mutable_first == _NO_LEDGER) == (self._mutable_last == _NO_LEDGER)
+        assert self._mutable_first <= self._mutable_last
         to_come = self._sealed._check()
         assert len(self.held) <= len(self._mutable) + len(self._shared) + to_come
         assert self._first_due_ms is None or self._first_due_ms > self._taken_until_ms

@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate.delay.config import DelayConfig
 from ackstate.delay.view import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
 from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position, positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
+    from ackstate.delay.config import DelayConfig
     from ackstate.position import Position
 
 # The memory of a bitmap and of each of its containers beside their entries, with the key in a dict: measured as growth
@@ -110,11 +107,6 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
             is_deliver_at_time_strict=config.is_deliver_at_time_strict,
             fixed_delay_detection_lookahead=config.fixed_delay_detection_lookahead,
         )
-
-    @classmethod
-    def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> InMemoryDelayTracker:
-        """Return a tracker with the settings of a broker; see `DelayConfig.from_pulsar_conf`."""
-        return cls.from_config(DelayConfig.from_pulsar_conf(source))
 
     @property
     def precision_ms(self) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from ackstate.delay.config import DelayConfig
 from ackstate.delay.view import (
     DUE_LOG_BYTES_MAX,
     TIME_MS_MAX,
@@ -29,12 +28,13 @@ from ackstate.position import ENTRY_ID_MAX, Position
 from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from pyroaring import BitMap
+
+    from ackstate.delay.config import DelayConfig
 
 # A page is 65,536 entries of one ledger. A page and the lower half of an entry make the *place* of a position, which
 # takes 40 bits where the position takes 95.
@@ -570,15 +570,6 @@ class TopicDelayIndex(SharedDelayIndex):
     >>> view.scheduled_messages(10, now_ms=1_100)
     [Position(ledger_id=3, entry_id=7)]
 
-    Or one reader of the topic feeds the index for all subscriptions, and no dispatcher has to add:
-
-    >>> fed = TopicDelayIndex(tick_time_ms=100)
-    >>> view = fed.open_view(is_acked=set().__contains__)
-    >>> fed.feed(Position(3, 8), deliver_at_ms=1_200, now_ms=1_150)
-    True
-    >>> view.scheduled_messages(10, now_ms=1_200)
-    [Position(ledger_id=3, entry_id=8)]
-
     A message is never due early, and late by less than a tick. It takes 8 to 11 bytes while it waits, however many
     subscriptions there are. Safe for any number of threads, and so are its views, each used by one thread at a time.
 
@@ -606,11 +597,6 @@ class TopicDelayIndex(SharedDelayIndex):
     def from_config(cls, config: DelayConfig) -> TopicDelayIndex:
         """Return an index with the tick of some settings; it is always strict, and never pauses deliveries."""
         return cls(tick_time_ms=config.tick_time_ms)
-
-    @classmethod
-    def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> TopicDelayIndex:
-        """Return an index with the tick of a broker; see `DelayConfig.from_pulsar_conf`."""
-        return cls.from_config(DelayConfig.from_pulsar_conf(source))
 
     def __len__(self) -> int:
         """Return how many messages are not yet due, each counted once. Complexity: O(1)."""
@@ -666,18 +652,6 @@ class TopicDelayIndex(SharedDelayIndex):
         finally:
             self.lock.release()
 
-    def feed(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Do as `add`, for all subscriptions: from now on none of them has to add.
-
-        A view whose dispatcher neither offers messages nor reports its position is handed everything that falls due.
-
-        Raises:
-            As `add`.
-        """
-        is_held = self.add(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
-        self.is_fed = True
-        return is_held
-
     def advance(self, now_ms: int) -> None:
         """Move messages that have fallen due to the due log; a time below an earlier one changes nothing.
 
@@ -688,14 +662,6 @@ class TopicDelayIndex(SharedDelayIndex):
         now_ms = check_time(now_ms, name="now_ms")
         with self.lock:
             self.move_due(now_ms)
-
-    def count_between(self, first: Position, end: Position) -> int:
-        """Count the messages not yet due from `first` (included) to `end` (excluded).
-
-        Complexity: O(ledgers).
-        """
-        with self.lock:
-            return self.held.count_between(first, end)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
         if deliver_at_ms > self._now_ms:

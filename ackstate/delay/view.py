@@ -30,17 +30,11 @@ DUE_LOG_BYTES_MAX = 1 << 20
 # Bounds of an empty window, such that the first position extends it by `min` and `max`.
 _ABOVE_ALL = Position(2**63, 0)
 _BEFORE_ALL = Position(0, -1)
-_LOWEST = Position(0, 0)
 _AT_ONCE: AbstractContextManager[object] = nullcontext()
 
 
 def check_time(time_ms: int, *, name: str) -> int:
-    """Return a time as a plain integer; refuse one outside 0 to 2**63 - 1.
-
-    Raises:
-        ValueError: The time is out of range.
-        TypeError: The time is not an integer.
-    """
+    """Return a time as a plain integer; `ValueError` or `TypeError` unless it is one of 0 to 2**63 - 1."""
     if type(time_ms) is not int:
         time_ms = integer(name, time_ms)
     if not 0 <= time_ms <= TIME_MS_MAX:
@@ -49,12 +43,7 @@ def check_time(time_ms: int, *, name: str) -> int:
 
 
 def check_message(position: Position, deliver_at_ms: int, now_ms: int) -> tuple[Position, int, int]:
-    """Return a message that is added, its time and the time now, of plain integers; -1 is no delay.
-
-    Raises:
-        ValueError: An id or a time is out of range.
-        TypeError: An id or a time is not an integer.
-    """
+    """Return a message that is added, its time (-1 is no delay) and the time now, of plain integers, or refuse them."""
     ledger_id, entry_id = position
     # Called for each message that is read: it calls no function for a valid message.
     if (
@@ -71,12 +60,7 @@ def check_message(position: Position, deliver_at_ms: int, now_ms: int) -> tuple[
 
 
 def check_deliver_at(deliver_at_ms: int) -> int:
-    """Return when a message is to be delivered as a plain integer, -1 for one without a delay.
-
-    Raises:
-        ValueError: The time is above 2**63 - 1.
-        TypeError: The time is not an integer.
-    """
+    """Return when a message is to be delivered as a plain integer, -1 for one without a delay, or refuse it."""
     if type(deliver_at_ms) is not int:
         deliver_at_ms = integer("deliver_at_ms", deliver_at_ms)
     return check_time(deliver_at_ms, name="deliver_at_ms") if deliver_at_ms >= 0 else -1
@@ -298,7 +282,6 @@ class SharedDelayIndex(ABC):
         held: The messages that are not yet due; to be read, not changed.
         lock: Guards the index and the calls of its views; no callback of a view runs under it.
         due_log: The messages that have fallen due.
-        is_fed: Whether messages are fed explicitly, for all views.
         complete_from: From this position on, the log reports every delayed message when it is published.
     """
 
@@ -306,7 +289,6 @@ class SharedDelayIndex(ABC):
         self.held = PositionSet()
         self.lock = threading.Lock()
         self.due_log = DueLog(bytes_max=due_log_bytes_max)
-        self.is_fed = False
         self.complete_from = _ABOVE_ALL
         self._reading = threading.Lock()
 
@@ -372,9 +354,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     - It offers by `add_message`, or names by `skip`, every message that it comes to, delayed or not, in reading order.
       A message may be offered again at any time. The answer is True again for a message that waits, which is still
-      handed out once, and False for one that was handed out or delivered. If the index is fed, the dispatcher may
-      instead offer nothing. Then it is handed all messages that fall due, or only those that it has passed if it
-      reports its position by `passed`. Between two calls of `clear` it does either the one or the other.
+      handed out once, and False for one that was handed out or delivered.
     - It always offers a message with the same `deliver_at_ms`, and so do all subscriptions of the topic.
     - Before it restarts further back, it calls `clear`.
 
@@ -478,7 +458,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     def advance_mark_delete(self, position: Position) -> None:
         """Note that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
 
-        Unless it is fed, the index drops a ledger, due or not, once all views have reported it as acked.
+        The index drops a ledger, due or not, once all views have reported it as acked.
 
         Complexity: O(1), and O(views) when the lowest of them moves to another ledger.
         """
@@ -601,8 +581,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def _drop_consumed(self, before_ledger_id: int) -> None:
         """Drop ledgers that all have acked, if the lowest mark-delete position may have left a ledger."""
-        if self._index.is_fed:
-            return  # No one would feed a message again to a subscription that restarts.
         ledger_ids = [reader.mark_delete_ledger_id for reader in self._index.due_log.readers]
         lowest = min(ledger_ids, default=0)
         if lowest > before_ledger_id:
@@ -616,8 +594,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def _window(self) -> tuple[Position, Position]:
         """Return which due messages concern the view: first included, end excluded."""
-        if self._first is _ABOVE_ALL and self._index.is_fed:
-            return _LOWEST, _ABOVE_ALL
         ledger_id, last = self._last
         return self._first, Position(ledger_id, last + 1)
 

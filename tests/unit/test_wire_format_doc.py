@@ -99,6 +99,15 @@ def test_the_golden_record_reads_as_drawn():
     assert struct.unpack("<I", data[-4:])[0] == google_crc32c.value(data[:-4])
 
 
+def test_the_golden_delay_registry_reads_as_drawn():
+    data = (GOLDEN / "delay-registry-v1.bin").read_bytes()
+    found = fields(data, "## Delay registry, version 1")
+    assert found == {"magic": b"ACKD", "version": 1, "reserved": bytes(3), "owner": 7, "names": 2}
+    block = fields(data, "A **cursor property block**", 20)
+    assert block == {"name size": 35, "text size": 2}
+    assert data[26:63] == b"#pulsar.internal.delayed.bucket_3_717"
+
+
 def test_the_golden_pointers_read_as_drawn():
     data = (GOLDEN / "cursor-pointer-v2.bin").read_bytes()
     expected = {"magic": b"ACKP", "version": 2, "reserved": bytes(3), "cursor ledger id": 17, "epoch": 2, "term": 9}

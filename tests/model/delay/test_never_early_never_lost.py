@@ -56,19 +56,6 @@ def test_a_thousand_come_ten_at_a_time_past_a_hole(kind):
     assert dispatcher.in_flight == {broker.log[0]}
 
 
-@pytest.mark.parametrize("make_index", [lambda: TopicDelayIndex(tick_time_ms=10), lambda: BucketedDelayIndex(STRICT)])
-def test_a_fed_subscription_that_offers_nothing_gets_everything_once(make_index):
-    index = make_index()
-    acked = {Position(3, 1)}
-    view = index.open_view(acked.__contains__)
-    for entry_id in range(6):
-        assert index.feed(Position(3, entry_id), deliver_at_ms=100 * (6 - entry_id), now_ms=0)
-    handed_out = [(now_ms, view.scheduled_messages(10, now_ms=now_ms)) for now_ms in range(0, 700, 50)]
-    assert [(now_ms, [str(each) for each in due]) for now_ms, due in handed_out if due] == [
-        (100, ["3:5"]), (200, ["3:4"]), (300, ["3:3"]), (400, ["3:2"]), (600, ["3:0"])
-    ]  # fmt: skip
-
-
 STRICT = DelayConfig(
     is_deliver_at_time_strict=True, min_index_count_per_bucket=2, max_indexes_per_segment=2, max_bucket_count=9
 )
@@ -79,7 +66,7 @@ def test_what_is_held_for_too_late_a_time_is_not_lost_when_a_reader_comes_to_it(
     """The reader has passed one message, so it is known how far it is; the next one is overdue."""
     index = make_index()
     view = index.open_view(set().__contains__)
-    assert index.feed(Position(3, 1), deliver_at_ms=10_000, now_ms=0)
+    index.learn([(Position(3, 1), 10_000)])
     assert not view.add_message(Position(3, 0), deliver_at_ms=NO_DELAY, now_ms=500)
     must_wait = view.add_message(Position(3, 1), deliver_at_ms=100, now_ms=500)
     assert view.scheduled_messages(10, now_ms=20_000) == ([Position(3, 1)] if must_wait else [])

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ackstate import ManagedCursor, MemoryStore, Message, Subscription, SubscriptionType
+from ackstate import ManagedCursor, MemoryStore, Message, StoreError, Subscription, SubscriptionType
 from ackstate.delay import (
     BucketedDelayIndex,
     BucketRegistry,

@@ -29,7 +29,7 @@ def misled_tracker(topic, times_ms):
 def misled_feed(topic, times_ms):
     topic.crash(now_ms=0)
     for number, time_ms in times_ms.items():
-        assert topic.trackers.index.feed(topic.positions[number], deliver_at_ms=time_ms, now_ms=0)
+        topic.trackers.index.learn([(topic.positions[number], time_ms)])
 
 
 def misled_snapshot(topic, times_ms):

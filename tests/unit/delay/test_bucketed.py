@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import MemoryStore, Position, StoreError
-from ackstate.delay import BucketedDelayIndex, BucketRegistry
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
@@ -162,7 +162,7 @@ def test_a_bucket_is_sealed_once_it_spans_the_ledger_step(store):
 
 
 def test_without_storage_all_stays_in_memory():
-    index = BucketedDelayIndex.from_pulsar_conf({"delayedDeliveryMinIndexCountPerBucket": 1})
+    index = BucketedDelayIndex(DelayConfig.from_pulsar_conf({"delayedDeliveryMinIndexCountPerBucket": 1}))
     add(index, (3, 0, 5000), (4, 0, 6000), (5, 0, 7000), (3, 1, 5500))
     assert ranges(index) == []
     assert index.stats().mutable_count == 3

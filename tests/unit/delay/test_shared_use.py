@@ -190,18 +190,7 @@ def test_views_of_a_closed_index_are_closed():
     assert store.ledgers.owned_by("delayed") == []
 
 
-# Entries that all have acked, and readers that restart.
-
-
-@pytest.mark.parametrize("index", of_any_kind(), ids=["topic", "buckets"])
-def test_what_is_fed_stays_for_who_begins_anew(index):
-    view = index.open_view(nothing_acked)
-    index.feed(Position(1, 0), deliver_at_ms=1_000, now_ms=0)
-    view.advance_mark_delete(Position(3, 0))
-    view.clear()
-    new = index.open_view(nothing_acked)
-    for each in (view, new):
-        assert each.scheduled_messages(9, now_ms=5_000) == [Position(1, 0)]
+# Readers that restart.
 
 
 @pytest.mark.parametrize("index", of_any_kind(), ids=["topic", "buckets"])

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from ackstate import Position
-from ackstate.delay import InMemoryDelayTracker
+from ackstate.delay import DelayConfig, InMemoryDelayTracker
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "tracker.jsonl.gz"
 TIME_MS_MAX = 2**63 - 1
@@ -70,12 +70,14 @@ class TrackerVectorReplay:
 
     def __init__(self, case):
         self.case, self.now_ms, self.wakes = case, case["start"], Counter()
-        self.tracker = InMemoryDelayTracker.from_pulsar_conf(
-            {
-                "delayedDeliveryTickTimeMillis": case["tick"],
-                "isDelayedDeliveryDeliverAtTimeStrict": case["strict"],
-                "delayedDeliveryFixedDelayDetectionLookahead": case["lookahead"],
-            }
+        self.tracker = InMemoryDelayTracker.from_config(
+            DelayConfig.from_pulsar_conf(
+                {
+                    "delayedDeliveryTickTimeMillis": case["tick"],
+                    "isDelayedDeliveryDeliverAtTimeStrict": case["strict"],
+                    "delayedDeliveryFixedDelayDetectionLookahead": case["lookahead"],
+                }
+            )
         )
         self.timer = PulsarTimer(case)
 
