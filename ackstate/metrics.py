@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.cursor.results import CursorStats
-    from ackstate.dispatch.stats import DispatchStats
+    from ackstate.dispatch.explain import DispatchStats
     from ackstate.dispatch.subscription import Subscription
     from ackstate.position import Position
     from ackstate.topic.topics import Topics

@@ -81,7 +81,7 @@ PAGES = (
         {
             "The message log": [*_of("ackstate", "Message NO_DELAY"), *_of("ackstate.topic", "MessageLog publish_all")],
             "Publishing": _of("ackstate.topic", "TopicPublisher PublishCounters CounterSample"),
-            "Policies": _of("ackstate.topic", "Policies PolicyOwner PolicyStore"),
+            "Policies": _of("ackstate.limits", "Policies PolicyOwner PolicyStore"),
             "Retention": _of(
                 "ackstate.topic",
                 "Retention BacklogPolicy trim_log backlog_report BacklogReport BacklogQuotaExceededError",

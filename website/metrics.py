@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from ackstate import MemoryStore
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
+from ackstate.limits import PolicyStore
 from ackstate.metrics import CursorCollector
-from ackstate.topic import PolicyStore, PublishCounters
+from ackstate.topic import PublishCounters
 from ackstate.topic.publish_metrics import PublishCollector
 from ackstate.topic.retention_metrics import BacklogCollector
 from website.markdown import table

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from ackstate.dispatch.stats import DispatchStats
+    from ackstate.dispatch.explain import DispatchStats
 
 
 class SubscriptionReading(NamedTuple):

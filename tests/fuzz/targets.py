@@ -32,7 +32,7 @@ from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper
 from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
-from ackstate.topic.policy_store import decode_policies
+from ackstate.limits.policies import decode_policies
 from ackstate.wire import native, pulsar
 from ackstate.wire.native import JournalOffset, decode_deltas
 from ackstate.wire.pulsar import delay_snapshot
