@@ -22,8 +22,8 @@ from ackstate import (
 )
 from ackstate.inspect.store import inspect_store
 from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
-from ackstate.stores.memory import Fault, FaultKind
 from ackstate.limits.policies import Policies, PolicyOwner, PolicyStore
+from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import delete_topic
 
 ORDERS = PolicyOwner("public", "default", "orders")
