@@ -129,6 +129,7 @@ PAGES = (
         "Numbers in, a verdict out: how many messages a dispatcher may send, and which delay a message gets.",
         {
             "The dispatch gate": _of("ackstate.limits", "DispatchGate GateLimits Rule Usage Verdict BrokerLimit"),
+            "With your own storage": _of("ackstate.limits", "AckLimiter"),
             "Delivery-delay policies": _of(
                 "ackstate.limits",
                 "DelayedDeliveryPolicies BrokerDelayedDelivery EffectiveDelayedDelivery effective "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.ack_hole import holes
 from ackstate.cursor.state.ack_state import CursorAckState
@@ -29,34 +29,13 @@ if TYPE_CHECKING:
     from ackstate.cursor import CursorStats
     from ackstate.cursor.journal.format import CursorState
     from ackstate.dispatch.admission import Admission
+    from ackstate.dispatch.options import ReadableLog
     from ackstate.errors import AckStateError
     from ackstate.limits import Verdict
     from ackstate.message import Message
 
 SAMPLE_COUNT_MAX = 64
 """At most this many messages of a hole are examined; in a larger hole they are evenly spread."""
-
-
-class ReadableLog(Protocol):
-    """The messages of one topic, to be read only."""
-
-    @property
-    def ledgers(self) -> LedgerMap:
-        """How many entries each ledger holds."""
-        ...
-
-    def can_read(self, ledger_id: int) -> bool:
-        """Return whether the messages of a ledger are in the store, so that one that cannot be read is lost."""
-        ...
-
-    def read(self, positions: Sequence[Position]) -> Iterator[Message]:
-        """Yield the messages at positions, in their order.
-
-        Raises:
-            LedgerNotFoundError: A message does not exist.
-            CorruptStateError: A message cannot be decoded.
-        """
-        ...
 
 
 class HoleReason(StrEnum):

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from ackstate.delay.view import AckedAndSent, DelayedDeliveryTracker
     from ackstate.dispatch.admission import Admission, Sent
     from ackstate.dispatch.consumers import Consumers
-    from ackstate.dispatch.options import Delivery
+    from ackstate.dispatch.options import Delivery, TopicLog
     from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message_log import MessageLog
 
 _LOG = logging.getLogger(__name__)
 _KEPT_BYTES_MAX = 4 << 20
@@ -369,7 +368,7 @@ class DelayedMessages:
     def __init__(
         self,
         tracker: DelayedDeliveryTracker | None,
-        log: MessageLog,
+        log: TopicLog,
         cursor: ManagedCursor,
         *,
         subscription: AckedAndSent,
@@ -525,7 +524,7 @@ class MessageReader:
         kept: The kept messages: to be read, not changed.
     """
 
-    def __init__(self, log: MessageLog, *, postpone: Callable[[Position, int], None]) -> None:
+    def __init__(self, log: TopicLog, *, postpone: Callable[[Position, int], None]) -> None:
         self._log = log
         self._postpone = postpone
         self.kept: dict[Position, Message] = {}
@@ -618,7 +617,7 @@ class UnackedMessages:
     """
 
     def __init__(
-        self, log: MessageLog, admission: Admission, consumers: Consumers, *, delays: DelayedDeliveryTracker | None
+        self, log: TopicLog, admission: Admission, consumers: Consumers, *, delays: DelayedDeliveryTracker | None
     ) -> None:
         cursor = admission.cursor
         self._admission, self._deliveries, self._gate = admission, admission.deliveries, admission.gate

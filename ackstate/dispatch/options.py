@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ackstate.cursor import ManagedCursor
 from ackstate.dispatch.consumers import SubscriptionType
@@ -15,10 +15,67 @@ from ackstate.position import Position, check_position
 from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ackstate.delay.view import DelayedDeliveryTracker
-    from ackstate.topic.message_log import MessageLog
+    from ackstate.delay.view import DelayedDeliveryTracker, SharedDelayIndex
+    from ackstate.ledger_map import LedgerMap
+
+
+class ReadableLog(Protocol):
+    """The messages of one topic, to be read only."""
+
+    @property
+    def ledgers(self) -> LedgerMap:
+        """How many entries each ledger holds."""
+        ...
+
+    def can_read(self, ledger_id: int) -> bool:
+        """Return whether the messages of a ledger are in the store, so that one that cannot be read is lost."""
+        ...
+
+    def read(self, positions: Sequence[Position]) -> Iterator[Message]:
+        """Yield the messages at positions, in their order.
+
+        Raises:
+            LedgerNotFoundError: A message does not exist.
+            CorruptStateError: A message cannot be decoded.
+        """
+        ...
+
+
+class TopicLog(ReadableLog, Protocol):
+    """The message log of one topic, as a subscription uses it; `ackstate.topic.MessageLog` is one."""
+
+    topic: str
+
+    @property
+    def sole_use(self) -> SoleUse:
+        """Refuses that one thread reads the log while another changes it."""
+        ...
+
+    def feed(self, index: SharedDelayIndex) -> None:
+        """Report each delayed message to an index from now on, as soon as it is published."""
+        ...
+
+    def add_listener(self, listener: LogListener) -> None:
+        """Call a listener after each publish from now on."""
+        ...
+
+
+class SoleUse(Protocol):
+    """See `TopicLog`."""
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if another thread changes the log at this moment."""
+        ...
+
+
+class LogListener(Protocol):
+    """An object that a log reports publishes to."""
+
+    def messages_came(self) -> object:
+        """Called after each publish, inside that call: be quick, and raise nothing."""
+        ...
 
 
 class Start(Enum):
@@ -41,7 +98,7 @@ class StartTime(NamedTuple):
     time_ms: int
 
 
-def start_position(log: MessageLog, start: Start | StartTime | Position) -> Position:
+def start_position(log: ReadableLog, start: Start | StartTime | Position) -> Position:
     """Return the position that is read first. It need not be in the log: the next entry that is takes its place.
 
     A time is found by bisection, so publish times should rise along the log. Where they do not, as with producers whose
@@ -68,7 +125,7 @@ def start_position(log: MessageLog, start: Start | StartTime | Position) -> Posi
     return check_position(start)
 
 
-def _first_published(log: MessageLog, time_ms: int) -> Position:
+def _first_published(log: ReadableLog, time_ms: int) -> Position:
     ledgers = log.ledgers
     before = ledgers.first_position
     low, high = 0, ledgers.count_between(before, ledgers.last_confirmed)
@@ -192,7 +249,7 @@ class SubscriptionOptions:
             raise TypeError(f"dead_letters must be a DeadLetterPolicy, got {self.dead_letters!r}")
 
 
-def check_same_log(log: MessageLog, cursor: ManagedCursor) -> None:
+def check_same_log(log: TopicLog, cursor: ManagedCursor) -> None:
     """Refuse a cursor that acknowledges the messages of another log, or of an earlier opening of this one."""
     if not isinstance(cursor, ManagedCursor):
         raise TypeError(f"cursor must be a ManagedCursor, got a {type(cursor).__name__}")

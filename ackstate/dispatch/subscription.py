@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from ackstate.cursor import ManagedCursor, PersistResult, Receipt
     from ackstate.delay.view import DelayedDeliveryTracker
     from ackstate.dispatch.explain import BlockReason, HoleReport
-    from ackstate.dispatch.options import DeadLetterPolicy, Delivery, Start, StartTime
+    from ackstate.dispatch.options import DeadLetterPolicy, Delivery, Start, StartTime, TopicLog
     from ackstate.dispatch.rounds import Batch
     from ackstate.limits import Usage
-    from ackstate.topic.message_log import MessageLog
 
 
 @final
@@ -86,7 +85,7 @@ class Subscription:
 
     def __init__(  # noqa: PLR0913 - its parts
         self,
-        log: MessageLog,
+        log: TopicLog,
         cursor: ManagedCursor,
         *,
         gate: DispatchGate | None = None,

@@ -8,7 +8,7 @@ from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:
-    from ackstate.dispatch.explain import ReadableLog
+    from ackstate.dispatch.options import ReadableLog
     from ackstate.stores.base import Store
 
 

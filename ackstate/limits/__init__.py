@@ -2,6 +2,7 @@
 
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import DispatchGate
+from ackstate.limits.limiter import AckLimiter
 from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
@@ -18,6 +19,7 @@ from ackstate.limits.policies import (
 from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
 
 __all__ = [
+    "AckLimiter",
     "BrokerDelayedDelivery",
     "BrokerLimit",
     "DelayPolicyRefusedError",
