@@ -14,8 +14,7 @@ from ackstate.delay import (
     SnapshotStorage,
     TopicDelayIndex,
 )
-from ackstate.dispatch import SubscriptionOptions
-from ackstate.dispatch import SubscriptionType
+from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic import MessageLog

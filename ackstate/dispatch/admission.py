@@ -7,11 +7,11 @@ from itertools import repeat, takewhile
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.position_set import PositionSet
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
 from ackstate.limits import Rule, Usage
 from ackstate.limits.broker import call_all
+from ackstate.position_set import PositionSet
 from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 from ackstate.stores.base import StoreError
 
@@ -93,18 +93,10 @@ class Reservations(Protocol):
 
 @final
 class Deliveries:
-    """The messages that were sent and neither acked nor given back.
-
-    Args:
-        count_unacked: Reports to a broker's limit how many more messages are unacked; None if there is no such limit.
-
-    Attributes:
-        sent_messages: How many messages were ever sent, those of a batch one by one, and each time that they were.
-        redelivered_messages: Those of them that had been sent before.
-    """
+    """The messages that were sent and neither acked nor given back."""
 
     def __init__(self, count_unacked: Callable[[int], object] | None = None) -> None:
-        self._count_unacked = count_unacked
+        self._count_unacked = count_unacked  # reports to a broker's limit how many more messages are unacked
         self._sent: dict[Position, Sent] = {}
         # Invariant: the same positions as in _sent, and those in _settled, which are taken out many at once.
         self._in_order = PositionSet()
@@ -116,6 +108,7 @@ class Deliveries:
         """Returns how a message was sent; None if it is not in flight."""
         # Invariant: sums over _sent.
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+        # Ever sent, those of a batch one by one, and each time that they were; and those that had been sent before.
         self.sent_messages = self.redelivered_messages = 0
 
     def __len__(self) -> int:
@@ -301,16 +294,12 @@ class RoundWaiter:
 
     The callers of `room_made` and `messages_came` may hold any lock, also that of another subscription; a waiter runs
     under these locks, and not under the one here.
-
-    Attributes:
-        wants_room: Whether a decrease of the usage of a limit is such an event.
-        wants_messages: Whether a message that became ready is one.
-        wake_ms: When whoever waits will dispatch anyway, because a message's time will have come; None if never.
     """
 
     def __init__(self) -> None:
+        # Whether a decrease of the usage of a limit is such an event, and whether a message that became ready is one.
         self.wants_room = self.wants_messages = False
-        self.wake_ms: int | None = None
+        self.wake_ms: int | None = None  # when whoever waits will dispatch anyway: a message's time will have come
         self._lock = Lock()
         self._waiter: Waiter | None = None
         self._is_in_round = self._was_missed = False
@@ -364,24 +353,7 @@ _NOTHING_TO_CHECK = nullcontext()
 
 @final
 class Admission:
-    """Compares the usage of a subscription with its limits, and admits messages and acks that exceed none.
-
-    Args:
-        cursor: The ack state.
-        gate: Its limits; None if none applies.
-        promotes_young: Whether young acks are persisted early before they would close the gate.
-        sent: Where messages in flight are noted instead of in `deliveries`.
-
-    Attributes:
-        cursor: The ack state.
-        gate: The limits.
-        deliveries: The messages in flight.
-        waiter: Called when the usage decreases.
-        refused_by: The rule that refused the last refused message.
-        refusals: The rules that have refused a message in this round.
-        has_refused_again: Whether this round refused a message that a closed rule would admit.
-        store_error: Why the last persist failed; None if it did not.
-    """
+    """Compares the usage of a subscription with its limits, and admits messages and acks that exceed none."""
 
     def __init__(
         self,
@@ -395,12 +367,12 @@ class Admission:
         self.gate = gate
         self.deliveries = Deliveries(gate.count_unacked if gate is not None and gate.has_broker_limit else None)
         self.waiter = RoundWaiter()
-        self.refused_by: Rule | None = None
-        self.refusals: set[Rule] = set()
-        self.has_refused_again = False
-        self.store_error: AckStateError | None = None
+        self.refused_by: Rule | None = None  # the rule that refused the last refused message
+        self.refusals: set[Rule] = set()  # the rules that have refused a message in this round
+        self.has_refused_again = False  # whether this round refused a message that a closed rule would admit
+        self.store_error: AckStateError | None = None  # why the last persist failed
         self._view = cursor.view
-        self._sent: Reservations = self.deliveries if sent is None else sent
+        self._sent: Reservations = self.deliveries if sent is None else sent  # a replay has its own
         self._promotes_young = promotes_young and cursor.view.holds_back_young
         self._promote_again_ms = 0
 
@@ -489,17 +461,8 @@ class Admission:
         """Note messages as sent for the first time: as many of the first ones as the rules have room for now.
 
         Young acks are persisted early for the first message only, and only that one closes a rule. So another call for
-        the rest of them has the result that a call for each message would have.
-
-        Args:
-            consumer: Receives them.
-            positions: The messages, at least one, in rising order.
-            message_counts: How many messages of each entry are not acked.
-            keys: The key of each that assigns it to the consumer, or the one of all of them.
-            now_ms: The present.
-
-        Returns:
-            Their number; 0 if a rule holds new messages back.
+        the rest of them has the result that a call for each message would have. Returns how many were sent; 0 if a rule
+        holds new messages back.
         """
         gate = self.gate
         if gate is None:

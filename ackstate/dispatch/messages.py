@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.position_set import PositionSet
 from ackstate.dispatch.explain import HoleReason, Look
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.position_set import PositionSet
 from ackstate.stores.base import LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ class Waiting(NamedTuple):
 
 @final
 class ReplayQueue:
-    """Messages to be sent as soon as their owner may have them, the lowest first, those of a key in order.
-
-    Args:
-        owners: Returns for each of some keys the consumer that receives its messages; `ANYONE` if any may.
-        became_ready: Called when messages may be sent now, or have another owner than before.
-    """
+    """Messages to be sent as soon as their owner may have them, the lowest first, those of a key in order."""
 
     def __init__(
         self,
@@ -125,11 +120,7 @@ class ReplayQueue:
         return self._ready.get(owner, _NONE)
 
     def put(self, position: Position, waiting: Waiting) -> None:
-        """Add a message; it does not wait yet.
-
-        Raises:
-            TypeError: The time that it waits for is not an integer.
-        """
+        """Add a message; it does not wait yet."""
         assert position not in self._all
         if not isinstance(waiting.until_ms, int):
             raise TypeError(f"until_ms of {position} must be an integer, got {waiting.until_ms!r}")
@@ -357,12 +348,6 @@ class DelayedMessages:
 
     The log reports delayed messages to a shared index when they are published. So the reader skips them unread, and
     they are read once, to be sent.
-
-    Args:
-        tracker: The delayed messages; None delivers every message at once.
-        log: The topic's messages.
-        cursor: The ack state.
-        subscription: Reports the acked and sent messages to the tracker.
     """
 
     def __init__(
@@ -409,12 +394,7 @@ class DelayedMessages:
         return positions if self._tracker is None else self._tracker.unknown(positions, now_ms=now_ms)
 
     def without_early(self, read: list[tuple[Position, Message]], *, now_ms: int) -> list[tuple[Position, Message]]:
-        """Return those of some messages that need not wait; see `must_wait`.
-
-        Args:
-            read: Messages that were read, in order.
-            now_ms: The present.
-        """
+        """Return those of some messages that need not wait; see `must_wait`."""
         if self._tracker is None or not read:
             return read
         # One of those without a delay is offered, for a tracker must learn the reader's place, and that there is such a
@@ -515,13 +495,6 @@ class MessageReader:
     """Reads messages from the log, and keeps those that were read and not sent.
 
     Kept messages take at most 4 MiB; beyond that the first ones are dropped, and read again.
-
-    Args:
-        log: The topic's messages.
-        postpone: Called with each message that is lost or damaged, and the present.
-
-    Attributes:
-        kept: The kept messages: to be read, not changed.
     """
 
     def __init__(self, log: TopicLog, *, postpone: Callable[[Position, int], None]) -> None:
@@ -531,11 +504,7 @@ class MessageReader:
         self._kept_bytes = 0
 
     def read(self, positions: Sequence[Position], *, now_ms: int) -> list[tuple[Position, Message]]:
-        """Return the messages at positions, in their order, without the unreadable ones; none of them is kept.
-
-        Raises:
-            StoreError: The store failed; the messages are kept or not as before.
-        """
+        """Return the messages at positions, in their order, without the unreadable ones; none of them is kept."""
         if self.kept.keys().isdisjoint(positions):
             return self._load(positions, now_ms=now_ms)
         kept = list(map(self.kept.get, positions))
@@ -601,20 +570,7 @@ def _size(message: Message) -> int:
 
 @final
 class UnackedMessages:
-    """Follows each message that the reader has passed until it is acked.
-
-    Args:
-        log: The topic's messages.
-        admission: Holds the messages in flight.
-        consumers: The open consumers.
-        delays: The delayed messages; None delivers every message at once.
-
-    Attributes:
-        waiting: The messages that wait to be sent.
-        delayed: The messages that are not yet due.
-        reader: Reads the messages.
-        dead_lettered_messages: How many messages were ever handed over as dead letters, those of a batch one by one.
-    """
+    """Follows each message that the reader has passed until it is acked."""
 
     def __init__(
         self, log: TopicLog, admission: Admission, consumers: Consumers, *, delays: DelayedDeliveryTracker | None

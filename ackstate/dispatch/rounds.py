@@ -17,12 +17,12 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ackstate.position_set import PositionSet
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.consumers import Consumers
     from ackstate.dispatch.messages import UnackedMessages
     from ackstate.dispatch.options import SubscriptionOptions
     from ackstate.message import Message
+    from ackstate.position_set import PositionSet
 
     Read = Sequence[tuple[Position, Message]]
 
@@ -37,19 +37,12 @@ _LOWEST, _END = Position(0, 0), Position(LEDGER_ID_MAX, ENTRY_ID_MAX + 1)
 
 @final
 class Batch:
-    """The messages that one consumer receives in a round.
-
-    Attributes:
-        consumer: The consumer.
-        deliveries: The messages that it receives; grows.
-        permits: How many more messages it may receive. The last entry may be a batch of more messages than that: then
-            the number is below 0.
-        permits_before: Its permits before the round.
-    """
+    """The messages that one consumer receives in a round."""
 
     __slots__ = ("_begin", "_end", "consumer", "deliveries", "permits", "permits_before")
 
     def __init__(self, consumer: str, permits: int, *, permits_before: int) -> None:
+        # How many more messages it may receive: below 0 after a batch of more messages than it had permits.
         self.consumer, self.permits, self.permits_before = consumer, permits, permits_before
         self.deliveries: list[Delivery] = []
         self._begin = self._end = 0
@@ -96,18 +89,6 @@ class Dispatcher:
     first: queued messages, and unread ones below the highest acked. The next round continues above the last of them,
     and from the lowest again after the highest: a message that nobody can ack does not starve the others.
 
-    Args:
-        messages: The unacked messages.
-        admission: Decides which messages may be sent.
-        consumers: The open consumers, and their permits.
-        options: The sizes of a turn and of a round, how far to read ahead, and where dead letters go.
-
-    Attributes:
-        binds: Whether a limit of the ack state kept new messages back the last time.
-        dead_letters: The policy for messages that are given back again and again; None sends them for ever.
-        hand_over: Hands a dead letter over, given the present, and returns whether that is done; else it is `begun`.
-        begun: The dead letters that are being handed over; whoever does so removes them.
-
     Source: ``PersistentDispatcherMultipleConsumers.trySendMessagesToConsumers`` of Apache Pulsar.
     """
 
@@ -122,8 +103,10 @@ class Dispatcher:
         self._kind, self._needs_keys = consumers.kind, consumers.needs_keys
         self._turn, self._round_max = options.turn_entries, options.round_entries_max
         self._look_ahead_max = options.look_ahead_max
-        self.binds = False
+        self.binds = False  # whether a limit of the ack state kept new messages back the last time
         self.dead_letters = options.dead_letters
+        # Hands a dead letter over, given the present, and returns whether that is done. If not, it is in `begun` until
+        # whoever hands it over removes it.
         self.hand_over: Callable[[Delivery, int], bool] = self._call_hand_over
         self.begun: dict[Position, Delivery] = {}
         self._handed_over_count = 0
@@ -145,11 +128,7 @@ class Dispatcher:
     # Rounds
 
     def send_to(self, consumer: str, max_entries: int, *, now_ms: int) -> Batch:
-        """Send to one consumer, whatever its permits.
-
-        Raises:
-            StoreError: The log could not be read. `withdraw` takes back the messages sent before.
-        """
+        """Send to one consumer, whatever its permits."""
         self._begin(max_entries, only=consumer, now_ms=now_ms)
         self._takes_permits = False
         batch = self._batches[consumer] = Batch(consumer, _UNLIMITED, permits_before=self._permits.of(consumer))
@@ -158,11 +137,7 @@ class Dispatcher:
         return batch
 
     def send_round(self, *, now_ms: int) -> list[Batch]:
-        """Send to the consumers with permits, and return the batches of those that receive messages.
-
-        Raises:
-            As `send_to`.
-        """
+        """Send to the consumers with permits, and return the batches of those that receive messages."""
         self._begin(self._round_max, only=self._consumers.active, now_ms=now_ms)
         if self._gate is not None and self._is_at_gate:
             self._gate.forget_waiter(self._gate_waiter)
@@ -656,11 +631,7 @@ class Dispatcher:
     # Dead letters
 
     def handed_over(self, delivery: Delivery, *, now_ms: int) -> None:
-        """Ack a dead letter that was handed over.
-
-        Raises:
-            AckRefusedError: The ack would exceed a limit; the message stays queued.
-        """
+        """Ack a dead letter that was handed over."""
         position = delivery.position
         message_count = self._messages.unacked_in(position, delivery.message)
         with self._admission.room_for((position,), now_ms=now_ms):
