@@ -1,42 +1,38 @@
-"""Exports numbers of subscriptions and cursors to Prometheus, read when it scrapes: an ack costs nothing.
+"""Exports numbers of subscriptions, cursors and topics to Prometheus, read when it scrapes: an ack costs nothing.
 
 Names and labels of Pulsar have the same meaning here; a number of Pulsar's that is not counted here is left out. A time
-is exported as a timestamp, so the collector needs no clock. Needs the extra ``ackstate[metrics]``.
+is exported as a timestamp, so the collectors need no clock: a counter, for ``rate``, takes the place of
+``pulsar_subscription_msg_rate_redeliver``, and a timestamp, to be subtracted from ``time()``, that of
+``pulsar_storage_backlog_age_seconds``. Needs the extra ``ackstate[metrics]``.
+
+Source: ``TopicStats`` of ``org.apache.pulsar.broker.stats.prometheus``.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate.dispatch.subscription_metrics import SubscriptionReading, subscription_families
 from ackstate.errors import CursorClosedError
+from ackstate.topic.publisher import OVERRIDDEN, REJECTED
 from ackstate.topic_name import parse_topic, persistence_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client.core import Metric
 
-    from ackstate.cursor.managed import ManagedCursor
-    from ackstate.cursor.results import CursorStats
-    from ackstate.dispatch.stats import DispatchStats
-    from ackstate.dispatch.subscription import Subscription
+    from ackstate.cursor import CursorStats, ManagedCursor
+    from ackstate.dispatch import DispatchStats, Subscription
     from ackstate.position import Position
-    from ackstate.topic.topics import Topics
+    from ackstate.topic import BacklogReport, CounterSample, PublishCounters, Topics
 
-
-class _Labels(NamedTuple):
-    """Labels of one cursor, as in Pulsar."""
-
-    namespace: str
-    ledger_name: str
-    cursor_name: str
+_CURSOR = ("namespace", "ledger_name", "cursor_name")  # as in Pulsar
+_TOPIC = ("namespace", "topic")
 
 
 class _TopicLabels(NamedTuple):
@@ -49,60 +45,94 @@ class _TopicLabels(NamedTuple):
     cursor_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class _CursorNumber:
-    """One exported number of each cursor: a field of `CursorStats`."""
+class _Reading(NamedTuple):
+    """The numbers of a cursor and, if it was added with its subscription, those of the subscription.
 
-    name: str
-    field: str
-    meaning: str
+    The last is when the oldest unacked message of the subscription was published; None without one.
+    """
 
-    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return the metric without a value; a name that ends in _total is a counter's."""
-        if self.name.endswith("_total"):
-            return CounterMetricFamily(self.name, self.meaning, labels=_Labels._fields)
-        return GaugeMetricFamily(self.name, self.meaning, labels=_Labels._fields)
+    cursor: CursorStats
+    subscription: DispatchStats | None = None
+    oldest_published_ms: int | None = None
 
 
-_NUMBERS = (
+# Each number: its name, the field of the statistics or a function of them, and its meaning.
+_CURSOR_NUMBERS = (
     # Pulsar exports its own as gauges, the growing ones too.
-    _CursorNumber("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
+    ("pulsar_ml_cursor_nonContiguousDeletedMessagesRange", "range_count",
             "Individually deleted ranges in memory."),
-    _CursorNumber("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
+    ("pulsar_ml_cursor_persistLedgerSucceed", "ledger_write_count",
             "Records written to the cursor ledger since the cursor was opened."),
-    _CursorNumber("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
+    ("pulsar_ml_cursor_persistLedgerErrors", "ledger_error_count",
             "Times that the cursor ledger could not be written, since the cursor was opened."),
-    _CursorNumber("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
+    ("pulsar_ml_cursor_persistZookeeperSucceed", "metadata_write_count",
             "Records written to the metadata store instead, since the cursor was opened."),
-    _CursorNumber("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
+    ("pulsar_ml_cursor_persistZookeeperErrors", "metadata_error_count",
             "Times that the metadata store could not be written, since the cursor was opened."),
-    _CursorNumber("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
+    ("pulsar_ml_cursor_writeLedgerLogicalSize", "ledger_bytes_written",
             "Bytes written to the cursor ledger since the cursor was opened, replicas not counted."),
-    _CursorNumber("ackstate_cursor_batches_unwritten", "batches_unwritten",
+    ("ackstate_cursor_batches_unwritten", "batches_unwritten",
             "Partly acked batches with acks that no durable record holds; "
             "not among the messages redelivered if crashed."),
-    _CursorNumber("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
+    ("ackstate_cursor_unpersisted_record_bytes", "unpersisted_record_bytes",
             "Bytes that the ranges acked in memory and not durable would take as Pulsar writes them."),
-    _CursorNumber("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
-    _CursorNumber("ackstate_cursor_record_bytes", "record_bytes",
+    ("ackstate_cursor_ranges", "range_count", "Individually deleted ranges in memory."),
+    ("ackstate_cursor_record_bytes", "record_bytes",
             "Bytes that the individually deleted ranges would take as Pulsar writes them."),
-    _CursorNumber("ackstate_cursor_truncations_total", "truncation_count",
+    ("ackstate_cursor_truncations_total", "truncation_count",
             "Times that the range limit began to exclude acked messages from persists, "
             "since the cursor was opened."),
-    _CursorNumber("ackstate_cursor_batches_cut", "batches_cut",
+    ("ackstate_cursor_batches_cut", "batches_cut",
             "Partly acked batches that the limit on them left out of the last record."),
-    _CursorNumber("ackstate_cursor_young_age_ms", "young_age_ms",
+    ("ackstate_cursor_young_age_ms", "young_age_ms",
             "Milliseconds that a message must have been sent for its ack to be persisted; 0 without generations."),
-    _CursorNumber("ackstate_cursor_promotions_total", "promotion_count",
+    ("ackstate_cursor_promotions_total", "promotion_count",
             "Times that young acks were persisted early because acks that are not durable had reached their limit."),
-    _CursorNumber("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
-    _CursorNumber("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
-    _CursorNumber("ackstate_cursor_snapshots_total", "snapshot_count",
+    ("ackstate_cursor_promoted_messages_total", "promoted_message_count", "Acked messages that were."),
+    ("ackstate_cursor_journal_bytes", "journal_bytes", "Bytes that a recovery would read."),
+    ("ackstate_cursor_snapshots_total", "snapshot_count",
             "Records written to a new cursor ledger, for compaction or roll-over among others, since it was opened."),
-    _CursorNumber("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
-    _CursorNumber("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
+    ("ackstate_cursor_persists_total", "persist_count", "Records written since the cursor was opened."),
+    ("ackstate_cursor_persisted_bytes_total", "bytes_persisted",
             "Bytes of the records written since the cursor was opened."),
 )  # fmt: skip
+_SUBSCRIPTION_NUMBERS: tuple[tuple[str, Callable[[DispatchStats], int], str], ...] = (
+    ("pulsar_subscription_back_log_no_delayed", lambda stats: stats.backlog_not_delayed,
+            "Entries of the log that are neither acked nor known to be delayed."),
+    ("pulsar_subscription_delayed", lambda stats: stats.delayed_entries,
+            "Entries that the subscription has read and that are not due yet, or not queued yet."),
+    ("pulsar_subscription_in_replay", lambda stats: stats.replay_entries,
+            "Entries that were read and wait to be sent, most of them again."),
+    ("pulsar_subscription_unacked_messages", lambda stats: stats.unacked_messages,
+            "Messages in flight: sent, and neither acked nor given back."),
+    ("pulsar_subscription_blocked_on_unacked_messages", lambda stats: stats.is_blocked_on_unacked_messages,
+            "Is 1 if the limit on unacked messages of the subscription or of the broker keeps new messages back."),
+    ("pulsar_subscription_consumers_count", lambda stats: stats.consumer_count, "Open consumers."),
+    ("pulsar_out_messages_total", lambda stats: stats.sent_messages,
+            "Messages sent since the subscription was opened, each time that they were."),
+    ("ackstate_subscription_redelivered_messages_total", lambda stats: stats.redelivered_messages,
+            "Messages sent again since the subscription was opened, each time that they were."),
+    ("ackstate_subscription_dead_lettered_messages_total", lambda stats: stats.dead_lettered_messages,
+            "Messages handed over as dead letters since the subscription was opened."),
+)  # fmt: skip
+_BACKLOG_NUMBERS: tuple[tuple[str, Callable[[BacklogReport], int], str], ...] = (
+    ("pulsar_storage_size", lambda report: report.log_byte_count, "Bytes of the messages that the topic stores."),
+    ("pulsar_storage_backlog_size", lambda report: report.byte_count,
+            "Bytes of the messages from the first one on that the slowest subscription has not acked durably."),
+    ("pulsar_storage_backlog_quota_limit", lambda report: -1 if report.bytes_max is None else report.bytes_max,
+            "The limit of the backlog in bytes; -1 for no limit."),
+    ("ackstate_topic_backlog_exceeded", lambda report: int(report.is_exceeded),
+            "1 if the backlog is above its limit, else 0."),
+    ("ackstate_topic_unreadable_subscriptions", lambda report: len(report.unreadable),
+            "Stored subscriptions that cannot be read; while there is one, the topic keeps every message."),
+)  # fmt: skip
+
+
+def _family(name: str, meaning: str, labels: Sequence[str] = ()) -> GaugeMetricFamily | CounterMetricFamily:
+    """Return a metric without a value; a name that ends in _total is a counter's."""
+    # Pulsar exports its own as gauges, the growing ones too, but for the messages sent.
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(name, meaning, labels=labels)
 
 
 @final
@@ -202,13 +232,6 @@ class CursorCollector(Collector):
                 self._of_topics[labels] = exported
 
 
-class _Reading(NamedTuple):
-    """The numbers of a cursor and, if it was added with its subscription, those of the subscription."""
-
-    cursor: CursorStats
-    subscription: SubscriptionReading | None
-
-
 @final
 class _Exported:
     """A cursor and perhaps its subscription, held weakly."""
@@ -233,12 +256,12 @@ class _Exported:
             raise CursorClosedError("the cursor is gone")
         cursor.check_open()
         if self._subscription is None:
-            return _Reading(cursor.stats(), None)
+            return _Reading(cursor.stats())
         subscription = self._subscription()
         if subscription is None:
             raise CursorClosedError("the subscription is gone")
         stats = subscription.stats()
-        return _Reading(stats.cursor, SubscriptionReading(stats, self._published_ms(subscription, stats)))
+        return _Reading(stats.cursor, stats, self._published_ms(subscription, stats))
 
     def _published_ms(self, subscription: Subscription, stats: DispatchStats) -> int | None:
         """Return when the oldest unacked message was published; None if there is none, or that is unknown."""
@@ -263,27 +286,165 @@ def _labels(topic: str, subscription: str) -> _TopicLabels:
 
 
 def _families(read: Sequence[tuple[_TopicLabels, _Reading]], unreadable: int) -> list[Metric]:
-    numbers = [(number.field, number.family()) for number in _NUMBERS]
-    backlog = GaugeMetricFamily(
-        "pulsar_subscription_back_log", "Entries of the log that are not acked.", labels=_TopicLabels._fields
-    )
-    at_risk = GaugeMetricFamily(
+    of_cursor = [(field, _family(name, meaning, _CURSOR)) for name, field, meaning in _CURSOR_NUMBERS]
+    backlog = _family("pulsar_subscription_back_log", "Entries of the log that are not acked.", _TopicLabels._fields)
+    at_risk = _family(
         "ackstate_cursor_redelivery_if_crashed",
         "Acked messages that a recovery would not know, by cause: unwritten until the next persist, held back because "
         "young, or cut off by the range limit.",
-        labels=(*_Labels._fields, "cause"),
+        (*_CURSOR, "cause"),
     )
-    for topic_labels, (stats, _) in read:
-        labels = _Labels(topic_labels.namespace, topic_labels.ledger_name, topic_labels.cursor_name)
-        for field, family in numbers:
-            family.add_metric(labels, getattr(stats, field))
-        backlog.add_metric(topic_labels, stats.backlog)
-        for cause in ("unwritten", "young", "cut"):
-            at_risk.add_metric((*labels, cause), getattr(stats, f"redelivery_{cause}"))
-    failed = GaugeMetricFamily("ackstate_cursors_unreadable", "Open cursors whose numbers this scrape could not read.")
+    failed = _family("ackstate_cursors_unreadable", "Open cursors whose numbers this scrape could not read.")
     failed.add_metric((), unreadable)
-    subscriptions = [(labels, subscription) for labels, (_, subscription) in read if subscription is not None]
-    return [
-        *(family for _, family in numbers), backlog, at_risk, failed,
-        *subscription_families(subscriptions, labels=_TopicLabels._fields),
-    ]  # fmt: skip
+    of_subscription = [
+        (value, _family(name, meaning, _TopicLabels._fields)) for name, value, meaning in _SUBSCRIPTION_NUMBERS
+    ]
+    oldest = _family(
+        "ackstate_subscription_oldest_unacked_timestamp_seconds",
+        "When the oldest unacked message was published, in Unix time; absent if there is none, or if it is unknown.",
+        _TopicLabels._fields,
+    )
+    by_rule = (*_TopicLabels._fields, "rule")
+    blocked = _family(
+        "ackstate_subscription_blocked",
+        "Is 1 while a limit keeps new messages back, from all consumers or from at least one; the rule is the limit's "
+        "setting in Pulsar.",
+        by_rule,
+    )
+    since = _family(
+        "ackstate_subscription_blocked_since_timestamp_seconds",
+        "When the rule closed, in Unix time; absent while it is open, and if it is closed since the subscription was "
+        "opened.",
+        by_rule,
+    )
+    closings = _family(
+        "ackstate_subscription_blocks_total",
+        "How often the rule has closed since the subscription was opened, for any consumer.",
+        by_rule,
+    )
+    for topic_labels, (cursor, stats, oldest_ms) in read:
+        labels = (topic_labels.namespace, topic_labels.ledger_name, topic_labels.cursor_name)
+        for field, family in of_cursor:
+            family.add_metric(labels, getattr(cursor, field))
+        backlog.add_metric(topic_labels, cursor.backlog)
+        for cause in ("unwritten", "young", "cut"):
+            at_risk.add_metric((*labels, cause), getattr(cursor, f"redelivery_{cause}"))
+        if stats is None:
+            continue
+        for value, family in of_subscription:
+            family.add_metric(topic_labels, value(stats))
+        if oldest_ms is not None:
+            oldest.add_metric(topic_labels, oldest_ms / 1_000)
+        for rule in stats.rules:
+            blocked.add_metric((*topic_labels, rule.rule.value), rule.is_closed)
+            closings.add_metric((*topic_labels, rule.rule.value), rule.closed_count)
+            if rule.since_ms:
+                since.add_metric((*topic_labels, rule.rule.value), rule.since_ms / 1_000)
+    cursors, subscriptions = ([family for _, family in each] for each in (of_cursor, of_subscription))
+    return [*cursors, backlog, at_risk, failed, *subscriptions, oldest, blocked, since, closings]
+
+
+@final
+class PublishCollector(Collector):
+    """Exports `PublishCounters`, the effects of delivery-delay policies; register it with a `CollectorRegistry`.
+
+    Names and labels are those that the OpenTelemetry exporter for Prometheus derives from Pulsar's.
+
+    Complexity: O(topics) for a scrape.
+    """
+
+    _LABELS = ("pulsar_cluster", "pulsar_namespace", "pulsar_topic")
+    _MEANINGS = (
+        (REJECTED, "Messages rejected because their delivery delay was above the maximum."),
+        (OVERRIDDEN, "Messages stored with the fixed delay in place of the delivery time that their client had set."),
+    )
+
+    def __init__(self, counters: PublishCounters) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterable[Metric]:
+        """Read every counter."""
+        return self._families(self._counters.samples())
+
+    def describe(self) -> Iterable[Metric]:
+        """Name what `collect` returns."""
+        return self._families([])
+
+    def _families(self, samples: Iterable[CounterSample]) -> Iterable[Metric]:
+        # A unit in braces is a remark to OpenTelemetry, and adds nothing to the name.
+        families = {
+            name: _family(f"{name.replace('.', '_')}_total", meaning, self._LABELS) for name, meaning in self._MEANINGS
+        }
+        for name, attributes, value in samples:
+            families[name].add_metric([attributes[label.replace("_", ".")] for label in self._LABELS], value)
+        return families.values()
+
+
+@final
+class BacklogCollector(Collector):
+    """Exports the backlog reports of the topics that were added; to be registered with a `CollectorRegistry`.
+
+    ``ackstate_topic_backlog_entries`` has the subscription that holds the messages as a label, and no value for a topic
+    without a backlog. ``ackstate_topic_retained_ledger`` has none if the retention keeps no ledger.
+
+    Safe for any number of threads. A topic whose report cannot be read is left out.
+
+    Complexity: O(topics) for a scrape, and the cost of the reports.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reports: dict[str, Callable[[], BacklogReport]] = {}
+
+    def add(self, topic: str, report: Callable[[], BacklogReport]) -> None:
+        """Export a topic from now on, in place of one that was added with the same name before.
+
+        Args:
+            topic: Its name; the namespace of one that is not like ``persistent://public/default/orders`` is empty.
+            report: Returns the present report. It is called in the thread that scrapes: as the log of a topic is not
+                safe for several threads, return the last report that the thread of the topic made.
+        """
+        with self._lock:
+            self._reports[topic] = report
+
+    def remove(self, topic: str) -> None:
+        """Export a topic no longer; no-op if it was not added."""
+        with self._lock:
+            self._reports.pop(topic, None)
+
+    def collect(self) -> Iterable[Metric]:
+        """Read each report once."""
+        with self._lock:
+            reports = list(self._reports.items())
+        return self._families(reports)
+
+    def describe(self) -> Iterable[Metric]:
+        """Name what `collect` returns."""
+        return self._families([])
+
+    def _families(self, reports: Iterable[tuple[str, Callable[[], BacklogReport]]]) -> Iterable[Metric]:
+        numbers = [(value, _family(name, meaning, _TOPIC)) for name, value, meaning in _BACKLOG_NUMBERS]
+        held = _family(
+            "ackstate_topic_backlog_entries",
+            "Entries from the first one on that this subscription, the slowest of the topic, has not acked durably.",
+            (*_TOPIC, "subscription"),
+        )
+        retained = _family(
+            "ackstate_topic_retained_ledger",
+            "The first ledger that the retention keeps although no subscription needs it, nor one before it.",
+            _TOPIC,
+        )
+        for topic, read in reports:
+            try:
+                report = read()
+            except Exception:  # noqa: S112 - one damaged topic must not hide the others.
+                continue
+            parts = parse_topic(topic)
+            labels = (parts.namespace if parts else "", topic)
+            for value, family in numbers:
+                family.add_metric(labels, value(report))
+            if report.held_by is not None:
+                held.add_metric((*labels, report.held_by), report.entry_count)
+            if report.retained_ledger_id is not None:
+                retained.add_metric(labels, report.retained_ledger_id)
+        return [*(family for _, family in numbers), held, retained]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
-from ackstate.dispatch.subscription import Subscription, SubscriptionType
+from ackstate.dispatch import Subscription, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.topic.message_log import Message, SoleUse
 from benchmarks.acked_entries import SEED

@@ -14,8 +14,7 @@ from ackstate.delay import (
     SnapshotStorage,
     TopicDelayIndex,
 )
-from ackstate.dispatch import SubscriptionOptions
-from ackstate.dispatch.subscription import SubscriptionType
+from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic import MessageLog
@@ -165,7 +164,7 @@ class DelayedTopic:
         self.seen_ms = max(self.seen_ms, now_ms)
         for number in numbers:
             assert self.deliver_at_ms[number] <= self.seen_ms + self.trackers.early_ms, f"{number} came at {now_ms} ms"
-        self.subscriptions[name]._messages.waiting._check()
+        self.subscriptions[name].check_invariants()
         return numbers
 
     def ack(self, *numbers, now_ms=0, name="s"):

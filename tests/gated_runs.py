@@ -44,7 +44,7 @@ class TakenEvents:
 
     def _check(self, replay):
         replay._check()
-        usage = replay._gate._admission.usage.of()
+        usage = replay._gate._admission.usage()
         limit = replay._gate._limit
         # The acks that a reset undoes may take more: then nothing is sent.
         assert not usage.reserved_bytes or usage.unpersisted_record_bytes + usage.reserved_bytes <= limit

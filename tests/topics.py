@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import TopicDelayIndex
-from ackstate.dispatch import SubscriptionOptions
-from ackstate.dispatch.subscription import SubscriptionType
+from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.topic import MessageLog
 from ackstate.topic.message_log import NO_DELAY
@@ -68,5 +67,4 @@ class NumberedTopic:
 
     def check(self):
         """Assert the invariants of all parts."""
-        self.subscription._messages.waiting._check()
-        self.subscription._admission.deliveries._check()
+        self.subscription.check_invariants()

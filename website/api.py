@@ -81,7 +81,7 @@ PAGES = (
         {
             "The message log": [*_of("ackstate", "Message NO_DELAY"), *_of("ackstate.topic", "MessageLog publish_all")],
             "Publishing": _of("ackstate.topic", "TopicPublisher PublishCounters CounterSample"),
-            "Policies": _of("ackstate.topic", "Policies PolicyOwner PolicyStore"),
+            "Policies": _of("ackstate.limits", "Policies PolicyOwner PolicyStore"),
             "Retention": _of(
                 "ackstate.topic",
                 "Retention BacklogPolicy trim_log backlog_report BacklogReport BacklogQuotaExceededError",
@@ -129,6 +129,7 @@ PAGES = (
         "Numbers in, a verdict out: how many messages a dispatcher may send, and which delay a message gets.",
         {
             "The dispatch gate": _of("ackstate.limits", "DispatchGate GateLimits Rule Usage Verdict BrokerLimit"),
+            "With your own storage": _of("ackstate.limits", "AckLimiter"),
             "Delivery-delay policies": _of(
                 "ackstate.limits",
                 "DelayedDeliveryPolicies BrokerDelayedDelivery EffectiveDelayedDelivery effective "

@@ -9,10 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from ackstate import MemoryStore
 from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
-from ackstate.metrics import CursorCollector
-from ackstate.topic import PolicyStore, PublishCounters
-from ackstate.topic.publish_metrics import PublishCollector
-from ackstate.topic.retention_metrics import BacklogCollector
+from ackstate.limits import PolicyStore
+from ackstate.metrics import BacklogCollector, CursorCollector, PublishCollector
+from ackstate.topic import PublishCounters
 from website.markdown import table
 
 if TYPE_CHECKING:
@@ -52,12 +51,12 @@ class Exporter:
 
 def exporters() -> tuple[Exporter, ...]:
     """Return all classes that export metrics."""
-    cursor, topic, admin = "ackstate.metrics", "ackstate.topic", "ackstate.analysis.admin.numbers"
+    metrics, admin = "ackstate.metrics", "ackstate.analysis.admin.numbers"
     return (
-        Exporter(f"{cursor}.CursorCollector", "Subscriptions and cursors.", CursorCollector().describe),
-        Exporter(f"{topic}.retention_metrics.BacklogCollector", "The backlog of topics.", BacklogCollector().describe),
+        Exporter(f"{metrics}.CursorCollector", "Subscriptions and cursors.", CursorCollector().describe),
+        Exporter(f"{metrics}.BacklogCollector", "The backlog of topics.", BacklogCollector().describe),
         Exporter(
-            f"{topic}.publish_metrics.PublishCollector",
+            f"{metrics}.PublishCollector",
             "The effects of delivery-delay policies.",
             PublishCollector(PublishCounters(cluster="here")).describe,
         ),

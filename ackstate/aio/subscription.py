@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.aio.workers import finished
 from ackstate.cursor.listener import CursorListener
-from ackstate.dispatch.delivery import dead_letter
+from ackstate.dispatch.options import dead_letter
 from ackstate.errors import AckStateError, CursorFencedError
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from ackstate.aio.topic import AsyncTopic
     from ackstate.cursor.results import PersistResult, Receipt
-    from ackstate.dispatch.delivery import Delivery, DispatchRound
-    from ackstate.dispatch.start import Start, StartTime
+    from ackstate.dispatch.options import Delivery, DispatchRound, Start, StartTime
     from ackstate.dispatch.subscription import Subscription
     from ackstate.position import Position
 

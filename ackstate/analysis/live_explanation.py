@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from ackstate.dispatch.block_reason import BlockReason
-    from ackstate.dispatch.hole_report import HoleReport
+    from ackstate.dispatch.explain import BlockReason, HoleReport
     from ackstate.dispatch.subscription import Subscription
 
 

@@ -1,29 +1,23 @@
 """The parts of a `Subscription`: messages in flight, queued and delayed, and the choice of the next message to send."""
 
-from ackstate.dispatch.hole_report import (
-    HoleReport,
-)
-from ackstate.dispatch.start import (
-    Start,
-    StartTime,
-)
-from ackstate.dispatch.stats import (
+from ackstate.dispatch.admission import AckRefusedError
+from ackstate.dispatch.consumers import ConsumerBusyError, ConsumerClosedError, SubscriptionType
+from ackstate.dispatch.explain import (
+    BlockReason,
     ConsumerUse,
     DispatchStats,
+    HoleReport,
     RuleStats,
 )
-from ackstate.dispatch.subscription import (
-    AckRefusedError,
-    BlockReason,
-    ConsumerBusyError,
-    ConsumerClosedError,
+from ackstate.dispatch.options import (
     DeadLetterPolicy,
     Delivery,
     DispatchRound,
-    Subscription,
+    Start,
+    StartTime,
     SubscriptionOptions,
-    SubscriptionType,
 )
+from ackstate.dispatch.subscription import Subscription
 
 __all__ = [
     "AckRefusedError",

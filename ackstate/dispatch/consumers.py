@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 class Permits:
     """The permits of the open consumers, in messages. The consumers with permits form one line for each priority.
 
-    Attributes:
-        total: The permits of all consumers that have some.
-
     Source: ``Consumer.messagePermits`` and ``AbstractDispatcherMultipleConsumers.getNextConsumer`` of Apache Pulsar.
     """
 
@@ -65,9 +62,6 @@ class Permits:
 
     def first(self, *, besides: Container[str] = ()) -> str | None:
         """Return the consumer with permits whose turn it is: the first in the line of the lowest priority number.
-
-        Args:
-            besides: Consumers that are passed over.
 
         Complexity: O(1), and O(consumers passed over).
         """
@@ -138,16 +132,7 @@ class ConsumerClosedError(AckStateError):
 
 @final
 class Consumers:
-    """The open consumers of a subscription, in the order they came.
-
-    Args:
-        kind: The type of the subscription.
-
-    Attributes:
-        kind: The type of the subscription.
-        needs_keys: Whether the key of a message decides which consumer receives it.
-        permits: How many messages each may still receive.
-    """
+    """The open consumers of a subscription, in the order they came."""
 
     def __init__(self, kind: SubscriptionType) -> None:
         self.kind = kind
@@ -177,13 +162,7 @@ class Consumers:
         return min(self._names, key=lambda name: (self._names[name], name), default=None)
 
     def open(self, name: str, *, priority: int) -> None:
-        """Open a consumer.
-
-        Raises:
-            ConsumerBusyError: It is open, or the subscription is exclusive and another has it.
-            TypeError: The name is not text, or the priority is not an integer.
-            ValueError: The name is empty, or cannot be written as UTF-8.
-        """
+        """Open a consumer."""
         _check_consumer(name, priority)
         if name in self._names:
             raise ConsumerBusyError(f"consumer {name!r} is open: close it first, or choose another name")
@@ -201,13 +180,7 @@ class Consumers:
         return bool(self._names)
 
     def check_not_closed(self, name: str) -> None:
-        """Refuse one of the last 1,000 consumers that were closed, unless it was opened again.
-
-        Raises:
-            ConsumerClosedError: It is one of them.
-            TypeError: The name is not text.
-            ValueError: The name is empty, or cannot be written as UTF-8.
-        """
+        """Refuse one of the last 1,000 consumers that were closed, unless it was opened again."""
         _check_name(name)
         if name in self._closed:
             raise ConsumerClosedError(f"consumer {name!r} was closed: open it again first (consumer_opened)")
@@ -248,11 +221,7 @@ class Consumers:
         self._held.update(keys)
 
     def release(self, keys: Iterable[bytes | None]) -> list[bytes]:
-        """Note that messages of keys are acked or returned; None is no key.
-
-        Returns:
-            The keys of which it was the last message that a consumer had.
-        """
+        """Note that messages of keys are acked or returned; None is no key."""
         held, released = self._held, []
         for key in keys:
             if key is None or key not in held:

@@ -1,19 +1,219 @@
-"""The settings of a subscription, and the checks of its parts."""
+"""The settings and values of a subscription: its start, its options, its deliveries, and checks of its parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor import ManagedCursor
 from ackstate.dispatch.consumers import SubscriptionType
-from ackstate.dispatch.delivery import DeadLetterPolicy
-from ackstate.integers import check_count
-from ackstate.limits.gate import DispatchGate
+from ackstate.integers import check_count, integer
+from ackstate.limits import DispatchGate
+from ackstate.message import Message
+from ackstate.position import Position, check_position
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
-    from ackstate.delay.view import DelayedDeliveryTracker
-    from ackstate.topic.message_log import MessageLog
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ackstate.delay.view import DelayedDeliveryTracker, SharedDelayIndex
+    from ackstate.ledger_map import LedgerMap
+
+
+class ReadableLog(Protocol):
+    """The messages of one topic, to be read only."""
+
+    @property
+    def ledgers(self) -> LedgerMap:
+        """How many entries each ledger holds."""
+        ...
+
+    def can_read(self, ledger_id: int) -> bool:
+        """Return whether the messages of a ledger are in the store, so that one that cannot be read is lost."""
+        ...
+
+    def read(self, positions: Sequence[Position]) -> Iterator[Message]:
+        """Yield the messages at positions, in their order.
+
+        Raises:
+            LedgerNotFoundError: A message does not exist.
+            CorruptStateError: A message cannot be decoded.
+        """
+        ...
+
+
+class TopicLog(ReadableLog, Protocol):
+    """The message log of one topic, as a subscription uses it; `ackstate.topic.MessageLog` is one."""
+
+    topic: str
+
+    @property
+    def sole_use(self) -> SoleUse:
+        """Refuses that one thread reads the log while another changes it."""
+        ...
+
+    def feed(self, index: SharedDelayIndex) -> None:
+        """Report each delayed message to an index from now on, as soon as it is published."""
+        ...
+
+    def add_listener(self, listener: LogListener) -> None:
+        """Call a listener after each publish from now on."""
+        ...
+
+
+class SoleUse(Protocol):
+    """See `TopicLog`."""
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if another thread changes the log at this moment."""
+        ...
+
+
+class LogListener(Protocol):
+    """An object that a log reports publishes to."""
+
+    def messages_came(self) -> object:
+        """Called after each publish, inside that call: be quick, and raise nothing."""
+        ...
+
+
+class Start(Enum):
+    """An end of the message log, by Pulsar's name."""
+
+    EARLIEST = "Earliest"
+    """The first message that the log still has."""
+
+    LATEST = "Latest"
+    """The next message to be published."""
+
+
+class StartTime(NamedTuple):
+    """The first message that was published at a time or later.
+
+    Attributes:
+        time_ms: The time, as in `Message.publish_time_ms`.
+    """
+
+    time_ms: int
+
+
+def start_position(log: ReadableLog, start: Start | StartTime | Position) -> Position:
+    """Return the position that is read first. It need not be in the log: the next entry that is takes its place.
+
+    A time is found by bisection, so publish times should rise along the log. Where they do not, as with producers whose
+    clocks differ, the result is a message at or after the time that follows one before it; messages at or after the
+    time may come before it, and earlier ones after it.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: An id is out of range.
+        StoreError, CorruptStateError: A message cannot be read.
+
+    Complexity: O(1); for a time, reading O(log entries) messages.
+
+    Source: ``PersistentSubscription.resetCursor`` and ``PersistentMessageFinder`` of Apache Pulsar, which starts after
+    the newest message before the time.
+    """
+    ledgers = log.ledgers
+    if start is Start.EARLIEST:
+        return ledgers.next_valid(ledgers.first_position)
+    if start is Start.LATEST:
+        return ledgers.next_valid(ledgers.last_confirmed)
+    if isinstance(start, StartTime):
+        return _first_published(log, integer("time_ms", start.time_ms))
+    return check_position(start)
+
+
+def _first_published(log: ReadableLog, time_ms: int) -> Position:
+    ledgers = log.ledgers
+    before = ledgers.first_position
+    low, high = 0, ledgers.count_between(before, ledgers.last_confirmed)
+    while low < high:
+        middle = (low + high) // 2
+        (message,) = log.read([ledgers.position_after(before, middle + 1)])
+        low, high = (middle + 1, high) if message.publish_time_ms < time_ms else (low, middle)
+    return ledgers.next_valid(ledgers.position_after(before, low))
+
+
+class Delivery(NamedTuple):
+    """One message that is sent to a consumer.
+
+    Attributes:
+        position: Its position in the log.
+        message: The published message.
+        redelivery_count: How often it was sent before.
+        unacked_words: The unacked messages of a batch that is partly acked, as in `BatchIndexes`; else empty.
+    """
+
+    position: Position
+    message: Message
+    redelivery_count: int = 0
+    unacked_words: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    """The policy for a message that is given back again and again: who gets it, or the topic it is published to.
+
+    A dead letter that could not be handed over or published, or whose ack would exceed a limit by then, stays unacked
+    and waits for a second before the next attempt. No attempt is remembered by a crash or a seek, so a dead letter may
+    be handed over more than once.
+
+    Attributes:
+        max_redelivery_count: How often it is sent again, 0 or more; the next time it is handed over instead.
+        hand_over: Receives it; the message is acked when this returns. It is called inside `dispatch`, with locks held,
+            and its errors pass through that. With asyncio it is called in a thread, for one message of a subscription
+            at a time, and its errors are logged; if it is a coroutine function, or returns an awaitable, that is
+            awaited in the event loop before the ack, for any number of messages at once.
+        topic: The topic that it is published to, opened or created by the same `Topics` or `AsyncTopics`; it is durable
+            there before it is acked. It keeps payload, key, message count and properties, and gets the properties
+            ``REAL_TOPIC``, ``REAL_SUBSCRIPTION`` and ``ORIGIN_MESSAGE_ID``, unless it has them already, as in Pulsar.
+            The policy does not apply to subscriptions of that topic itself.
+
+    Raises:
+        TypeError: The count is not an integer, `hand_over` cannot be called, or the topic is no text.
+        ValueError: The count is negative, the topic empty, or not exactly one of `hand_over` and `topic` is given.
+    """
+
+    max_redelivery_count: int
+    hand_over: Callable[[Delivery], object] | None = None
+    topic: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count("max_redelivery_count", self.max_redelivery_count, least=0)
+        if self.hand_over is not None and not callable(self.hand_over):
+            raise TypeError(f"hand_over must take a delivery, got {self.hand_over!r}")
+        if self.topic is not None:
+            check_name("topic", self.topic)
+        if (self.hand_over is None) == (self.topic is None):
+            raise ValueError(f"give either hand_over or topic, got {self.hand_over!r} and {self.topic!r}")
+
+
+def dead_letter(delivery: Delivery, *, topic: str, subscription: str) -> Message:
+    """Return the message that is published for a dead letter of a subscription.
+
+    Source: ``ConsumerImpl.getPropertiesMap`` of Apache Pulsar.
+    """
+    message = delivery.message
+    origin = {"REAL_TOPIC": topic, "REAL_SUBSCRIPTION": subscription, "ORIGIN_MESSAGE_ID": str(delivery.position)}
+    return Message(
+        message.payload, key=message.key, message_count=message.message_count,
+        properties={**origin, **message.properties},
+    )  # fmt: skip
+
+
+class DispatchRound(NamedTuple):
+    """The result of `Subscription.dispatch_all`.
+
+    Attributes:
+        deliveries: Each consumer that receives messages, once, with its messages in the order they were sent.
+        next_wake_ms: When to call again because a message's time will have come; None if none waits for a time, or no
+            consumer has permits.
+    """
+
+    deliveries: list[tuple[str, list[Delivery]]]
+    next_wake_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +249,7 @@ class SubscriptionOptions:
             raise TypeError(f"dead_letters must be a DeadLetterPolicy, got {self.dead_letters!r}")
 
 
-def check_same_log(log: MessageLog, cursor: ManagedCursor) -> None:
+def check_same_log(log: TopicLog, cursor: ManagedCursor) -> None:
     """Refuse a cursor that acknowledges the messages of another log, or of an earlier opening of this one."""
     if not isinstance(cursor, ManagedCursor):
         raise TypeError(f"cursor must be a ManagedCursor, got a {type(cursor).__name__}")

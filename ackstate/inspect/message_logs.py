@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ackstate.stores.pulsar_layout import PulsarLayout
 from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ackstate.ledger_map import LedgerMap
-    from ackstate.message import Message
-    from ackstate.position import Position
+    from ackstate.dispatch.options import ReadableLog
     from ackstate.stores.base import Store
-
-
-class ReadableLog(Protocol):
-    """The messages of one topic, to be read only."""
-
-    @property
-    def ledgers(self) -> LedgerMap:
-        """How many entries each ledger holds."""
-        ...
-
-    def can_read(self, ledger_id: int) -> bool:
-        """Return whether the messages of a ledger are in the store, so that one that cannot be read is lost."""
-        ...
-
-    def read(self, positions: Sequence[Position]) -> Iterator[Message]:
-        """Yield the messages at positions, in their order.
-
-        Raises:
-            LedgerNotFoundError: A message does not exist.
-            CorruptStateError: A message cannot be decoded.
-        """
-        ...
 
 
 def find_message_log(store: Store, topic: str) -> ReadableLog | None:

@@ -1,19 +1,25 @@
-"""Limits on dispatch and on publishing: numbers in, a verdict out; no cursor, no clock."""
+"""Limits on dispatch and on publishing, and the policies that set them: numbers in, a verdict out; no clock."""
 
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import DispatchGate
+from ackstate.limits.limiter import AckLimiter
 from ackstate.limits.policies import (
     BrokerDelayedDelivery,
     DelayedDeliveryPolicies,
     DelayPolicyRefusedError,
     DeliveryDelayExceededError,
     EffectiveDelayedDelivery,
+    Policies,
+    PolicyOwner,
+    PolicyStore,
+    check_namespace_settable,
+    check_topic_settable,
     effective,
 )
 from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
-from ackstate.limits.settable import check_namespace_settable, check_topic_settable
 
 __all__ = [
+    "AckLimiter",
     "BrokerDelayedDelivery",
     "BrokerLimit",
     "DelayPolicyRefusedError",
@@ -22,6 +28,9 @@ __all__ = [
     "DispatchGate",
     "EffectiveDelayedDelivery",
     "GateLimits",
+    "Policies",
+    "PolicyOwner",
+    "PolicyStore",
     "Rule",
     "Usage",
     "Verdict",

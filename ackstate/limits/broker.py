@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from ackstate.limits.broker_conf import read_conf
-from ackstate.limits.rule_state import NO_LIMIT, fitting_count, total_of
 from ackstate.limits.rules import (
     BLOCKED_SHARE_KEY,
     GATE_KEYS,
+    NO_LIMIT,
+    Closing,
     Rule,
     Verdict,
     check_not_negative,
     check_ratio,
     check_whole,
+    fitting_count,
+    read_conf,
+    total_of,
 )
-from ackstate.limits.waiters import call_all
 from ackstate.properties import LONG_MAX, LONG_MIN, number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+_LOG = logging.getLogger(__name__)
 _SHARE_DEFAULT = 0.16
 
 
@@ -154,11 +158,20 @@ def wake_all(parts: Iterable[BrokerPart]) -> None:
     call_all(part.wake for part in parts)
 
 
+def call_all(waiters: Iterable[Callable[[], object]]) -> None:
+    """Call all waiters; the exceptions of one are logged, and stop neither the others nor the caller."""
+    for waiter in waiters:
+        try:
+            waiter()
+        except Exception:
+            _LOG.exception("a waiter failed that was called because messages may be sent: %r", waiter)
+
+
 NO_PARTS: tuple[BrokerPart, ...] = ()
 
 
 @final
-class BrokerPart:
+class BrokerPart(Closing):
     """One subscription's unacked messages within the limit of its broker.
 
     Granted messages are promised to the subscription until it counts them as sent. Messages that it has not counted at
@@ -171,25 +184,17 @@ class BrokerPart:
         "_has_left",
         "_promised",
         "_share_released_at",
-        "blocked_count",
-        "is_closed",
-        "released_at",
-        "since_ms",
         "wake",
     )
 
     def __init__(self, broker: BrokerLimit, wake: Callable[[], object]) -> None:
+        super().__init__()
         self._broker = broker
         self.wake = wake
-        self._counted = 0
-        self._promised = 0
+        self._counted = self._promised = 0
         self._has_left = False
-        self.is_closed = False
-        # While closed: it opens at this total of the broker, and at this count of its own.
-        self.released_at = NO_LIMIT
+        # While closed, it opens at `released_at` of the broker's total, and at this count of its own.
         self._share_released_at = NO_LIMIT
-        self.since_ms: int | None = None
-        self.blocked_count = 0
 
     @property
     def refuses(self) -> bool:
@@ -210,8 +215,7 @@ class BrokerPart:
     def grant(self, weights: Sequence[int] | None, count: int, *, now_ms: int) -> tuple[int, Sequence[BrokerPart]]:
         """Grant the longest prefix of new messages that fits, and close if none does.
 
-        Returns:
-            How many, and the parts that this opens, to be woken (`wake_all`) without a lock.
+        Returns how many, and the parts that this opens, to be woken (`wake_all`) without a lock.
         """
         with self._broker._lock:
             opened = self._lapse()
@@ -309,10 +313,7 @@ class BrokerPart:
 
     def _close(self, needed: int, now_ms: int) -> None:
         broker = self._broker
-        self.is_closed = True
-        self.since_ms = now_ms
-        self.blocked_count += 1
-        self.released_at = max(0, min(broker._mark, broker._limit - needed))
+        self.close_at(min(broker._mark, broker._limit - needed), now_ms=now_ms)
         self._share_released_at = max(0, min(broker._share // 2 - 1, broker._share - needed))
         broker._closed[self] = None
         broker._opens_at = max(broker._opens_at, self.released_at)

@@ -11,16 +11,17 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from ackstate.limits.broker import NO_PARTS, BrokerLimit, wake_all
-from ackstate.limits.rule_state import GateRequest, SubscriptionRules, check
-from ackstate.limits.rules import GateLimits, Rule, Usage, Verdict
-from ackstate.limits.waiters import Waiters, call_all
+from ackstate.limits.broker import NO_PARTS, BrokerLimit, call_all, wake_all
+from ackstate.limits.rules import GateLimits, Rule, RuleState, Usage, Verdict, total_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ackstate.limits.broker import BrokerPart
-    from ackstate.limits.rule_state import RuleState
+
+    Waiter = Callable[[], object]
+    # For each rule, the worst-case costs of the requested messages; None where each costs 1.
+    Costs = tuple[Sequence[int], Sequence[int] | None, Sequence[int] | None, Sequence[int] | None]
 
 __all__ = ["DispatchGate", "GateLimits", "Rule", "Usage", "Verdict"]
 
@@ -61,15 +62,22 @@ class DispatchGate:
         """Whether `count_unacked` has work."""
         self.is_closed = False
         """Whether any rule is closed, for all or for one consumer. To be read only; `refresh` has work only then."""
-        self._lock, self._waiters = Lock(), Waiters()
-        self._rules = SubscriptionRules(self._waiters.release)
-        self._record_bytes, self._ranges, self._messages = self._rules.for_all
-        self._consumers = self._rules.consumers
-        self._first_closed: RuleState | None = None  # of the rules for all consumers
+        self._lock = Lock()
+        self._waiters: list[tuple[str, Waiter]] = []  # each with its consumer, in the order they came
+        self._record_bytes = RuleState(Rule.UNPERSISTED_ACK_RECORD_BYTES)
+        self._ranges = RuleState(Rule.UNACKED_RANGES)
+        self._messages = RuleState(Rule.UNACKED_MESSAGES)
+        self._for_all = (self._record_bytes, self._ranges, self._messages)
+        # The consumers' rule: its state for each consumer that it is closed for, the longest closed first, and for all
+        # other consumers.
+        self._closed_consumers: dict[str, RuleState] = {}
+        self._consumer = RuleState(Rule.CONSUMER_UNACKED_MESSAGES)
+        self._consumer_closings = 0
         self._part: BrokerPart | None = None if broker is None else broker.part(self._wake_from_broker)
         self._part_closings = 0
         self._is_taken = self._is_left = False
         self._is_shut = False  # whether a rule of the whole subscription is closed
+        self._has_opened = False  # whether one opened for a consumer since the waiters were looked at
         self.change_limits(limits)
 
     @property
@@ -80,7 +88,7 @@ class DispatchGate:
     @property
     def closed_consumers(self) -> tuple[str, ...]:
         """The consumers whose own limit keeps messages back, the longest closed first."""
-        return tuple(self._consumers.closed)
+        return tuple(self._closed_consumers)
 
     def take(self) -> None:
         """Note that a subscription owns the gate from now on.
@@ -107,7 +115,20 @@ class DispatchGate:
             raise TypeError(f"limits must be a GateLimits, got {limits!r}")
         with self._lock:
             self._limits = limits
-            self._rules.change(limits)
+            bytes_max, ranges_max, ratio = (
+                limits.max_unpersisted_ack_record_bytes, limits.max_unacked_ranges, limits.unpersisted_release_ratio
+            )  # fmt: skip
+            messages_max = limits.max_unacked_messages
+            # Down to the mark for bytes and ranges, below it for messages, as Pulsar has it.
+            self._record_bytes.change(bytes_max, mark=int(bytes_max * ratio))
+            self._ranges.change(ranges_max, mark=int(ranges_max * ratio))
+            self._messages.change(messages_max, mark=int(messages_max * limits.unacked_release_ratio) - 1)
+            self._consumer = self._open_consumer()
+            of_consumer = limits.max_unacked_messages_per_consumer
+            for name, state in tuple(self._closed_consumers.items()):
+                state.change(of_consumer, mark=of_consumer // 2)
+                if not state.is_closed:
+                    self._forget_consumer(name)
             woken = self._update()
         call_all(woken)
 
@@ -143,20 +164,21 @@ class DispatchGate:
                 and worst_case_bytes[0] <= self._record_bytes.limit - unpersisted - reserved
                 and unacked < self._messages.limit
                 and ranges + reserved_ranges < self._ranges.limit
-                and consumer_unacked < self._consumers.opened.limit
-                and consumer not in self._consumers.closed
+                and consumer_unacked < self._consumer.limit
+                and consumer not in self._closed_consumers
                 and (part is None or part.grant_one())
             ):
                 return _ONE_GRANTED
         elif not worst_case_bytes:
             return _NOTHING_ASKED
         else:
-            check(GateRequest(worst_case_bytes, None, weights))
-        if self.is_closed and (refusal := self._plain_refusal(usage, consumer)):
+            _check(worst_case_bytes, None, weights)
+        if self._is_shut and (refusal := self._quick_refusal(usage)):
             return refusal
         with self._lock:
             before = self._closed_rules(consumer)
-            verdict, others = self._request(GateRequest(worst_case_bytes, None, weights), usage, consumer, now_ms)
+            costs = (worst_case_bytes, None, weights, weights)
+            verdict, others = self._request(costs, usage, consumer, now_ms)
             woken = self._update() if self._closed_rules(consumer) != before else []
         call_all([*(part.wake for part in others), *woken])
         return verdict
@@ -190,10 +212,9 @@ class DispatchGate:
         """
         if not worst_case_bytes:
             return _NOTHING_ASKED
-        wanted = GateRequest(worst_case_bytes, range_costs, weights)
-        check(wanted)
+        _check(worst_case_bytes, range_costs, weights)
         with self._lock:
-            verdict = self._rules.longest_prefix(wanted, usage, consumer)
+            verdict = self._longest_prefix((worst_case_bytes, range_costs, weights, weights), usage, consumer)
             part = self._part
             if part is None or not verdict.granted:
                 return verdict
@@ -220,10 +241,10 @@ class DispatchGate:
         Raises:
             ValueError: The worst case is negative; nothing is changed.
         """
-        wanted = GateRequest((next_record_bytes,), None, None)
-        check(wanted)
+        costs = ((next_record_bytes,), None, None, None)
+        _check(*costs[:3])
         with self._lock:
-            self._rules.refusal(wanted, usage, consumer, now_ms)
+            self._refusal(costs, usage, consumer, now_ms)
             if self._part is not None:
                 self._part.observe(now_ms=now_ms)
             is_closed = self.is_closed_for(consumer)
@@ -245,7 +266,12 @@ class DispatchGate:
         if rule is Rule.BROKER_UNACKED_MESSAGES:
             part = self._part
             return self._part_closings if part is None else part.blocked_count
-        return self._rules.blocked_count(rule)
+        if rule is Rule.CONSUMER_UNACKED_MESSAGES:
+            return self._consumer_closings
+        for state in self._for_all:
+            if state.rule is rule:
+                return state.blocked_count
+        raise TypeError(f"rule must be a Rule of a subscription, got {rule!r}")
 
     def refresh(
         self,
@@ -267,14 +293,20 @@ class DispatchGate:
             How many waiters were called.
 
         Complexity: O(1) while nothing is closed, and if nothing opens and a consumer is named or no numbers are given;
-        else O(closed consumers). For waiters that are called or were added since, O(n log n) more.
+        else O(closed consumers), and if something opens O(waiters) more.
         """
         if not self.is_closed:
             return 0
         with self._lock:
-            self._rules.refresh(usage)
+            for state, used in zip(self._for_all, _used(usage), strict=False):
+                state.open_at(used)
             if consumer_unacked is not None:
-                self._consumers.refresh(consumer_unacked, consumer)
+                of = consumer_unacked
+                count_of = of if callable(of) else lambda name: of.get(name, 0)
+                closed = self._closed_consumers
+                asked = closed.keys() & {consumer} if consumer else closed
+                for name in [name for name in asked if count_of(name) <= closed[name].released_at]:
+                    self._forget_consumer(name)
             woken = self._update()
         call_all(woken)
         return len(woken)
@@ -295,25 +327,25 @@ class DispatchGate:
         with self._lock:
             is_waiting = self.is_closed_for(consumer) and not self._is_left
             if is_waiting:
-                self._waiters.add(waiter, consumer)
+                self._waiters.append((consumer, waiter))
         if not is_waiting:
             waiter()
 
     def wake(self) -> None:
         """Call each waiter once although a rule is closed: the next request can make the room that is missing."""
         with self._lock:
-            woken = self._waiters.take_all()
+            woken = self._take_waiters()
         call_all(woken)
 
     def forget_waiter(self, waiter: Callable[[], object]) -> None:
         """Do not call a waiter any more; no-op if it does not wait."""
         with self._lock:
-            self._waiters.forget(waiter)
+            self._waiters = [each for each in self._waiters if each[1] != waiter]
 
     def consumer_closed(self, name: str) -> None:
         """Forget that a consumer was closed by its own limit, and wake its waiters."""
         with self._lock:
-            self._consumers.forget(name)
+            self._forget_consumer(name)
             woken = self._update()
         call_all(woken)
 
@@ -341,53 +373,131 @@ class DispatchGate:
             part.close()
         call_all(woken)
 
-    def _plain_refusal(self, usage: Usage, consumer: str) -> Verdict | None:
-        """Return, quickly, the verdict of a rule that is closed and stays so; None if that takes a closer look."""
-        state = self._first_closed or self._consumers.closed.get(consumer)
-        if state is not None:
-            return self._rules.refusal_of(state, usage)
+    def _quick_refusal(self, usage: Usage) -> Verdict | None:
+        """Return the verdict of a rule for all that is closed and stays so; None if that takes a closer look."""
+        for state, used in zip(self._for_all, _used(usage), strict=False):
+            if state.is_closed:
+                return state.verdict(used) if used > state.released_at else None
         part = self._part
         return part.verdict() if part is not None and part.refuses else None
 
-    def _request(
-        self, wanted: GateRequest, usage: Usage, consumer: str, now_ms: int
-    ) -> tuple[Verdict, Sequence[BrokerPart]]:
+    def _request(self, costs: Costs, usage: Usage, consumer: str, now_ms: int) -> tuple[Verdict, Sequence[BrokerPart]]:
         """Return the verdict, and the subscriptions to wake without the lock: they have locks of their own."""
         for verdict in self._active(usage, consumer):
             return verdict, NO_PARTS
-        refusal = self._rules.refusal(wanted, usage, consumer, now_ms)
+        refusal = self._refusal(costs, usage, consumer, now_ms)
         if refusal is not None:
             return refusal, NO_PARTS
-        verdict = self._rules.longest_prefix(wanted, usage, consumer)
+        verdict = self._longest_prefix(costs, usage, consumer)
         if self._part is None or not verdict.granted:
             return verdict, NO_PARTS
         # Last: messages that it grants are kept from all other subscriptions.
-        granted, others = self._part.grant(wanted.weights, verdict.granted, now_ms=now_ms)
+        granted, others = self._part.grant(costs[-1], verdict.granted, now_ms=now_ms)
         return verdict if granted == verdict.granted else self._part.verdict(granted=granted), others
 
     def _active(self, usage: Usage, consumer: str) -> Iterator[Verdict]:
         """Yield a verdict for each rule that is closed and stays so at this usage."""
-        yield from self._rules.active(usage, consumer)
+        for state, used in zip(self._states(consumer), _used(usage), strict=True):
+            if state.is_closed and used > state.released_at:
+                yield state.verdict(used)
         if self._part is not None and self._part.is_closed:
             yield self._part.verdict()
 
-    def _closed_rules(self, consumer: str) -> tuple[bool, ...]:
-        return *self._rules.closed(consumer), self._part is not None and self._part.is_closed
+    def _refusal(self, costs: Costs, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
+        """Open and close the rules by the needs of the first message; return a verdict if one of them is closed.
 
-    def _update(self) -> list[Callable[[], object]]:
+        All rules are examined, also if the first refuses: each closes by itself.
+        """
+        states = self._states(consumer)
+        refusal = None
+        for state, needed, used in zip(states, (total_of(each, 1) for each in costs), _used(usage), strict=True):
+            if not state.admits(needed, used=used, now_ms=now_ms) and refusal is None:
+                refusal = state.verdict(used)
+        of_consumer = states[-1]
+        if of_consumer is not self._consumer:
+            if not of_consumer.is_closed:
+                self._forget_consumer(consumer)
+        elif of_consumer.is_closed:
+            self._closed_consumers[consumer] = of_consumer
+            self._consumer_closings += 1
+            self._consumer = self._open_consumer()
+        return refusal
+
+    def _longest_prefix(self, costs: Costs, usage: Usage, consumer: str) -> Verdict:
+        """Return how many messages the limits have room for, closed or not."""
+        count = len(costs[0])
+        granted, binding = count, None
+        for state, each, used in zip(self._states(consumer), costs, _used(usage), strict=True):
+            fitting = state.fitting(each, count, used=used)
+            if fitting < granted:
+                granted, binding = fitting, (state, each, used)
+        if binding is None:
+            return Verdict(granted)
+        state, each, used = binding
+        return state.verdict(used + total_of(each, granted), granted=granted)
+
+    def _states(self, consumer: str) -> tuple[RuleState, ...]:
+        """Return the rules for a consumer, in the order of `_used`."""
+        return *self._for_all, self._closed_consumers.get(consumer, self._consumer)
+
+    def _open_consumer(self) -> RuleState:
+        """Return the state of the consumers' rule for those that it is not closed for."""
+        state, limit = RuleState(Rule.CONSUMER_UNACKED_MESSAGES), self._limits.max_unacked_messages_per_consumer
+        # At half, where the rule of the subscription opens below half: as Pulsar's Consumer has it.
+        state.change(limit, mark=limit // 2)
+        return state
+
+    def _forget_consumer(self, consumer: str) -> None:
+        """Open the consumers' rule for one of them."""
+        if self._closed_consumers.pop(consumer, None) is not None:
+            self._has_opened = True
+
+    def _closed_rules(self, consumer: str) -> tuple[bool, ...]:
+        is_part_closed = self._part is not None and self._part.is_closed
+        return *(state.is_closed for state in self._states(consumer)), is_part_closed
+
+    def _update(self) -> list[Waiter]:
         """Update the flags that depend on closed rules; return the waiters to call without the lock."""
-        self._first_closed = self._rules.first_closed()
-        is_shut = self._first_closed is not None or (self._part is not None and self._part.is_closed)
-        self._is_shut = is_shut
-        self.is_closed = is_shut or bool(self._consumers.closed)
+        was_shut, closed = self._is_shut, self._closed_consumers
+        self._is_shut = any(self._closed_rules("")[:3]) or (self._part is not None and self._part.is_closed)
+        self.is_closed = self._is_shut or bool(closed)
         if self._is_left:
-            return self._waiters.take_all()
-        return [] if is_shut else self._waiters.take(closed_consumers=self._consumers.closed)
+            return self._take_waiters()
+        if self._is_shut or not self._waiters or not (was_shut or self._has_opened):
+            return []
+        # The longest waiting first; those of closed consumers are not looked at again before something opens.
+        self._has_opened = False
+        ready = [waiter for consumer, waiter in self._waiters if consumer not in closed]
+        self._waiters = [each for each in self._waiters if each[0] in closed]
+        return ready
+
+    def _take_waiters(self) -> list[Waiter]:
+        waiting, self._waiters = self._waiters, []
+        return [waiter for _, waiter in waiting]
 
     def _wake_from_broker(self) -> None:
         with self._lock:
             woken = self._update()
         call_all(woken)
+
+
+def _used(usage: Usage) -> tuple[int, int, int, int]:
+    """Return the usage of each rule, in their order."""
+    unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
+    return unpersisted + reserved, ranges + reserved_ranges, unacked, consumer_unacked
+
+
+def _check(worst_cases: Sequence[int], range_costs: Sequence[int] | None, weights: Sequence[int] | None) -> None:
+    """Refuse impossible costs, or not one for each message."""
+    named = (("worst case in bytes", worst_cases, 0), ("range cost", range_costs, 0), ("weight", weights, 1))
+    for name, costs, least in named:
+        if costs is None:
+            continue
+        if len(costs) != len(worst_cases):
+            raise ValueError(f"{len(worst_cases)} messages and {len(costs)} of {name}: each has one")
+        if min(costs) < least:
+            index = next(index for index, cost in enumerate(costs) if cost < least)
+            raise ValueError(f"{name} of message {index} must be at least {least}, got {costs[index]}")
 
 
 _NOTHING_ASKED = Verdict(0)

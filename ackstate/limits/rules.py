@@ -1,17 +1,19 @@
-"""The values of the dispatch gate: limits, usage and verdicts."""
+"""The values of the dispatch gate: limits, usage and verdicts; and one rule, open or closed."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.limits.broker_conf import read_conf
-from ackstate.properties import LONG_MAX, LONG_MIN, flag, whole_number
+from ackstate.properties import LONG_MAX, LONG_MIN, check_spelling, decode_properties, flag, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Sequence
 
 # Below this, the reservations of a few messages would fill the limit.
 RECORD_BYTES_LIMIT_MIN = 1024
@@ -33,6 +35,19 @@ class Rule(Enum):
 BLOCKED_SHARE_KEY = "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"
 GATE_KEYS = (*(rule.value for rule in Rule), BLOCKED_SHARE_KEY, _PAUSE)
 """The properties of a broker that `GateLimits` and `BrokerLimit` read."""
+
+
+def read_conf(source: Mapping[str, str] | str | Path, *, keys: Collection[str]) -> Mapping[str, str]:
+    """Return the properties of a broker.
+
+    Raises:
+        ValueError: A key that is not Pulsar's looks like a misspelling of one of `keys`; the text names both.
+        TypeError: A key is not text, or the source is of another type.
+        OSError: The file cannot be read.
+    """
+    properties = source if isinstance(source, Mapping) else decode_properties(Path(source).read_bytes())
+    check_spelling(properties, keys)
+    return properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +117,6 @@ class GateLimits:
         for name, rule in _WHOLE_NUMBERS.items():
             if name in properties:
                 raise ValueError(f"unknown key of Pulsar {name!r}; did you mean {rule.value!r}?")
-        defaults = cls()
         ranges = whole_number(properties, Rule.UNACKED_RANGES.value, least=LONG_MIN, most=LONG_MAX)
         ranges = _RANGES_DEFAULT if ranges is None else ranges
         is_pausing = flag(properties, _PAUSE) or False
@@ -111,20 +125,12 @@ class GateLimits:
                 f"{Rule.UNACKED_RANGES.value} is {ranges}: with {_PAUSE} the first ack hole would stop dispatch"
             )
 
-        def limit(rule: Rule, default: int) -> int:
+        limits = {"max_unacked_ranges": ranges if is_pausing else 0}
+        for name, rule in _WHOLE_NUMBERS.items():
             number = whole_number(properties, rule.value, least=LONG_MIN, most=LONG_MAX)
-            return default if number is None else max(0, number)
-
-        return cls(
-            max_unpersisted_ack_record_bytes=limit(
-                Rule.UNPERSISTED_ACK_RECORD_BYTES, defaults.max_unpersisted_ack_record_bytes
-            ),
-            max_unacked_messages=limit(Rule.UNACKED_MESSAGES, defaults.max_unacked_messages),
-            max_unacked_ranges=ranges if is_pausing else 0,
-            max_unacked_messages_per_consumer=limit(
-                Rule.CONSUMER_UNACKED_MESSAGES, defaults.max_unacked_messages_per_consumer
-            ),
-        )
+            if number is not None and rule is not Rule.UNACKED_RANGES:
+                limits[name] = max(0, number)
+        return cls(**limits)
 
 
 _WHOLE_NUMBERS = {
@@ -136,12 +142,7 @@ _WHOLE_NUMBERS = {
 
 
 def check_whole(name: str, value: object) -> None:
-    """Refuse a value that is not a whole number of 64 bits.
-
-    Raises:
-        TypeError: It is not an int.
-        ValueError: It does not fit.
-    """
+    """Refuse a value that is not a whole number of 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if not LONG_MIN <= value <= LONG_MAX:
@@ -150,22 +151,13 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_not_negative(name: str, limit: int) -> None:
-    """Refuse a limit below 0.
-
-    Raises:
-        ValueError: It is.
-    """
+    """Refuse a limit below 0."""
     if limit < 0:
         raise ValueError(f"{name} must be at least 0, got {limit}; 0 switches it off")
 
 
 def check_ratio(name: str, value: object) -> None:
-    """Refuse a value outside 0 < ratio <= 1.
-
-    Raises:
-        TypeError: It is neither an int nor a float.
-        ValueError: It is not in 0 < ratio <= 1.
-    """
+    """Refuse a value outside 0 < ratio <= 1."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 < value <= 1:
@@ -212,3 +204,103 @@ class Verdict(NamedTuple):
     limit: int = 0
     released_at: int = 0
     since_ms: int | None = None
+
+
+# The limit of a rule that is off: above every number that a running broker can count to.
+NO_LIMIT = 2**63
+_COUNTS_MESSAGES = frozenset({Rule.UNACKED_MESSAGES, Rule.CONSUMER_UNACKED_MESSAGES})
+
+
+class Closing:
+    """Whether a rule is closed, since when, and at which usage it opens."""
+
+    __slots__ = ("blocked_count", "is_closed", "released_at", "since_ms")
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        # While closed: at this usage it opens, and has room for the message that it closed on.
+        self.released_at = NO_LIMIT
+        self.since_ms: int | None = None
+        self.blocked_count = 0
+
+    def close_at(self, released_at: int, *, now_ms: int) -> None:
+        """Close, until the usage is at a mark."""
+        # Not counted twice when it opens and closes in one call: no request saw it open.
+        if not self.is_closed:
+            self.is_closed = True
+            self.since_ms = now_ms
+            self.blocked_count += 1
+        self.released_at = max(0, released_at)
+
+
+@final
+class RuleState(Closing):
+    """A rule of one subscription: its limit, and whether it is closed.
+
+    An entry is dispatched as a whole. If it alone holds more messages than a limit on messages allows, it is admitted
+    when nothing else is unacked.
+    """
+
+    __slots__ = ("_has_lone_pass", "_mark", "limit", "rule")
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+        self._has_lone_pass = rule in _COUNTS_MESSAGES
+        self.limit = self._mark = NO_LIMIT
+
+    def change(self, limit: int, *, mark: int) -> None:
+        """Take another limit, below 1 meaning none; a closed rule stays closed unless it is off now."""
+        is_on = limit >= 1
+        self.limit = limit if is_on else NO_LIMIT
+        self.released_at = self._mark = max(0, mark) if is_on else NO_LIMIT
+        if not is_on:
+            self._open()
+
+    def admits(self, needed: int, *, used: int, now_ms: int) -> bool:
+        """Open if the usage has fallen, close if there is no room, and return whether the rule is open now."""
+        if self.is_closed and used > self.released_at:
+            return False
+        if used + needed <= self.limit or (self._has_lone_pass and not used):
+            self._open()
+        else:
+            self.close_at(min(self._mark, self.limit - needed), now_ms=now_ms)
+        return not self.is_closed
+
+    def open_at(self, used: int) -> None:
+        """Open if the usage has fallen far enough."""
+        if self.is_closed and used <= self.released_at:
+            self._open()
+
+    def fitting(self, costs: Sequence[int] | None, count: int, *, used: int) -> int:
+        """Return how many of the first messages the limit, closed or not, has room for."""
+        fitting = fitting_count(costs, count, room=self.limit - used)
+        return max(fitting, 1) if self._has_lone_pass and not used else fitting
+
+    def verdict(self, used: int, *, granted: int = 0) -> Verdict:
+        """Return the verdict that this rule keeps the other messages back."""
+        return Verdict(granted, self.rule, used, self.limit, self.released_at, self.since_ms)
+
+    def _open(self) -> None:
+        self.is_closed = False
+        self.since_ms = None
+        self.released_at = self._mark
+
+
+def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
+    """Return how many of the first messages fit; messages that cost nothing fit even if the room is negative.
+
+    Args:
+        costs: The cost of each message, 0 or more, for at least `count` messages; None if each costs 1.
+        count: The number of requested messages.
+        room: The most that they may cost together.
+    """
+    room = max(room, 0)
+    if costs is None:
+        return min(count, room)
+    return count if sum(costs[:count]) <= room else bisect_right(list(accumulate(costs[:count])), room)
+
+
+def total_of(costs: Sequence[int] | None, count: int) -> int:
+    """Return the cost of the first `count` messages together."""
+    return count if costs is None else sum(costs[:count])

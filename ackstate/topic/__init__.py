@@ -6,11 +6,6 @@ from ackstate.topic.deletion import (
 from ackstate.topic.message_log import (
     MessageLog,
 )
-from ackstate.topic.policy_store import (
-    Policies,
-    PolicyOwner,
-    PolicyStore,
-)
 from ackstate.topic.publish_all import (
     publish_all,
 )
@@ -49,9 +44,6 @@ __all__ = [
     "BacklogReport",
     "CounterSample",
     "MessageLog",
-    "Policies",
-    "PolicyOwner",
-    "PolicyStore",
     "PublishCounters",
     "Retention",
     "SubscriptionRequest",

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from contextlib import suppress
 from operator import index as operator_index
 from threading import RLock, get_ident
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, NamedTuple, final
 from weakref import WeakSet
 
 from ackstate.errors import AckStateError, CorruptStateError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ackstate.delay.view import SharedDelayIndex
+    from ackstate.dispatch.options import LogListener
     from ackstate.stores.base import Store
 
 
@@ -172,14 +173,6 @@ _COUNT_END = 2**32
 _TIME_MS_MAX = 2**63 - 1
 BYTES_PER_LEDGER_MAX = 2_048 << 20
 """The bytes after which a ledger is closed, unless the caller that opens a log sets another limit."""
-
-
-class LogListener(Protocol):
-    """An object that a log reports publishes to."""
-
-    def messages_came(self) -> object:
-        """Called after each publish, inside that call: be quick, and raise nothing."""
-        ...
 
 
 class Publication(NamedTuple):

@@ -11,9 +11,16 @@ from ackstate.dispatch.options import SubscriptionOptions
 from ackstate.integers import check_count
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import GateLimits
-from ackstate.limits.policies import BrokerDelayedDelivery, EffectiveDelayedDelivery, Level, effective
+from ackstate.limits.policies import (
+    BrokerDelayedDelivery,
+    EffectiveDelayedDelivery,
+    Level,
+    Policies,
+    PolicyOwner,
+    PolicyStore,
+    effective,
+)
 from ackstate.topic.message_log import BYTES_PER_LEDGER_MAX
-from ackstate.topic.policy_store import Policies, PolicyOwner, PolicyStore
 from ackstate.topic.publisher import PublishCounters
 from ackstate.topic.retention import Retention
 from ackstate.topic_name import parse_topic

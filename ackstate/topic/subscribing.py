@@ -10,9 +10,7 @@ from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
 from ackstate.cursor.journal.format import Repair
 from ackstate.cursor.persist.opening import CursorOpening
 from ackstate.dispatch.consumers import SubscriptionType
-from ackstate.dispatch.delivery import dead_letter
-from ackstate.dispatch.options import SubscriptionOptions, check_parts
-from ackstate.dispatch.start import Start, StartTime, start_position
+from ackstate.dispatch.options import Start, StartTime, SubscriptionOptions, check_parts, dead_letter, start_position
 from ackstate.dispatch.subscription import Subscription
 from ackstate.limits.gate import DispatchGate
 from ackstate.topic.settings import subscription_settings
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.managed import ManagedCursor
     from ackstate.delay.buckets import BucketedDelayIndex
     from ackstate.delay.index import TopicDelayIndex
-    from ackstate.dispatch.delivery import Delivery
+    from ackstate.dispatch.options import Delivery
     from ackstate.limits.gate import GateLimits
     from ackstate.message import Message
     from ackstate.position import Position

@@ -14,7 +14,7 @@ from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.delay.buckets import BucketedDelayIndex
 from ackstate.delay.config import TrackerKind
 from ackstate.delay.index import TopicDelayIndex
-from ackstate.dispatch.start import Start, StartTime
+from ackstate.dispatch.options import Start, StartTime
 from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.integers import integer

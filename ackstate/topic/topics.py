@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self, final
 from ackstate.cursor.persist.persist_all import tick_all
 from ackstate.errors import AckStateError
 from ackstate.integers import integer
+from ackstate.limits.policies import Policies
 from ackstate.stores.base import call_each
 from ackstate.topic.deletion import delete_topic, stored_topics
-from ackstate.topic.policy_store import Policies
 from ackstate.topic.publish_all import publish_all
 from ackstate.topic.settings import TopicSettings, policy_owner
 from ackstate.topic.topic import Topic, close_topics, subscribe_all

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 from ackstate import ManagedCursor, Subscription
 from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.trace.events import EventKind
-from ackstate.dispatch.subscription import SubscriptionOptions
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position

@@ -26,13 +26,13 @@ from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.manifest import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.limits.policies import decode_policies
 from ackstate.message import Message, decode_messages, encode_message
 from ackstate.properties import decode_properties
 from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper
 from ackstate.stores.pulsar_url import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
-from ackstate.topic.policy_store import decode_policies
 from ackstate.wire import native, pulsar
 from ackstate.wire.native import JournalOffset, decode_deltas
 from ackstate.wire.pulsar import delay_snapshot

@@ -30,8 +30,7 @@ class Planted(NamedTuple):
 _CURSOR, _MODEL = "tests/unit/cursor/test_", "tests/model/cursor/test_"
 _JOURNAL, _PLANNER = "ackstate/cursor/journal/journal.py", "ackstate/cursor/persist/planner.py"
 _ACKS, _BATCHES = "ackstate/cursor/state/unpersisted_acks.py", "ackstate/cursor/state/ack_state.py"
-_ROUNDS, _REPLAY_QUEUE = "ackstate/dispatch/rounds.py", "ackstate/dispatch/replay_queue.py"
-_UNACKED = "ackstate/dispatch/unacked_messages.py"
+_ROUNDS, _MESSAGES = "ackstate/dispatch/rounds.py", "ackstate/dispatch/messages.py"
 _STORES = "ackstate/stores/"
 _SQLITE, _UNREADABLE = f"{_CURSOR}sqlite.py::test_", f"{_CURSOR}sqlite_unreadable.py::test_"
 _SQLITE_LOG = f"{_CURSOR}sqlite_log.py::test_"
@@ -132,7 +131,7 @@ UNNOTICED = (
     ),
     Planted(
         "permits of a failed round", _ROUNDS,
-        "            self._permits.add(name, self._permits_before[name] - self._permits.of(name))\n", "",
+        "self._permits.add(name, batch.permits_before - self._permits.of(name))", "pass",
         "A round that failed takes permits.",
         (f"{_CURSOR}rounds.py::test_a_round_that_fails_after_it_sent_returns_the_permits",),
     ),
@@ -174,7 +173,7 @@ UNNOTICED = (
     ),
     Planted(
         "round after a dead letter", _ROUNDS,
-        "self._left <= 0 or self._sender.handed_over_count > before", "self._left <= 0",
+        "self._left <= 0 or self._handed_over_count > before", "self._left <= 0",
         "None: the ack of the dead letter makes room during the round, which wakes the waiter too.",
         (),
     ),
@@ -186,20 +185,20 @@ UNNOTICED = (
         (f"{_CURSOR}threads.py::test_a_cursor_that_another_thread_closes_meanwhile_is_closed_without_an_error",),
     ),
     Planted(
-        "creeping clock", _REPLAY_QUEUE,
+        "creeping clock", _MESSAGES,
         "        if back_ms <= 0 or back_ms > _JITTER_MS_MAX:\n            self._latest_ms",
         "        if True:\n            self._latest_ms",
         "A clock that creeps back is never noticed, and delays last longer.",
         (f"{_CURSOR}dispatch_parts.py::test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps",),
     ),
     Planted(
-        "key that waits", _REPLAY_QUEUE,
+        "key that waits", _MESSAGES,
         "if lowest_timed is None or position < lowest_timed:\n            owner", "if True:\n            owner",
         "A message passes an earlier one of its key that waits for a time.",
         (f"{_MODEL}key_order.py::test_later_messages_of_a_key_wait_with_one_given_back_with_a_delay",),
     ),
     Planted(
-        "key that waits, many at once", _REPLAY_QUEUE, "if key in self._timed_of_key:", "if False:",
+        "key that waits, many at once", _MESSAGES, "if key in self._timed_of_key:", "if False:",
         "Messages that are read ahead pass an earlier one of their key that waits for a time.",
         (f"{_CURSOR}rounds.py::test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_time",),
     ),
@@ -324,7 +323,7 @@ FOUND = (
         (f"{_CURSOR}persist_all.py::test_each_that_could_not_be_written_anywhere_says_why_it_could_not",),
     ),
     Planted(
-        "O19", _UNACKED, "        for position in acked:\n            self.waiting.take(position)\n", "",
+        "O19", _MESSAGES, "        for position in acked:\n            self.waiting.take(position)\n", "",
         "A waiting message that was acked through the cursor keeps all others of its key from filling holes.",
         (f"{_MODEL}key_order.py::test_what_was_acked_past_the_subscription_does_not_hold_its_key_up",),
     ),

@@ -6,9 +6,8 @@ from weakref import WeakKeyDictionary
 
 import ackstate.cursor.state.persist_limits
 from ackstate.dispatch.admission import Admission
-from ackstate.dispatch.limit_usage import LimitUsage
 from ackstate.limits.gate import DispatchGate
-from ackstate.limits.rule_state import RuleState
+from ackstate.limits.rules import RuleState
 from ackstate.selection import select
 from museum.exhibit import Exhibit, Replacement
 
@@ -39,11 +38,11 @@ def _look_at_what_the_last_persist_left():
         persisted(self, error, now_ms=now_ms)
 
     def has_bytes_for(self, cost):
-        limit, seen = self.bytes_limit, stale(self._gate, self.of()) if self._gate is not None else None
+        limit, seen = self._bytes_limit, stale(self.gate, self.usage()) if self.gate is not None else None
         return limit is None or seen.unpersisted_record_bytes + seen.reserved_bytes + cost <= limit
 
     return (
-        Replacement(LimitUsage, "has_bytes_for", has_bytes_for),
+        Replacement(Admission, "has_bytes_for", has_bytes_for),
         Replacement(DispatchGate, "request", stale_request),
         Replacement(DispatchGate, "request_redelivery", stale_request_again),
         Replacement(Admission, "persisted", look_again),
@@ -73,7 +72,7 @@ LIMITS = (
         "a limiter uses the size of the last persist",
         "Apache Pulsar, apache/pulsar#23200: with `dispatcherPauseOnAckStatePersistentEnabled` (PIP-299), which looks "
         "at a cached value, 11,097 ranges were seen with a limit of 10,000.",
-        "`DispatchGate`, and `LimitUsage` before it asks the gate, go by the bytes and ranges that they saw first "
+        "`DispatchGate`, and `Admission` before it asks the gate, go by the bytes and ranges that they saw first "
         "after the last persist; the reservations are those of now.",
         _look_at_what_the_last_persist_left,
     ),

@@ -17,8 +17,8 @@ from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
 from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording
+from ackstate.limits.policies import decode_policies
 from ackstate.topic.log_ownership import decode_log_record
-from ackstate.topic.policy_store import decode_policies
 from ackstate.wire.native import decode, decode_pointer
 from trace_files import read_back
 

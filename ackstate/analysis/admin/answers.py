@@ -14,8 +14,8 @@ from starlette.routing import Match
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import DelayPolicyRefusedError
+from ackstate.limits.policies import POLICIES_OF
 from ackstate.stores.base import StoreError, VersionMismatchError
-from ackstate.topic.policy_store import POLICIES_OF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

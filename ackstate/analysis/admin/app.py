@@ -21,8 +21,8 @@ from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.errors import AckStateError
+from ackstate.limits.policies import PolicyOwner, PolicyStore
 from ackstate.stores.base import Store, StoreError
-from ackstate.topic.policy_store import PolicyOwner, PolicyStore
 
 if TYPE_CHECKING:
     from ackstate.analysis.admin.live_topics import LiveTopics

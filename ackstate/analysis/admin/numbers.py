@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from ackstate.topic.policy_store import PolicyStore
+    from ackstate.limits.policies import PolicyStore
 
 _UNMATCHED = "none"
 _BROKEN = 500

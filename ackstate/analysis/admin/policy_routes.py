@@ -13,8 +13,8 @@ from ackstate.analysis.admin.answers import invalid, refusals
 from ackstate.analysis.admin.log_lines import LOG
 from ackstate.analysis.admin.resolve import NumberPolicy
 from ackstate.limits import DelayedDeliveryPolicies
+from ackstate.limits.policies import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
 from ackstate.stores.base import ABSENT
-from ackstate.topic.policy_store import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable

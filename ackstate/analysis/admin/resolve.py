@@ -15,18 +15,20 @@ from ackstate.limits.policies import (
     ENABLED_KEY,
     MAX_DELAY_KEY,
     TICK_KEY,
+    Policies,
+    check_fixed_delay_kept,
+    check_namespace_settable,
+    check_topic_settable,
     effective,
 )
 from ackstate.limits.rules import GATE_KEYS
-from ackstate.limits.settable import check_fixed_delay_kept, check_namespace_settable, check_topic_settable
 from ackstate.properties import check_spelling
-from ackstate.topic.policy_store import Policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ackstate.limits import EffectiveDelayedDelivery
-    from ackstate.topic.policy_store import PolicyOwner, PolicyStore
+    from ackstate.limits.policies import PolicyOwner, PolicyStore
 
 _NOTHING = DelayedDeliveryPolicies()
 # The broker's properties that `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read.

@@ -15,8 +15,8 @@ from ackstate.analysis.admin.log_lines import log_to_stderr
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.analysis.stop_signals import until_stopped
 from ackstate.errors import AckStateError
+from ackstate.limits.policies import PolicyStore
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.topic.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

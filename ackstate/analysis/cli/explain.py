@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.live_explanation import ExplainedHole
-    from ackstate.dispatch.hole_report import HoleReport
+    from ackstate.dispatch.explain import HoleReport, StoredHoles
     from ackstate.inspect.findings import CursorInspection
-    from ackstate.inspect.stored_holes import StoredHoles
 
 _TIME_MS_MAX = 2**63 - 1
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
@@ -86,9 +85,9 @@ def explain(
     if token_file is not None or tls_trust_cert_path:
         option = "--tls-trust-cert-path" if token_file is None else "--token-file"
         raise typer.BadParameter(f"{option} is for the http:// or https:// URL of a broker alone")
+    from ackstate.dispatch.explain import explain_stored
     from ackstate.inspect.message_logs import find_message_log
     from ackstate.inspect.store import find_cursors, inspect_cursor
-    from ackstate.inspect.stored_holes import explain_holes
 
     present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     explained: list[tuple[CursorInspection, StoredHoles | None]] = []
@@ -99,7 +98,7 @@ def explain(
             if cursor.content is not None and not cursor.problems:
                 # Read after the state, so that in a live store the log is not older than the state.
                 log = find_message_log(opened, name.topic)
-                held = explain_holes(cursor.content, log, top=top, now_ms=present_ms)
+                held = explain_stored(cursor.content, log, top=top, now_ms=present_ms)
             explained.append((cursor, held))
         missing = unread_json(opened) if topic is None else []
     if json:

@@ -31,7 +31,6 @@ from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.dispatch.admission import Admission
-from ackstate.dispatch.deliveries import Sent
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
@@ -232,7 +231,6 @@ class BlockedQueue:
         return (position for _, position in self._moved_acks)
 
 
-_SENT = Sent(CONSUMER)
 _MOST_USED = Usage(2**62, 0, 0)
 
 
@@ -278,15 +276,15 @@ class ReplayGate:
         """Send a message if it needs no decision: no acks are young, and an open gate has room."""
         if self._is_young:
             return False
-        sent = Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1)
-        if sent.record_bytes > self.room:
+        record_bytes = isolated_range_bytes(*position)
+        if record_bytes > self.room:
             return False
-        self._sent.add(position, sent)
+        self._sent.add_one(position, record_bytes)
         return True
 
     def sends(self, position: Position, *, now_ms: int) -> bool:
         """Send a message if the admission admits it; otherwise note the usage at which the closed gate opens."""
-        if self._admission.send_new(position, _SENT, now_ms=now_ms):
+        if self._admission.send_new(CONSUMER, (position,), (1,), keys=None, now_ms=now_ms):
             return True
         closed = () if self._is_young else self._gate.why_blocked(_MOST_USED)
         self._may_open_at = closed[0].released_at if closed else _MOST_USED.unpersisted_record_bytes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
-from ackstate.dispatch.deliveries import Sent
+from ackstate.dispatch.admission import Sent
 from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ CONSUMER = "replayed"
 
 @final
 class InFlightSet:
-    """See `ackstate.dispatch.deliveries.Reservations`: single messages of one consumer, all fully reserved.
+    """See `ackstate.dispatch.admission.Reservations`: single messages of one consumer, all fully reserved.
 
     Memory: a bitmap of the messages.
     """
@@ -46,39 +46,22 @@ class InFlightSet:
     def unacked_of(self, consumer: str) -> int:
         return self.unacked_messages if consumer == CONSUMER else 0
 
-    def add(self, position: Position, sent: Sent) -> None:
+    def add(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        assert consumer == CONSUMER
+        for position, each in zip(positions, sent, strict=True):
+            self.add_one(position, each.record_bytes)
+
+    def add_one(self, position: Position, record_bytes: int) -> None:
+        """Note a message that is sent now, and the bytes reserved for its ack."""
         ledger_id, entry_id = position
         assert position not in self
         self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
-        self._count(1, sent.record_bytes)
+        self._count(1, record_bytes)
 
-    def add_all(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
-        assert consumer == CONSUMER
-        for each in zip(positions, sent, strict=True):
-            self.add(*each)
-
-    def complete(self, position: Position) -> Sent | None:
-        sent = self.get(position)
-        if sent is not None:
-            self._entries[position[0]].remove(position[1])
-            self._count(-1, -sent.record_bytes)
-        return sent
-
-    def complete_all(
-        self,
-        positions: Sequence[Position],
-        entries: Mapping[int, BitMap],  # noqa: ARG002 - part of the protocol
-    ) -> list[tuple[Position, Sent]]:
-        return [(position, sent) for position in positions if (sent := self.complete(position)) is not None]
-
-    def reduce(self, position: Position, message_count: int) -> int:
-        """See `Reservations`; no message is a batch."""
-        assert message_count >= 1, f"{position} is one message"
-        return 0
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+    def complete(self, position: Position) -> None:
+        """Forget a message in flight and its reservation."""
+        self._entries[position[0]].remove(position[1])
+        self._count(-1, -isolated_range_bytes(*position))
 
     def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
         """Add messages that were sent, then remove messages that were settled, by ledger.

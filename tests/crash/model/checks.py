@@ -23,7 +23,7 @@ def consumer_max(side):
 
 def uses(side):
     """Yield each rule on acked entries and messages in flight, with its recounted usage and its limit."""
-    model, limits, deliveries = side.model, side.gate.limits, side.subscription.deliveries
+    model, limits, deliveries = side.model, side.gate.limits, side.subscription._admission.deliveries
     record_bytes, range_count = model.counted()
     for number in model.in_flight:
         sent = deliveries.get(model.log.positions[number])
@@ -52,7 +52,7 @@ def check(side):
         if not side.is_writing:
             side.allowed[rule] = max(limit, min(used, side.allowed[rule]))
     _count(subscription.unacked_messages, model.unacked(), "unacked messages")
-    _count(len(subscription.deliveries), len(model.in_flight), "deliveries")
+    _count(len(subscription._admission.deliveries), len(model.in_flight), "deliveries")
     range_count = len(cursor.deleted) if model.counts_entries else cursor.deleted.range_count
     _count(range_count, model.counted()[1], "ranges")
     for consumer in CONSUMERS:
@@ -91,7 +91,7 @@ def check_all(side):
     # That of a new cursor is written under any limit.
     size, size_max = side.written.state_bytes, max(side.config.metadata_bytes_max, NEW_RECORD_BYTES)
     hold(Promise.I4, size <= size_max, f"the record has {size} bytes of {size_max} at most")
-    model, log, deliveries = side.model, side.simulation.log, side.subscription.deliveries
+    model, log, deliveries = side.model, side.simulation.log, side.subscription._admission.deliveries
     acked = {number for number, position in enumerate(log.positions) if side.cursor.is_acked(position)}
     if acked != model.acked:
         hold(Promise.I1, acked <= model.acked, f"{log.text(acked - model.acked)} counts as acked and is not")
@@ -158,7 +158,7 @@ def check_shortage(side, consumer, closed_before, *, weight_elsewhere=0):
 def is_covered(side, number):
     """Return whether the worst case of an ack is reserved."""
     log = side.model.log
-    sent = side.subscription.deliveries.get(log.positions[number])
+    sent = side.subscription._admission.deliveries.get(log.positions[number])
     return sent is not None and sent.range_count == 1 and sent.record_bytes == log.isolated_bytes(number)
 
 
@@ -166,7 +166,7 @@ def check_refusal(side, numbers, *, were_covered):
     """Check that refused acks had no reservation, and together would have exceeded a limit."""
     position, model = side.model.log.positions[numbers[0]], side.model
     hold(Promise.I8, not were_covered, f"the ack of {position} was refused, although it was reserved for")
-    sent = [side.subscription.deliveries.get(model.log.positions[number]) for number in numbers]
+    sent = [side.subscription._admission.deliveries.get(model.log.positions[number]) for number in numbers]
     reserved = [sum(each.record_bytes for each in sent if each), sum(each.range_count for each in sent if each)]
     before, after = model.counted(), model.counted(also=numbers)
     limited = [(used, limit) for rule, used, limit in uses(side) if rule in _ACK_STATE_RULES]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.dispatch import SubscriptionType
 from ackstate.dispatch.admission import AckRefusedError
-from ackstate.dispatch.subscription import SubscriptionType
 from ackstate.stores.base import PayloadTooLargeError
 from ackstate.topic.message_log import NO_DELAY, Message
 from crash.model import checks

@@ -7,7 +7,7 @@ from enum import Enum
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.journal.format import Format
-from ackstate.dispatch.subscription import SubscriptionType
+from ackstate.dispatch import SubscriptionType
 from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep
 from ackstate.stores.memory import FaultKind

@@ -8,8 +8,8 @@ from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
-from ackstate.dispatch.delivery import DeadLetterPolicy
-from ackstate.dispatch.subscription import Subscription, SubscriptionOptions
+from ackstate.dispatch import Subscription, SubscriptionOptions
+from ackstate.dispatch.options import DeadLetterPolicy
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.limits.gate import DispatchGate
 from ackstate.stores.base import StoreError
@@ -130,7 +130,7 @@ class SimulatedSubscription(CursorListener):
         )  # fmt: skip
         if tracker is not None:
             tracker.attach(CountedRequests(self.subscription._messages, simulation))
-        self.cursor.remove_listener(self.subscription)
+        self.cursor.remove_listener(self.subscription._listener)
         self.cursor.add_listener(self)
         self.forget_attempts()
         for consumer in CONSUMERS[: settings.consumer_count]:
@@ -236,7 +236,7 @@ class SimulatedSubscription(CursorListener):
 
     def record_bytes_max(self):
         """See `CursorListener`."""
-        return self.subscription.record_bytes_max()
+        return self.subscription._listener.record_bytes_max()
 
     def persisted(self, outcome):
         """Update the durable state: that of the disk, or after a failed write the part that it leaves."""
@@ -256,7 +256,7 @@ class SimulatedSubscription(CursorListener):
             hold(Promise.I15, not self.cursor.view.is_dirty, "the waiting acks were not written")
         self.forget_attempts()
         self.model.changed()
-        self.subscription.persisted(outcome)
+        self.subscription._listener.persisted(outcome)
 
     def _persisted(self, result):
         found = self.written.find(self.simulation.message_log.ledgers)

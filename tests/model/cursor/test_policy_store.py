@@ -18,8 +18,7 @@ from ackstate import (
     VersionMismatchError,
 )
 from ackstate.limits import DelayedDeliveryPolicies
-from ackstate.stores.base import ABSENT
-from ackstate.topic.policy_store import (
+from ackstate.limits.policies import (
     Policies,
     PolicyOwner,
     PolicyStore,
@@ -27,6 +26,7 @@ from ackstate.topic.policy_store import (
     decode_policies,
     encode_policies,
 )
+from ackstate.stores.base import ABSENT
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NAMESPACE = PolicyOwner("public", "default")

@@ -14,9 +14,11 @@ from ackstate.limits.policies import (
     DeliveryDelayExceededError,
     EffectiveDelayedDelivery,
     Level,
+    check_fixed_delay_kept,
+    check_namespace_settable,
+    check_topic_settable,
     effective,
 )
-from ackstate.limits.settable import check_fixed_delay_kept, check_namespace_settable, check_topic_settable
 
 LAST_MS = 2**63 - 1
 FIELDS = ["active", "tick_time_ms", "max_delivery_delay_ms", "fixed_delivery_delay_ms"]

@@ -47,7 +47,7 @@ class TopicWithSmallLimits:
         subscription.check_invariants()
         return (
             str(self.cursor.deleted), self.cursor.mark_delete_position, subscription.usage(),
-            [subscription.deliveries.of(each) for each in subscription.consumers],
+            [subscription.in_flight(each) for each in subscription.consumers],
             self.cursor.view.acked_count, self.dispatch(10, "another"),
         )  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_a_list_leaves_what_single_acks_leave(seed):
         topic.dispatch(30, "a")
         topic.dispatch(20, "b")
         topic.subscription.nack_many([Position(1, entry) for entry in range(3, 9)], now_ms=0)
-    positions = [*one.subscription.deliveries.of("a"), *one.subscription.deliveries.of("b")]
+    positions = [*one.subscription.in_flight("a"), *one.subscription.in_flight("b")]
     chosen = [*draw.sample(positions, 25), Position(1, 4), Position(1, 7)]
     chosen += draw.sample(chosen, 3)
     for position in chosen:
@@ -79,7 +79,7 @@ def test_an_array_of_positions_is_a_list():
     topic = TopicWithSmallLimits()
     positions = topic.dispatch(30)
     topic.subscription.ack_many(np.array(positions[::2], np.uint64), now_ms=0)
-    assert topic.subscription.deliveries.of("c") == positions[1::2]
+    assert topic.subscription.in_flight("c") == positions[1::2]
     topic.cursor.ack_many(np.array(positions), now_ms=0)
     assert topic.cursor.mark_delete_position == positions[-1]
 
@@ -182,7 +182,7 @@ def test_a_list_is_given_back_and_sent_again():
     topic = TopicWithSmallLimits(message_counts=(1, 3, 1, 2))
     positions = topic.dispatch(10)
     assert topic.subscription.nack_many([positions[1], positions[3], Position(7, 7)], now_ms=0) == 5
-    assert topic.subscription.deliveries.of("c") == [positions[0], positions[2]]
+    assert topic.subscription.in_flight("c") == [positions[0], positions[2]]
     assert topic.dispatch(10) == [positions[1], positions[3]]
     assert topic.subscription.nack_many([], now_ms=0) == 0
 

@@ -22,7 +22,7 @@ from ackstate import (
     SubscriptionTypeError,
 )
 from ackstate.aio import AsyncTopics
-from ackstate.dispatch.start import Start
+from ackstate.dispatch.options import Start
 from ackstate.errors import (
     AckStateError,
     CursorClosedError,

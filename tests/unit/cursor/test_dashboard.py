@@ -14,9 +14,8 @@ from ackstate import CursorConfig, DeadLetterPolicy, ManagedCursor, MemoryStore,
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import DispatchGate, GateLimits
-from ackstate.metrics import CursorCollector
+from ackstate.metrics import BacklogCollector, CursorCollector
 from ackstate.topic import MessageLog, Retention, backlog_report
-from ackstate.topic.retention_metrics import BacklogCollector
 from promql import check_query, samples_of, texts_of
 
 ORDERS = "persistent://public/default/orders"

@@ -15,7 +15,6 @@ from ackstate.delay import (
     TopicDelayIndex,
 )
 from ackstate.message import NO_DELAY, encode_message
-from ackstate.stores.base import StoreError
 from ackstate.topic import MessageLog
 
 DUE_MS = 5_000

@@ -9,8 +9,8 @@ import pytest
 from ackstate import Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig
 from ackstate.delay.bucket_storage import DropReason
-from ackstate.dispatch.subscription import SubscriptionType
-from ackstate.dispatch.unacked_messages import UnackedMessages
+from ackstate.dispatch import SubscriptionType
+from ackstate.dispatch.messages import UnackedMessages
 from ackstate.limits import GateLimits
 from ackstate.stores.base import LedgerNotFoundError, StoreError
 from ackstate.topic.message_log import log_owner

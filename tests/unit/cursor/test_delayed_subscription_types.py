@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from ackstate import DeadLetterPolicy
-from ackstate.dispatch import SubscriptionOptions
-from ackstate.dispatch.subscription import SubscriptionType
+from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from delayed_topic import NONE, TRACKERS, BucketedViews, DelayedTopic, Views
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)

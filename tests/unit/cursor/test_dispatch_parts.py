@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ackstate import Position, StoreError, SubscriptionType
+from ackstate.dispatch.admission import Deliveries, Sent
 from ackstate.dispatch.consumers import Consumers
-from ackstate.dispatch.deliveries import Deliveries, Sent
-from ackstate.dispatch.hole_report import HoleReason
-from ackstate.dispatch.replay_queue import ReplayQueue, Waiting
+from ackstate.dispatch.explain import HoleReason
+from ackstate.dispatch.messages import ReplayQueue, Waiting
 from topics import NumberedTopic
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
@@ -141,7 +141,7 @@ def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
 
 def test_a_position_that_is_not_on_its_way_settles_nothing():
     deliveries = Deliveries()
-    deliveries.add(Position(1, 2), Sent("a"))
+    deliveries.add("a", [Position(1, 2)], [Sent("a")])
     assert deliveries.complete(Position(1, 3)) is None
     assert len(deliveries) == 1
 

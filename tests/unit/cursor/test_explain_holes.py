@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CursorConfig, Message, Position, StoreError, Subscription
-from ackstate.dispatch.hole_report import HoleReason
+from ackstate.dispatch.explain import HoleReason
 from ackstate.errors import InvalidPositionError
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
@@ -244,7 +244,7 @@ def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
     topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
     topic.publish(200)
     topic.dispatch("a", 500)
-    topic.subscription.persisted(error := StoreError("gone"))
+    topic.subscription._listener.persisted(error := StoreError("gone"))
     topic.cursor.persist(now_ms=1)
     assert topic.cursor.stats().persist_count == 1
     assert topic.subscription.why_blocked()[0].store_error is error
@@ -302,7 +302,7 @@ def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
     topics = [NumberedTopic(), NumberedTopic()]
     for topic in topics:
         topic.gate = DispatchGate(NO_BYTES, broker=broker)
-        topic.cursor.remove_listener(topic.subscription)
+        topic.cursor.remove_listener(topic.subscription._listener)
         topic.subscription = Subscription(topic.log, topic.cursor, gate=topic.gate)
         topic.publish(30)
     one, other = topics

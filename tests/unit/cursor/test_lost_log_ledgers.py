@@ -21,7 +21,7 @@ from ackstate import (
     TopicSettings,
 )
 from ackstate.analysis.admin.internal_stats import internal_stats
-from ackstate.dispatch.subscription import SubscriptionOptions
+from ackstate.dispatch import SubscriptionOptions
 from ackstate.errors import InvalidPositionError
 from ackstate.inspect import store as inspection
 from ackstate.wire import pulsar

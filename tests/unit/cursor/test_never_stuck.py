@@ -115,8 +115,7 @@ class OneSubscription:
 
     def check(self):
         self.cursor._check()
-        self.subscription._admission.deliveries._check()
-        self.subscription._messages.waiting._check()
+        self.subscription.check_invariants()
         limits = self.subscription._gate.limits
         if limits.max_unpersisted_ack_record_bytes:
             assert self.used_bytes <= limits.max_unpersisted_ack_record_bytes
@@ -565,7 +564,7 @@ def test_with_a_store_that_fails_for_ever_everything_below_the_highest_ack_is_ac
                 story.nack(entry)
         if not in_flight and story.closed_rules:
             assert not could_be_sent(story) or story.sent_one_by_one()
-            in_flight = story.subscription._admission.deliveries.of("c")
+            in_flight = story.subscription.in_flight("c")
             in_flight = [position.entry_id for position in in_flight]
     assert blocked, "the limit never bound, so nothing was tested"
     for _ in range(400):

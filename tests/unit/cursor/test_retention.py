@@ -23,9 +23,9 @@ from ackstate import (
 )
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.delay import TopicDelayIndex
+from ackstate.dispatch.explain import explain_stored
 from ackstate.inspect.findings import Status
 from ackstate.inspect.store import inspect_store
-from ackstate.inspect.stored_holes import explain_holes
 from ackstate.stores.base import Versioned
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import BacklogPolicy, BacklogReport, MessageLog, Retention, backlog_report, trim_log
@@ -275,7 +275,7 @@ def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
     cursor.persist(now_ms=0)
     trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     (found,) = inspect_store(store)
-    holes = explain_holes(found.content, MessageLog.find(store, topic="t"), top=9, now_ms=0)
+    holes = explain_stored(found.content, MessageLog.find(store, topic="t"), top=9, now_ms=0)
     assert (holes.backlog, [(each.first, each.entry_count) for each in holes.holes]) == (29, [(positions[20], 2)])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ackstate import Position
+from ackstate.metrics import BacklogCollector
 from ackstate.topic import BacklogReport
-from ackstate.topic.retention_metrics import BacklogCollector
 
 ORDERS = "persistent://public/default/orders"
 LABELS = {"namespace": "public/default", "topic": ORDERS}

@@ -19,7 +19,7 @@ from ackstate import (
     SubscriptionType,
 )
 from ackstate.dispatch import SubscriptionOptions
-from ackstate.dispatch.round_waiter import RoundWaiter
+from ackstate.dispatch.admission import RoundWaiter
 from ackstate.limits import GateLimits
 from topics import NumberedTopic
 
@@ -592,7 +592,7 @@ def test_a_waiter_that_raises_is_logged_and_affects_no_one(caplog):
         raise RuntimeError("too late")
 
     broker.subscription.dispatch_all(now_ms=0, waiter=fail)
-    with caplog.at_level(logging.ERROR, logger="ackstate.limits.waiters"):
+    with caplog.at_level(logging.ERROR, logger="ackstate.limits.broker"):
         broker.publish(1)
     assert "too late" in caplog.text
     assert broker.round() == {"a": [0]}

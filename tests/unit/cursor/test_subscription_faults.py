@@ -20,7 +20,7 @@ from ackstate import (
     SubscriptionType,
 )
 from ackstate.dispatch import SubscriptionOptions
-from ackstate.dispatch.hole_report import HoleReason
+from ackstate.dispatch.explain import HoleReason
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 
@@ -120,7 +120,7 @@ def test_who_waits_is_woken_as_soon_as_a_dispatch_could_open_the_gate_by_promoti
     assert topic.dispatch("a", 1) == []
     woken = []
     topic.subscription.when_open(lambda: woken.append(1))
-    sent = topic.subscription._admission.deliveries.of("a")
+    sent = topic.subscription.in_flight("a")
     for position in sent[1::2]:
         topic.subscription.ack(position, now_ms=1)
     assert woken == [1]
@@ -132,7 +132,7 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
     topic = young_topic()
     topic.publish(400)
     topic.dispatch("a", 400)
-    for position in topic.subscription._admission.deliveries.of("a")[1::2]:
+    for position in topic.subscription.in_flight("a")[1::2]:
         topic.subscription.ack(position, now_ms=1)
     store = topic.log.store
     store.break_ledgers()
@@ -244,7 +244,7 @@ def test_a_cursor_has_one_subscription():
     with pytest.raises(ValueError, match="one listener of class Subscription"):
         Subscription(topic.log, topic.cursor)
     topic.cursor.remove_listener(object())
-    assert topic.subscription in topic.cursor._listeners
+    assert topic.subscription._listener in topic.cursor._listeners
 
 
 def test_whoever_takes_dead_letters_may_ack_others():

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from ackstate import ConsumerClosedError, CursorConfig, ManagedCursor, MemoryStore, StoreError, Subscription
-from ackstate.dispatch.subscription import AckRefusedError
+from ackstate.dispatch import AckRefusedError
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.topic import MessageLog
 from ackstate.topic.message_log import Message
@@ -208,8 +208,7 @@ def test_threads_pass_no_limit_lose_no_wake_up_and_finish(limits, become_old_s, 
     workers.run()
     assert (workers.cursor.backlog, workers.subscription.unacked_messages) == (0, 0)
     assert {waiter.calls for waiter in workers.waiters} == {1}
-    workers.subscription._admission.deliveries._check()
-    workers.subscription._messages.waiting._check()
+    workers.subscription.check_invariants()
     workers.cursor._check()
     counts = {rule: workers.gate.blocked_count(rule) for rule in closed}
     assert min(counts.values()) > 3, f"too seldom closed to tell much: {counts}"

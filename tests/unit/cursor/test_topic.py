@@ -22,8 +22,9 @@ from ackstate import (
 )
 from ackstate.inspect.store import inspect_store
 from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
+from ackstate.limits.policies import Policies, PolicyOwner, PolicyStore
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic import Policies, PolicyOwner, PolicyStore, delete_topic
+from ackstate.topic import delete_topic
 
 ORDERS = PolicyOwner("public", "default", "orders")
 P = Position

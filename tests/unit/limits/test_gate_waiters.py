@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Usage
-from ackstate.limits.waiters import Waiters
 from waiting import wait_until
 
 FULL, EMPTY = Usage(0, 0, 4), Usage(0, 0, 0)
@@ -108,7 +107,7 @@ def test_a_waiter_that_raises_disturbs_neither_the_others_nor_the_call_that_open
     (record,) = caplog.records
     assert (record.levelno, record.name, record.exc_info[0]) == (
         logging.ERROR,
-        "ackstate.limits.waiters",
+        "ackstate.limits.broker",
         ZeroDivisionError,
     )
 
@@ -173,24 +172,6 @@ def test_a_refresh_of_a_consumer_looks_at_no_other():
     assert (asked, gate.closed_consumers) == (["b"], ("a", "c"))
     gate.refresh(EMPTY, unacked)
     assert (asked, gate.closed_consumers) == (["b", "a", "c"], ())
-
-
-def test_waiters_are_not_looked_at_again_before_their_consumer_opened():
-    class Closed(set):
-        looks = 0
-
-        def __contains__(self, name):
-            self.looks += 1
-            return super().__contains__(name)
-
-    waiters, closed = Waiters(), Closed("ab")
-    for name in "abab":
-        waiters.add(len, name)
-    assert (waiters.take(closed_consumers=closed), closed.looks) == ([], 4)
-    assert (waiters.take(closed_consumers=closed), closed.looks) == ([], 4)
-    closed.remove("a")
-    waiters.release("a")
-    assert (waiters.take(closed_consumers=closed), closed.looks) == ([len, len], 6)
 
 
 def test_all_can_be_woken_while_the_gate_stays_shut():
@@ -279,7 +260,7 @@ class LooksBeforeItLocks(DispatchGate):
             return
         wait_until(lambda: not self.is_closed)
         with self._lock:
-            self._waiters.add(waiter, consumer)
+            self._waiters.append((consumer, waiter))
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from ackstate.limits.policies import (
     EffectiveDelayedDelivery,
     FieldLevels,
     Level,
+    check_namespace_settable,
+    check_topic_settable,
     effective,
 )
-from ackstate.limits.settable import check_namespace_settable, check_topic_settable
 
 P = DelayedDeliveryPolicies
 BROKER = BrokerDelayedDelivery()

@@ -18,7 +18,7 @@ import pytest
 from ackstate import SqliteStore
 from ackstate.analysis.admin.resolve import BrokerPolicies
 from ackstate.analysis.cli import main
-from ackstate.topic.policy_store import PolicyOwner, PolicyStore
+from ackstate.limits.policies import PolicyOwner, PolicyStore
 from command_line import assert_one_line, run, run_apart
 from waiting import wait_until
 

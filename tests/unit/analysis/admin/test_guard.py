@@ -13,8 +13,7 @@ from ackstate.analysis.admin import guard
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.guard import BODY_BYTES_MAX
 from ackstate.analysis.admin.server import ServerSettings, listening
-from ackstate.topic import PolicyStore
-from ackstate.topic.policy_store import PolicyOwner
+from ackstate.limits.policies import PolicyOwner, PolicyStore
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
 SCOPE = {"type": "http", "path": PATH, "raw_path": PATH.encode(), "client": ("127.0.0.1", 4444)}

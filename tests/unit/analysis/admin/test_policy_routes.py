@@ -15,9 +15,8 @@ from ackstate.limits import (
     DelayPolicyRefusedError,
     check_namespace_settable,
 )
+from ackstate.limits.policies import PolicyOwner, PolicyStore
 from ackstate.stores.base import ABSENT
-from ackstate.topic import PolicyStore
-from ackstate.topic.policy_store import PolicyOwner
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/orders"
