@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ackstate import LedgerMap, ManagedCursor, Position
 from ackstate.cursor import persist_all
 from ackstate.stores.bookkeeper import BookKeeperStore
-from ackstate.stores.bookkeeper_ledger import Replication
+from ackstate.stores.bookkeeper_client import Replication
 from benchmarks.measurement import Against, BenchmarkReport, Spread, TimedPart, Timing, timed_in_turn
 from crash.bookkeeper_cluster import JARS, LEDGERS_ROOT, bookkeeper_options, running_cluster
 from crash.zookeeper_server import java_program
@@ -93,7 +93,7 @@ def append_with_store(store: BookKeeperStore, ledger_ids: list[int]) -> None:
 
     def append_some(ledger_id: int) -> None:
         for _ in range(APPENDS // IN_FLIGHT):
-            store.ledgers.append(ledger_id, ENTRY)
+            store.ledgers.append(ledger_id, [ENTRY])
 
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
         list(threads.map(append_some, ledger_ids))
@@ -154,7 +154,7 @@ def measure(report: BenchmarkReport, hosts: str) -> None:
         java_loop(hosts, IN_FLIGHT) as java_many,
     ):
         client = store._client
-        handle = client.create(Replication()).wait().handle
+        handle = client.create(Replication(), ledger_id=None, custom_metadata={}).wait().handle
         ledger_ids = [store.ledgers.create("benchmark") for _ in range(IN_FLIGHT)]
         apart, together, thousand = (
             opened(store, name, number)

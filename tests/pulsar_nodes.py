@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ackstate import MemoryStore
-from ackstate.stores.pulsar_layout import PulsarLayout
+from ackstate.stores.pulsar import PulsarLayout
 
 TOPIC = "persistent://public/default/t1"
 NODE = "/managed-ledgers/public/default/persistent/t1"
@@ -15,7 +15,7 @@ OWNED = b'{"nativeUrl":"pulsar://127.0.0.1:6650","disabled":false}'
 
 
 class Nodes:
-    """Pulsar's metadata in memory: the methods of `PulsarZooKeeper`, on the metadata of a `MemoryStore`."""
+    """Pulsar's metadata in memory: the methods of `ZooKeeperNodes` and its session, on those of a `MemoryStore`."""
 
     name = "nodes in memory"
 
@@ -23,6 +23,7 @@ class Nodes:
         self.store = MemoryStore()
         self.get, self.put, self.delete = self.store.metadata.get, self.store.metadata.put, self.store.metadata.delete
         self.children = self.store.metadata.children
+        self.session = self
 
     def set(self, path, data):
         found = self.get(path)

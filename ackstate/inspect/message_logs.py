@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.stores.pulsar_layout import PulsarLayout
+from ackstate.stores.pulsar import PulsarLayout
 from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from ackstate.inspect.findings import (
 from ackstate.inspect.message_logs import find_message_log
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import DamagedValueError, LedgerNotFoundError, StoreError
-from ackstate.stores.pulsar_layout import PulsarLayout
+from ackstate.stores.pulsar import PulsarLayout
 from ackstate.topic.log_ownership import check_log_record, log_path
 from ackstate.wire import native
 from ackstate.wire.pulsar import decode_position_info

@@ -9,32 +9,147 @@ The child ends when this process ends, in any way. A client is not usable across
 
 from __future__ import annotations
 
+import marshal
+import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
-from ackstate.stores.base import PayloadTooLargeError, StoreError
-from ackstate.stores.bookkeeper_errors import BookKeeperError, error_of
-from ackstate.stores.bookkeeper_frames import Failure, FrameReader, frame
-from ackstate.stores.bookkeeper_ledger import LedgerMetadata, OpenLedger
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ackstate.stores.bookkeeper_ledger import Replication
-
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 CLASS_PATH_VARIABLE = "ACKSTATE_BOOKKEEPER_CLASSPATH"
 _PULSAR_HOME_VARIABLE = "PULSAR_HOME"
+JVM_OPTIONS = ("-Xmx64m", "-XX:MaxDirectMemorySize=128m", "-XX:+UseSerialGC")
+"""The least memory for a client; a process that persists megabytes at once may prefer ``("-Xmx1g",)``."""
+DIGEST_TYPES = ("CRC32C", "CRC32", "MAC", "DUMMY")
+"""The checksums that an entry may have."""
+BOOKIE_UNREACHABLE = -8
+"""The code of a `BookKeeperError` if a bookie of the ensemble does not answer."""
+_NO_SUCH_LEDGER = frozenset({-7, -25})
+_NO_SUCH_ENTRY = -13
+_LEDGER_FENCED = -101
+
+_CHILD = Path(__file__).with_name("bookkeeper_java.py")
+_STARTS_WITHIN_S = 60.0
+_ENDS_WITHIN_S = 5.0
+_CLOSED = "the BookKeeper client is closed"
+_OPEN_AGAIN = "close the store and open it again"
+# An exhausted heap ends the child: a client that continues without it may never answer.
+_QUIET_OPTIONS = ("-Dlog4j2.level=OFF", "-Dlog4j2.StatusLogger.level=OFF", "-XX:+ExitOnOutOfMemoryError")
+_FRAME_SIZE_SETTING = "nettyMaxFrameSizeBytes"
+# As Pulsar's broker sets them; fewer threads.
+_SETTINGS = {
+    "useV2WireProtocol": "true",
+    "throttle": "0",
+    "enableDigestTypeAutodetection": "true",
+    "numIOThreads": "2",
+    "numWorkerThreads": "2",
+    _FRAME_SIZE_SETTING: str(5 << 20),
+}
+# The part of a request to a bookie that is not its entry: ledger, entry id, digest, the ledger's key.
+_FRAME_ROOM_BYTES = 1024
+# Appends under way must fit into a small Java heap; bookies are at work on one request while the child reads the next.
+_APPENDED_BYTES_MAX = 4 << 20
+_APPENDED_ENTRIES_MAX = 250
+_APPENDS_AT_ONCE = 4
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How the entries of a new ledger are replicated, and protected; the defaults are Pulsar's.
+
+    Attributes:
+        ensemble_size: The number of bookies that store a ledger.
+        write_quorum: The number of bookies that store each entry.
+        ack_quorum: The number of bookies that must have synced an entry before it is durable.
+        digest_type: The checksum of each entry: ``CRC32C``, ``CRC32``, ``MAC`` or ``DUMMY``.
+        password: Needed to open the ledger.
+    """
+
+    ensemble_size: int = 2
+    write_quorum: int = 2
+    ack_quorum: int = 2
+    digest_type: str = "CRC32C"
+    password: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise ValueError(
+                "replication must be 1 <= ack_quorum <= write_quorum <= ensemble_size, got"
+                f" {self.ack_quorum}, {self.write_quorum} and {self.ensemble_size}"
+            )
+        if self.digest_type not in DIGEST_TYPES:
+            raise ValueError(f"digest_type must be one of {', '.join(DIGEST_TYPES)}, got {self.digest_type!r}")
+
+
+class OpenLedger(NamedTuple):
+    """A handle of a ledger in the child.
+
+    Attributes:
+        handle: Its number, for the methods of the client.
+        ledger_id: The ledger.
+        last_confirmed: The last entry that was confirmed when it was opened, -1 if there is none.
+    """
+
+    handle: int
+    ledger_id: int
+    last_confirmed: int
+
+
+class LedgerMetadata(NamedTuple):
+    """The metadata of a ledger.
+
+    Attributes:
+        ack_quorum: The number of bookies that sync each entry.
+        last_entry_id: The last entry of a closed ledger, -1 if it is empty; None for an open one.
+        ensemble: The bookies that store its last entries.
+        custom_metadata: Values of the application, by name.
+    """
+
+    ack_quorum: int
+    last_entry_id: int | None
+    ensemble: Sequence[str]
+    custom_metadata: Mapping[str, bytes]
+
+
+class BookKeeperError(StoreError):
+    """BookKeeper refused a call.
+
+    Attributes:
+        code: BookKeeper's number of the error, ``BKException.Code``.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"BookKeeper: {message} (code {code})")
+        self.code = code
+
+
+def error_of(code: int, message: str) -> StoreError:
+    """Return the error that reports a failure in the child."""
+    if code == _LEDGER_FENCED:
+        return LedgerFencedError(f"BookKeeper: {message}")
+    if code in _NO_SUCH_LEDGER or code == _NO_SUCH_ENTRY:
+        return LedgerNotFoundError(f"BookKeeper: {message}")
+    return BookKeeperError(code, message)
 
 
 def find_jars(class_path: str | None) -> list[str]:
@@ -63,46 +178,16 @@ def _jars_in(part: str) -> list[str]:
     return [part] if folder.exists() else []
 
 
-_Result = TypeVar("_Result")
-
-_WORKER = "ackstate.stores.bookkeeper_worker"
-_STARTS_WITHIN_S = 60.0
-_ENDS_WITHIN_S = 5.0
-_START = "start"
-JVM_OPTIONS = ("-Xmx64m", "-XX:MaxDirectMemorySize=128m", "-XX:+UseSerialGC")
-"""The least memory for a client; a process that persists megabytes at once may prefer ``("-Xmx1g",)``."""
-_CLOSED = "the BookKeeper client is closed"
-_OPEN_AGAIN = "close the store and open it again"
-
-# An exhausted heap ends the child: a client that continues without it may never answer.
-_QUIET_OPTIONS = ("-Dlog4j2.level=OFF", "-Dlog4j2.StatusLogger.level=OFF", "-XX:+ExitOnOutOfMemoryError")
-_FRAME_SIZE_SETTING = "nettyMaxFrameSizeBytes"
-# As Pulsar's broker sets them; fewer threads.
-_SETTINGS = {
-    "useV2WireProtocol": "true",
-    "throttle": "0",
-    "enableDigestTypeAutodetection": "true",
-    "numIOThreads": "2",
-    "numWorkerThreads": "2",
-    _FRAME_SIZE_SETTING: str(5 << 20),
-}
-# The part of a request that is not its entry: ledger, entry id, digest, the ledger's key.
-_FRAME_ROOM_BYTES = 1024
-
-
 @final
-class Reply(Generic[_Result]):
+class Reply(Future[_Result]):
     """The outcome of a call that is under way."""
 
     def __init__(
-        self, client: BookKeeperClient, what: str, convert: Callable[[Any], _Result], *, timeout_s: float
+        self, client: BookKeeperClient, what: str, convert: Callable[[Any], _Result], timeout_s: float
     ) -> None:
+        super().__init__()
         self._client, self._what, self._convert, self._timeout_s = client, what, convert, timeout_s
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
         self._deadline_s = time.monotonic() + timeout_s
-        self._outcome: Any = None
-        self._error: StoreError | None = None
 
     def wait(self) -> _Result:
         """Return the result.
@@ -114,21 +199,17 @@ class Reply(Generic[_Result]):
                 answer.
             StoreError: The child died, or there was no reply in time; it is unknown whether the call happened.
         """
-        if not self._arrived.acquire(timeout=max(0.0, self._deadline_s - time.monotonic())):
+        try:
+            return self.result(max(0.0, self._deadline_s - time.monotonic()))
+        except TimeoutError:
             self._client.give_up(f"no reply to {self._what} within {self._timeout_s} s")
-            self._arrived.acquire()
-        self._arrived.release()
-        if self._error is not None:
-            # A new instance for each caller, because raising an error changes it.
-            raise StoreError(str(self._error))
-        succeeded, content = self._outcome
-        if not succeeded:
-            raise error_of(Failure(*content))
-        return self._convert(content)
+        return self.result()
 
-    def _arrive(self, outcome: Any, error: StoreError | None) -> None:
-        self._outcome, self._error = outcome, error
-        self._arrived.release()
+    def _arrive(self, succeeded: bool, content: Any) -> None:
+        if succeeded:
+            self.set_result(self._convert(content))
+        else:
+            self.set_exception(error_of(*content))
 
 
 @final
@@ -173,12 +254,12 @@ class BookKeeperClient:
         self._state = threading.Lock()  # Guards the next two.
         self._number = 0
         self._waiting: dict[int, Reply[Any]] = {}
-        self._outbox: deque[bytes] = deque()  # Frames of calls, in any order between threads.
+        self._outbox: deque[tuple[int, str, tuple[Any, ...]]] = deque()  # Calls, in any order between threads.
         self._sending = threading.Lock()
         self._start_child()
-        options = [*_QUIET_OPTIONS, *jvm_options]
         try:
-            self._call(_nothing, _START, jars, options, all_settings).wait()
+            arguments = (jars, [*_QUIET_OPTIONS, *jvm_options], all_settings)
+            self._call(_nothing, "start", *arguments, timeout_s=_STARTS_WITHIN_S).wait()
         except BaseException as error:
             self.close()
             if isinstance(error, BookKeeperError):
@@ -196,15 +277,11 @@ class BookKeeperClient:
             raise StoreError(f"{self._name}: {self._refusal}")
 
     def new_ledger_id(self) -> Reply[int]:
-        """Reserve a ledger id that no other client will get."""
+        """Reserve a ledger id above every one before; no other client will get it."""
         return self._call(int, "new_ledger_id")
 
     def create(
-        self,
-        replication: Replication,
-        *,
-        ledger_id: int | None = None,
-        custom_metadata: Mapping[str, bytes] | None = None,
+        self, replication: Replication, *, ledger_id: int | None, custom_metadata: Mapping[str, bytes]
     ) -> Reply[OpenLedger]:
         """Create a ledger, open for appends.
 
@@ -214,10 +291,8 @@ class BookKeeperClient:
             custom_metadata: Values of the application.
         """
         quorum = (replication.ensemble_size, replication.write_quorum, replication.ack_quorum)
-        metadata = dict(custom_metadata or {})
-        return self._call(
-            _open_ledger, "create", ledger_id, quorum, replication.digest_type, replication.password, metadata
-        )
+        secrets = (replication.digest_type, replication.password)
+        return self._call(_open_ledger, "create", ledger_id, quorum, *secrets, dict(custom_metadata))
 
     def open_and_fence(self, ledger_id: int, replication: Replication) -> Reply[OpenLedger]:
         """Open a ledger with recovery: its writer can no longer append, and the ledger is closed."""
@@ -228,7 +303,7 @@ class BookKeeperClient:
         return self._call(_open_ledger, "open", ledger_id, False, replication.digest_type, replication.password)
 
     def append(self, entries: Sequence[tuple[int, bytes]]) -> Reply[list[int | StoreError]]:
-        """Append entries to any ledgers, each by the number of its handle.
+        """Append entries to any ledgers, each by the number of its handle, all in one request.
 
         Each entry has its own outcome: its entry id, or an error. If an append to a ledger fails, so do all later ones.
 
@@ -242,6 +317,22 @@ class BookKeeperClient:
                 f" {largest}; nothing was sent"
             )
         return self._call(_append_outcomes, "append", list(entries))
+
+    def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int | StoreError]:
+        """Append any number of entries, in requests of which a few are under way at once; return their outcomes.
+
+        Raises:
+            StoreError: It is unknown which entries were appended.
+        """
+        outcomes: list[int | StoreError] = []
+        under_way: deque[Reply[list[int | StoreError]]] = deque()
+        for request in _requests(entries):
+            if len(under_way) == _APPENDS_AT_ONCE:
+                outcomes += under_way.popleft().wait()
+            under_way.append(self.append(request))
+        for reply in under_way:
+            outcomes += reply.wait()
+        return outcomes
 
     def last_confirmed(self, handle: int) -> Reply[int]:
         """Return the last entry that every reader may see, -1 if there is none.
@@ -269,6 +360,18 @@ class BookKeeperClient:
         """Delete a ledger; `LedgerNotFoundError` if there is none."""
         return self._call(_nothing, "delete", ledger_id)
 
+    def destroy(self, ledger_id: int, replication: Replication) -> None:
+        """Delete a ledger so that no process can append to it afterwards; no-op if there is none.
+
+        Raises:
+            StoreError: The cluster does not answer.
+        """
+        with suppress(LedgerNotFoundError):
+            if self.metadata(ledger_id).wait().last_entry_id is None:
+                # The writer would not notice the deletion.
+                self.close_ledger(self.open_and_fence(ledger_id, replication).wait().handle)
+            self.delete(ledger_id).wait()
+
     def metadata(self, ledger_id: int) -> Reply[LedgerMetadata]:
         """Return the metadata of a ledger."""
         return self._call(lambda found: LedgerMetadata(**found), "metadata", ledger_id)
@@ -286,76 +389,79 @@ class BookKeeperClient:
         """End the child; no-op if closed. Handles of writers are not closed: their ledgers need recovery."""
         self._refuse(_CLOSED)
         with suppress(OSError):
-            self._requests.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_WR)
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(_ENDS_WITHIN_S)
         self._end_child()
         self._receiver.join()
-        self._requests.close()
-        self._replies.close()
+        self._connection.close()
+        self._socket.close()
 
     def _end_child(self) -> None:
         """Kill the child if it is running, and end its replies even if a forked process has inherited its socket."""
         self._child.kill()
         with suppress(OSError):
-            self._replies.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _start_child(self) -> None:
-        self._requests, requests = socket.socketpair()
-        self._replies, replies = socket.socketpair()
-        # A client that hangs must not block its callers.
-        self._requests.settimeout(self.call_timeout_s)
-        with requests, replies:
-            numbers = [each.fileno() for each in (requests, replies)]
+        self._socket, childs = socket.socketpair()
+        # A client that hangs must not block its callers. A time-out of the socket in Python would not concern the
+        # connection, which writes to the descriptor.
+        fraction, seconds = math.modf(self.call_timeout_s)
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        )
+        self._connection = Connection(os.dup(self._socket.fileno()))
+        with childs:
             self._child = subprocess.Popen(  # noqa: S603 - a module of ours
                 # In a process group of its own it does not receive Ctrl-C.
-                [sys.executable, "-P", "-m", _WORKER, *map(str, numbers)],
+                [sys.executable, "-P", str(_CHILD), str(childs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=numbers,
+                pass_fds=[childs.fileno()],
                 process_group=0,
             )
         self._receiver = threading.Thread(target=self._receive, name="bookkeeper-replies", daemon=True)
         self._receiver.start()
 
-    def _call(self, convert: Callable[[Any], _Result], operation: str, *arguments: Any) -> Reply[_Result]:
-        timeout_s = _STARTS_WITHIN_S if operation == _START else self.call_timeout_s
-        reply = Reply(self, operation, convert, timeout_s=timeout_s)
+    def _call(
+        self, convert: Callable[[Any], _Result], operation: str, *arguments: Any, timeout_s: float | None = None
+    ) -> Reply[_Result]:
+        reply = Reply(self, operation, convert, timeout_s or self.call_timeout_s)
         with self._state:
             self.check_usable()
             self._number += 1
             number = self._number
             self._waiting[number] = reply
-        self._outbox.append(frame((number, operation, arguments)))
-        self._send_outbox()
-        return reply
-
-    def _send_outbox(self) -> None:
-        """Send all frames that are waiting, unless another thread is sending: it then sends them too."""
+        self._outbox.append((number, operation, arguments))
+        # Send all calls that are waiting, unless another thread is sending: it then sends them too.
         while self._outbox and self._sending.acquire(blocking=False):
             try:
                 waiting = [self._outbox.popleft() for _ in range(len(self._outbox))]
-                self._requests.sendall(b"".join(waiting))
+                self._connection.send_bytes(marshal.dumps(waiting))
             except OSError as error:
                 self.give_up(f"the child accepts no request: {error}")
             finally:
                 self._sending.release()
+        return reply
 
     def _receive(self) -> None:
-        reader = FrameReader(self._replies)
         try:
-            while (received := reader.read()) is not None:
-                with self._state:
-                    replies = [(self._waiting.pop(number), outcome) for number, *outcome in received]
-                for reply, outcome in replies:
-                    reply._arrive(outcome, None)
+            with suppress(EOFError, OSError):
+                while True:
+                    # The other process is our own child.
+                    received = marshal.loads(self._connection.recv_bytes())  # noqa: S302
+                    with self._state:
+                        replies = [(self._waiting.pop(number), outcome) for number, *outcome in received]
+                    for reply, outcome in replies:
+                        reply._arrive(*outcome)
         finally:
             self._refuse(f"BookKeeper's Java client {self._how_ended()}; {_OPEN_AGAIN}")
             with self._state:
                 waiting, self._waiting = self._waiting, {}
             for reply in waiting.values():
-                reply._arrive(None, StoreError(f"{self._name}: {self._refusal}; the call may have happened"))
+                reply.set_exception(StoreError(f"{self._name}: {self._refusal}; the call may have happened"))
 
     def _refuse(self, refusal: str) -> None:
         with self._state:
@@ -373,12 +479,26 @@ class BookKeeperClient:
         return f"was killed by signal {-status}"
 
 
+def _requests(entries: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield entries in order, in requests that are not too large."""
+    request: list[tuple[int, bytes]] = []
+    size_bytes = 0
+    for handle, entry in entries:
+        if request and (size_bytes + len(entry) > _APPENDED_BYTES_MAX or len(request) == _APPENDED_ENTRIES_MAX):
+            yield request
+            request, size_bytes = [], 0
+        request.append((handle, entry))
+        size_bytes += len(entry)
+    if request:
+        yield request
+
+
 def _open_ledger(content: Any) -> OpenLedger:
     return OpenLedger(*content)
 
 
 def _append_outcomes(content: Any) -> list[int | StoreError]:
-    return [each if isinstance(each, int) else error_of(Failure(*each)) for each in content]
+    return [each if isinstance(each, int) else error_of(*each) for each in content]
 
 
 def _nothing(_: Any) -> None:

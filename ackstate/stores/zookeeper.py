@@ -1,136 +1,425 @@
-"""What a `BookKeeperStore` has in ZooKeeper: its root, its values, and the index of its ledgers.
+"""Small values in ZooKeeper, for a `BookKeeperStore` and for Pulsar's own layout, and the session that both use.
 
-Each node holds a frame whose checksum covers the node's path. So a node that was damaged, cut, or written for another
-place is recognised when it is read. `docs/wire-format.md` draws the tree and the frame. All paths here are below the
-store's root.
+The session never sends a write twice, nor after its call has returned. kazoo keeps the connection and reconnects to the
+session. It never repeats a request on its own: only its `retry` does, which is not used here. Writes are sent once, and
+only while there is a connection; it is unknown whether a write without an answer has happened. Reads are sent again
+after a lost connection.
+
+An unanswered write cannot take effect after a later read of the same session: when a session reconnects, the server
+drops the remaining requests of its old connection. Each read follows a `sync` on the same connection: a follower in the
+cluster may lag, and a value that another process has written must not look absent.
+
+A node of ours holds a frame whose checksum covers the node's path. So a node that was damaged, cut, or written for
+another place is recognised when it is read. `docs/wire-format.md` draws the tree and the frame. All paths here are
+below the store's root.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 from urllib.parse import quote, unquote
 
 import google_crc32c
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConfigurationError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.protocol.states import KazooState
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.base import (
     ABSENT,
     MetadataStore,
+    PayloadTooLargeError,
     StoreError,
     Versioned,
-    VersionMismatchError,
-    check_owner,
     check_path,
-    children_prefix,
-)
-from ackstate.stores.zookeeper_session import (
-    Node,
-    SessionOperation,
-    ZooKeeperSession,
-    check,
-    create,
-    delete,
-    set_data,
+    other_version,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+_Result = TypeVar("_Result")
+
+REQUEST_BYTES_MAX = 1_000_000
+"""The largest request that a server accepts, its ``jute.maxbuffer``, less some reserve."""
+_REQUEST_BYTES_MIN = 32 * 1024
+# How often a call is retried because others were faster. Each lost race is the progress of another call, so the limit
+# is reached only if something is wrong.
+_ATTEMPTS_MAX = 200
+# kazoo wakes its sender with one byte per request through a socket pair, which has room for some 270.
+_REQUESTS_AT_ONCE = 64
+# kazoo waits for the answer to a connection as long as the session lasts, divided by the number of servers. A server
+# that loads its data may accept a connection and forget it (seen in 3.9.5); one attempt must not cost the session.
+_CONNECTIONS_PER_SESSION = 3
+# The overhead of a request besides its operations: its header and the end of the list.
+_REQUEST_BYTES = 32
+# The overhead of an operation besides its path and data: two lengths, a header, and flags or a version.
+_OPERATION_BYTES = 21
 
 STORE = ""
 """The root itself."""
-LEDGER_COUNTER = "/last-ledger"
 DELETIONS = "/deletions"
 METADATA = "/metadata"
-LEDGERS = "/ledgers"
-OWNERS = "/owners"
-GARBAGE = "/garbage"
-WRITERS = "/writers"
-"""The directory of the writers of groups."""
-
-_REQUEST_BYTES_MIN = 32 * 1024
-
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"ACKZ"
 _HEADER = struct.Struct("<4sBBHI")  # magic, version, kind, reserved, body size
 _CHECKSUM = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 """The size of a frame without its body."""
 
-_COUNTER = struct.Struct("<Q")
+
+class LostRaceError(Exception):
+    """A transaction found a state other than the expected one; it did nothing, and may be built again and retried."""
+
+
+class _ConnectionLostError(StoreError):
+    """The connection was lost before the answer came."""
+
+
+class Node(NamedTuple):
+    """A node as read.
+
+    Attributes:
+        data: Its bytes.
+        version: Counts its changes from 0; restarts at 0 if the node is deleted and created again.
+        changed_zxid: The transaction that last changed its data: never the same for two changes of one path.
+        child_count: The number of nodes directly below it.
+    """
+
+    data: bytes
+    version: int
+    changed_zxid: int
+    child_count: int
+
+
+class SessionOperation(NamedTuple):
+    """One step of a transaction, created by `check`, `create`, `set_data` or `delete`: kazoo's name and arguments."""
+
+    verb: str
+    path: str
+    arguments: tuple[bytes | int, ...]
+
+
+def check(path: str, version: int) -> SessionOperation:
+    """Fail unless a node is at a version."""
+    return SessionOperation("check", path, (version,))
+
+
+def create(path: str, data: bytes) -> SessionOperation:
+    """Create a node that must not exist, below one that does."""
+    return SessionOperation("create", path, (data,))
+
+
+def set_data(path: str, data: bytes, version: int) -> SessionOperation:
+    """Replace a node's data if it is at a version."""
+    return SessionOperation("set_data", path, (data, version))
+
+
+def delete(path: str, version: int = -1) -> SessionOperation:
+    """Delete a node without children, at a version or at any."""
+    return SessionOperation("delete", path, (version,))
+
+
+@final
+class ZooKeeperSession:
+    """One session with a cluster, which refuses calls once it is closed or lost; thread-safe.
+
+    Args:
+        hosts: ``host:port`` pairs separated by commas; a path belongs into `root`.
+        root: The prefix of every path; empty for none.
+        session_timeout_s: How long the servers keep the session without a message from it. The servers may bound it.
+        call_timeout_s: How long a call waits for a connection, and again for an answer.
+        request_bytes_max: The largest request.
+        client_options: More arguments for `KazooClient`.
+        only_reads: Refuse every change.
+
+    Raises:
+        StoreError: No server answered in time.
+        ValueError: An argument is invalid.
+    """
+
+    def __init__(  # noqa: PLR0913 - the store's own arguments, passed on by name
+        self,
+        hosts: str,
+        *,
+        root: str = "",
+        session_timeout_s: float = 30.0,
+        call_timeout_s: float = 30.0,
+        request_bytes_max: int = REQUEST_BYTES_MAX,
+        client_options: Mapping[str, Any] | None = None,
+        only_reads: bool = False,
+    ) -> None:
+        if root:
+            check_path(root)
+        if "/" in hosts:
+            raise ValueError(f"hosts must be host:port pairs without a path, got {hosts!r}; the path goes into root")
+        if not (session_timeout_s > 0 and call_timeout_s > 0):
+            raise ValueError(f"timeouts must be positive, got {session_timeout_s} s and {call_timeout_s} s")
+        if request_bytes_max < _REQUEST_BYTES_MIN:
+            raise ValueError(f"request_bytes_max must be at least {_REQUEST_BYTES_MIN}, got {request_bytes_max}")
+        self.name = f"{hosts}{root}"
+        self._root = root
+        self._root_bytes = len(root.encode())
+        self._call_timeout_s = call_timeout_s
+        self._request_bytes_max = request_bytes_max
+        self._only_reads = only_reads
+        self._refusal = ""  # Why every call is refused; empty while the session is usable.
+        self._usable = threading.Event()  # Set while there is a connection, and permanently after a refusal.
+        self._stopping = threading.Lock()
+        repeated_hosts = ",".join([hosts] * math.ceil(_CONNECTIONS_PER_SESSION / (hosts.count(",") + 1)))
+        options = {
+            "connection_retry": {"max_tries": -1, "delay": 0.05, "max_delay": 1.0},
+            **(client_options or {}),
+        }
+        try:
+            self._client = KazooClient(repeated_hosts, timeout=session_timeout_s, **options)
+        except ConfigurationError as error:
+            # Only the names of the options: their values may include passwords.
+            raise ValueError(f"client_options {sorted(client_options or {})}: {error}") from error
+        acl = self._client.default_acl or OPEN_ACL_UNSAFE
+        self._acl_bytes = 4 + sum(12 + len(entry.id.scheme.encode()) + len(entry.id.id.encode()) for entry in acl)
+        self._client.add_listener(self._on_state)
+        try:
+            self._client.start(timeout=call_timeout_s)
+        except Exception as error:
+            self.close()
+            raise StoreError(f"{self.name}: no server answered within {call_timeout_s} s") from error
+
+    def make_root(self) -> None:
+        """Create the root's node, without data, and its missing parents."""
+        names = self._root.split("/")
+        for end in range(2, len(names) + 1):
+            self._exchange([partial(self._client.create_async, "/".join(names[:end]), b"")])
+
+    def read(self, *paths: str) -> list[Node | None]:
+        """Return the current nodes, read in this order but not at one instant; None for a missing node."""
+        requests = [partial(self._client.get_async, self._root + path) for path in paths]
+        answers = self._read(requests)
+        return [answer and Node(answer[0], answer[1].version, answer[1].mzxid, answer[1].numChildren)
+                for answer in answers]  # fmt: skip
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of the nodes below a node, unordered; none if the node does not exist."""
+        (names,) = self._read([partial(self._client.get_children_async, self._root + path)])
+        return list(names or [])
+
+    def commit(self, operations: Sequence[SessionOperation]) -> list[Any]:
+        """Execute operations, all or none, durably, and return kazoo's result of each.
+
+        Raises:
+            PayloadTooLargeError: They are too large for one request.
+            LostRaceError: A node was not in the state that an operation expects.
+            StoreError: There is no connection, or it was lost and it is unknown whether the operations were executed.
+        """
+        size_bytes = _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
+        if size_bytes > self._request_bytes_max:
+            raise PayloadTooLargeError(
+                f"{self.name}: a request must have at most {self._request_bytes_max} bytes, got {size_bytes};"
+                " nothing was sent"
+            )
+        transaction = self._client.transaction()
+        for verb, path, arguments in operations:
+            getattr(transaction, verb)(self._root + path, *arguments)
+        (results,) = self._exchange([transaction.commit_async])
+        if results is None:
+            raise StoreError(f"{self.name}: the servers refuse to carry out a transaction")
+        for result in results:
+            # These two are the errors of the operations before and after the one that failed.
+            if not isinstance(result, Exception) or isinstance(result, (RolledBackError, RuntimeInconsistency)):
+                continue
+            if isinstance(result, (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)):
+                raise LostRaceError from result
+            raise StoreError(f"{self.name}: {result!r}; nothing was written") from result
+        return list(results)
+
+    def settle(self, attempt: Callable[[], _Result]) -> _Result:
+        """Call a mutating function until it loses no race, and return its result.
+
+        Raises:
+            StoreError: Changes are refused, or too many races were lost; nothing was written.
+        """
+        self.check_writable()
+        for _ in range(_ATTEMPTS_MAX):
+            with suppress(LostRaceError):
+                return attempt()
+        raise StoreError(f"{self.name}: others were faster {_ATTEMPTS_MAX} times; nothing was written")
+
+    def create_ephemeral(self, path: str, data: bytes) -> bool:
+        """Create a node that disappears with the session, and its missing parents; return False if it exists.
+
+        Raises:
+            StoreError: There is no connection, or it was lost and it is unknown whether the node was created.
+        """
+        self.check_writable()
+        request = partial(self._client.create_async, self._root + path, data, ephemeral=True, makepath=True)
+        (created,) = self._exchange([request])
+        return created is not None
+
+    def delete_ephemeral(self, path: str) -> None:
+        """Delete a node of `create_ephemeral`; no-op if it is gone, as it is after a lost session."""
+        with suppress(StoreError):
+            self._exchange([partial(self._client.delete_async, self._root + path)])
+
+    def check_usable(self) -> None:
+        """Raise `StoreError` if the session was closed or lost."""
+        if self._refusal:
+            raise StoreError(f"{self.name}: {self._refusal}")
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection at present, and the session was neither closed nor lost."""
+        return self._usable.is_set() and not self._refusal
+
+    def check_writable(self) -> None:
+        """Raise `StoreError` if changes are refused, or the session was closed or lost."""
+        self.check_usable()
+        if self._only_reads:
+            raise StoreError(f"{self.name}: the store was opened to read; nothing was written")
+
+    def close(self) -> None:
+        """End the session; no-op if closed."""
+        self._refuse("the store is closed")
+        with self._stopping:
+            # If this fails, the session still ends after its timeout.
+            with suppress(Exception):
+                self._client.stop()
+            with suppress(Exception):
+                self._client.close()
+
+    def _on_state(self, state: str) -> None:
+        # kazoo calls this from its connection's thread, which must not wait.
+        if state == KazooState.CONNECTED:
+            self._usable.set()
+        elif state == KazooState.SUSPENDED:
+            if not self._refusal:
+                self._usable.clear()
+        else:
+            self._refuse("the session was lost; close the store and open it again")
+
+    def _refuse(self, refusal: str) -> None:
+        self._refusal = self._refusal or refusal
+        self._usable.set()
+
+    def _read(self, requests: Sequence[Callable[[], Any]]) -> list[Any]:
+        deadline_s = time.monotonic() + self._call_timeout_s
+        sync = partial(self._client.sync_async, self._root or "/")
+        while True:
+            try:
+                return self._exchange([sync, *requests])[1:]
+            except _ConnectionLostError:
+                if time.monotonic() >= deadline_s:
+                    raise
+
+    def _exchange(self, requests: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Send requests in order, several at once, and return the answers.
+
+        The answer is None if a node to read is missing, or a node to create exists.
+        """
+        answers: list[Any] = []
+        for begin in range(0, len(requests), _REQUESTS_AT_ONCE):
+            connected = self._usable.wait(self._call_timeout_s)
+            self.check_usable()
+            if not connected:
+                raise StoreError(f"{self.name}: no connection for {self._call_timeout_s} s; nothing was sent")
+            sent = [request() for request in requests[begin : begin + _REQUESTS_AT_ONCE]]
+            deadline_s = time.monotonic() + self._call_timeout_s
+            answers += [self._answer(result, deadline_s) for result in sent]
+        return answers
+
+    def _answer(self, result: Any, deadline_s: float) -> Any:
+        try:
+            return result.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except (NoNodeError, NodeExistsError):
+            return None
+        except self._client.handler.timeout_exception as error:
+            # No later request is sent: the caller may soon check whether this call happened.
+            self._refuse("a call was not answered; close the store and open it again")
+            self.close()
+            raise StoreError(f"{self.name}: no answer within {self._call_timeout_s} s") from error
+        except ConnectionLoss as error:
+            raise _ConnectionLostError(f"{self.name}: the connection was lost before the answer came") from error
+        except Exception as error:
+            self.check_usable()
+            raise StoreError(f"{self.name}: {error!r}") from error
+
+    def _operation_bytes(self, operation: SessionOperation) -> int:
+        """Return the size of an operation in a request, at most a few bytes too high."""
+        acl_bytes = self._acl_bytes if operation.verb == "create" else 0
+        data_bytes = sum(len(each) for each in operation.arguments if isinstance(each, bytes))
+        return _OPERATION_BYTES + self._root_bytes + len(operation.path.encode()) + data_bytes + acl_bytes
 
 
 class NodeKind(IntEnum):
     """The kind of a node's contents."""
 
     DIRECTORY = 2
-    COUNTER = 3
     VALUE = 6
     BOOKKEEPER_STORE = 7
     BOOKKEEPER_LEDGER = 8
-    BOOKKEEPER_WRITER = 9
 
 
-class LedgerStatus(IntEnum):
-    """The status of a ledger. A deleted one is invisible to every caller; its entries are still being removed."""
-
-    OPEN = 0
-    FENCED = 1
-    DELETED = 2
+def encode(kind: NodeKind, path: str, body: bytes = b"") -> bytes:
+    """Return the bytes of a node, which are valid only at this path."""
+    header = _HEADER.pack(_MAGIC, _VERSION, kind, 0, len(body))
+    return b"".join((header, _CHECKSUM.pack(_checksum(path, header, body)), body))
 
 
-def ledger_path(ledger_id: int) -> str:
-    """Return the path of a ledger's state."""
-    return f"{LEDGERS}/{ledger_id:d}"
-
-
-def owner_path(owner: str) -> str:
-    """Return the directory that names an owner's ledgers."""
-    return f"{OWNERS}/{_node_name(owner)}"
-
-
-def value_path(path: str) -> str:
-    """Return the path of the node with a metadata path's value; ``/`` is the directory of all values."""
-    names = path.split("/")[1:] if path != "/" else []
-    return METADATA + "".join(f"/{_node_name(name)}" for name in names)
-
-
-def directories_above(value: str) -> list[str]:
-    """Return the nodes between a value and `METADATA`, both excluded, the nearest first."""
-    parts = value.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts) - 1, 2, -1)]
-
-
-def name_in_metadata(node_name: str) -> str:
-    """Return the name that a node below `METADATA` encodes.
+def decode(path: str, data: bytes) -> tuple[NodeKind, bytes]:
+    """Return the kind and the body of a node.
 
     Raises:
-        CorruptStateError: The node encodes no name.
+        CorruptStateError: Its bytes are damaged, or were written to another path.
+        UnsupportedVersionError: Another release wrote them.
     """
-    return _unquoted(node_name, METADATA)
+    if len(data) < FRAME_BYTES:
+        raise node_damage(path, len(data), f"a frame of at least {FRAME_BYTES} bytes", f"{len(data)} bytes")
+    magic, version, kind, reserved, size = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise node_damage(path, 0, _MAGIC, magic)
+    if version != _VERSION:
+        raise UnsupportedVersionError(
+            f"node {path or '/'} has format version {version}; this release reads version {_VERSION}"
+        )
+    body = data[FRAME_BYTES:]
+    if size != len(body):
+        raise node_damage(path, 8, f"a body of {size} bytes", f"{len(body)} bytes")
+    (stored,) = _CHECKSUM.unpack_from(data, _HEADER.size)
+    computed = _checksum(path, data[: _HEADER.size], body)
+    if stored != computed:
+        raise node_damage(path, _HEADER.size, f"CRC-32C {computed:#010x}", f"{stored:#010x}")
+    if reserved or kind not in set(NodeKind):
+        raise node_damage(path, 5, "a known kind, 0", (kind, reserved))
+    return NodeKind(kind), body
 
 
-def owner_in_owners(node_name: str) -> str:
-    """Return the owner that a node below `OWNERS` encodes.
-
-    Raises:
-        CorruptStateError: The node encodes no owner.
-    """
-    return "" if node_name == _node_name("") else _unquoted(node_name, OWNERS)
-
-
-def _unquoted(node_name: str, directory: str) -> str:
-    name = unquote(node_name)
-    if _node_name(name) != node_name:
-        raise CorruptStateError(directory, offset=0, expected="a name percent-encoded by us", found=node_name)
-    return name
+def decode_as(kind: NodeKind, path: str, data: bytes) -> bytes:
+    """Return the body of a node of the expected kind; errors as `decode`, and for a node of another kind."""
+    found, body = decode(path, data)
+    if found is not kind:
+        raise node_damage(path, 5, f"kind {kind.name}", found.name)
+    return body
 
 
-def _node_name(name: str) -> str:
-    # ZooKeeper allows no empty name, and treats one or two dots as a file system does.
-    return quote(name, safe="").replace(".", "%2E") if name in {".", ".."} else quote(name, safe="") or "%"
+def create_directory(path: str) -> SessionOperation:
+    """Create a node that only holds other nodes."""
+    return create(path, encode(NodeKind.DIRECTORY, path))
 
 
 def existing(found: Node | None, path: str) -> Node:
@@ -140,78 +429,13 @@ def existing(found: Node | None, path: str) -> Node:
         CorruptStateError: It does not exist.
     """
     if found is None:
-        raise CorruptStateError(f"node {path or '/'}", offset=0, expected="a node", found="none")
+        raise node_damage(path, 0, "a node", "none")
     return found
 
 
-def encode(kind: NodeKind, path: str, body: bytes = b"") -> bytes:
-    """Return the bytes of a node, which are valid only at this path."""
-    header = _HEADER.pack(_MAGIC, _VERSION, kind, 0, len(body))
-    return b"".join((header, _CHECKSUM.pack(_checksum(path, header, body)), body))
-
-
-def create_directory(path: str) -> SessionOperation:
-    """Create a node that only holds other nodes."""
-    return create(path, encode(NodeKind.DIRECTORY, path))
-
-
-def kind_of(path: str, data: bytes) -> NodeKind:
-    """Return the kind of a node.
-
-    Raises:
-        CorruptStateError: Its bytes are damaged, or were written to another path.
-        UnsupportedVersionError: A newer release wrote them.
-    """
-    return _open_frame(path, data)[0]
-
-
-def decode(kind: NodeKind, path: str, data: bytes) -> bytes:
-    """Return the body of a node of the expected kind.
-
-    Raises:
-        CorruptStateError: The node is of another kind, its bytes are damaged, or they were written to another path.
-        UnsupportedVersionError: A newer release wrote them.
-    """
-    found, body = _open_frame(path, data)
-    if found is not kind:
-        raise _damage(path, 5, f"kind {kind.name}", found.name)
-    return body
-
-
-def encode_counter(path: str, number: int) -> bytes:
-    """Return the bytes of a counter's node."""
-    return encode(NodeKind.COUNTER, path, _COUNTER.pack(number))
-
-
-def decode_counter(path: str, data: bytes) -> int:
-    """Return the number in a counter's node; errors as `decode`."""
-    body = decode(NodeKind.COUNTER, path, data)
-    if len(body) != _COUNTER.size:
-        raise _damage(path, FRAME_BYTES, f"{_COUNTER.size} bytes", f"{len(body)} bytes")
-    number: int = _COUNTER.unpack(body)[0]
-    return number
-
-
-def _open_frame(path: str, data: bytes) -> tuple[NodeKind, bytes]:
-    if len(data) < FRAME_BYTES:
-        raise _damage(path, len(data), f"a frame of at least {FRAME_BYTES} bytes", f"{len(data)} bytes")
-    magic, version, kind, reserved, size = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise _damage(path, 0, _MAGIC, magic)
-    if version > _VERSION:
-        raise UnsupportedVersionError(
-            f"node {path or '/'} has format version {version}; this release reads up to version {_VERSION}"
-        )
-    body = data[FRAME_BYTES:]
-    if size != len(body):
-        raise _damage(path, 8, f"a body of {size} bytes", f"{len(body)} bytes")
-    (stored,) = _CHECKSUM.unpack_from(data, _HEADER.size)
-    computed = _checksum(path, data[: _HEADER.size], body)
-    if stored != computed:
-        raise _damage(path, _HEADER.size, f"CRC-32C {computed:#010x}", f"{stored:#010x}")
-    if version != _VERSION or reserved or kind not in set(NodeKind):
-        raise _damage(path, 4, f"version {_VERSION}, a known kind, 0", (version, kind, reserved))
-    return NodeKind(kind), body
+def node_damage(path: str, offset: int, expected: object, found: object) -> CorruptStateError:
+    """Return the error for a node that is not as it was written."""
+    return CorruptStateError(f"node {path or '/'}", offset=offset, expected=expected, found=found)
 
 
 def _checksum(path: str, header: bytes, body: bytes) -> int:
@@ -221,247 +445,144 @@ def _checksum(path: str, header: bytes, body: bytes) -> int:
     return checksum
 
 
-def _damage(path: str, offset: int, expected: object, found: object) -> CorruptStateError:
-    return CorruptStateError(f"node {path or '/'}", offset=offset, expected=expected, found=found)
+def node_name(name: str) -> str:
+    """Return a name, such as an owner, as a node has it; it may be empty."""
+    # ZooKeeper allows no empty name, and treats one or two dots as a file system does.
+    return quote(name, safe="").replace(".", "%2E") if name in {".", ".."} else quote(name, safe="") or "%"
 
 
-def connect(  # noqa: PLR0913 - the store's own arguments, passed on by name
-    hosts: str,
-    *,
-    root: str,
-    session_timeout_s: float,
-    call_timeout_s: float,
-    request_bytes_max: int,
-    client_options: Mapping[str, Any] | None,
-) -> ZooKeeperSession:
-    """Begin a session if the arguments, which are those of the store, are valid.
+def name_of_node(node: str, directory: str) -> str:
+    """Return the name that a node in a directory has.
 
     Raises:
-        StoreError: No server answered in time.
-        ValueError: An argument is invalid.
+        CorruptStateError: It is not a name as `node_name` returns it.
     """
-    check_path(root)
-    if "/" in hosts:
-        raise ValueError(f"hosts must be host:port pairs without a path, got {hosts!r}; the path goes into root")
-    if not (session_timeout_s > 0 and call_timeout_s > 0):
-        raise ValueError(f"timeouts must be positive, got {session_timeout_s} s and {call_timeout_s} s")
-    if request_bytes_max < _REQUEST_BYTES_MIN:
-        raise ValueError(f"request_bytes_max must be at least {_REQUEST_BYTES_MIN}, got {request_bytes_max}")
-    return ZooKeeperSession(
-        hosts,
-        root=root,
-        session_timeout_s=session_timeout_s,
-        call_timeout_s=call_timeout_s,
-        request_bytes_max=request_bytes_max,
-        client_options=client_options or {},
-    )
+    name = "" if node == "%" else unquote(node)
+    if node_name(name) != node:
+        raise node_damage(directory, 0, "a name percent-encoded by us", node)
+    return name
 
 
-@contextmanager
-def closed_on_error(close: Callable[[], object]) -> Iterator[None]:
-    """Close a session or a store if the block fails."""
-    try:
-        yield
-    except BaseException:
-        close()
-        raise
+class ZooKeeperNodes(MetadataStore):
+    """The nodes of a cluster as values, at their own paths, where others may change them, too.
 
+    The version of a value is the number of the transaction that wrote it, which never repeats. The servers compare
+    nodes' own versions. `put` refuses a value whose parent does not exist with `StoreError`, and one that does not fit
+    into a request with `PayloadTooLargeError`.
 
-def check_store(session: ZooKeeperSession, name: str) -> None:
-    """Refuse a root that is not a store.
-
-    Raises:
-        StoreError: It is missing or empty.
-        CorruptStateError: Its bytes are damaged.
-        UnsupportedVersionError: A newer release wrote it.
-    """
-    (found,) = session.read(STORE)
-    if found is None or not found.data:
-        state = "missing" if found is None else "empty"
-        raise StoreError(f"{name} is not an ackstate store: its node is {state}")
-    decode(NodeKind.BOOKKEEPER_STORE, STORE, found.data)
-
-
-def prepare(session: ZooKeeperSession, root: str) -> None:
-    """Create the nodes of a store at an empty root, and refuse a root with foreign nodes.
-
-    Raises:
-        StoreError: The root has children and no data.
-        CorruptStateError: The root's bytes are damaged.
-        UnsupportedVersionError: A newer release wrote it.
-    """
-    (found,) = session.read(STORE)
-    if found is None:
-        session.make_root()
-    session.settle(lambda: _make_if_empty(session, root))
-
-
-def _make_if_empty(session: ZooKeeperSession, root: str) -> None:
-    found = existing(session.read(STORE)[0], STORE)
-    if found.data:
-        decode(NodeKind.BOOKKEEPER_STORE, STORE, found.data)
-        return
-    if found.child_count:
-        raise StoreError(f"{root} is not an ackstate store: it has children and no data")
-    directories = (DELETIONS, METADATA, LEDGERS, OWNERS, GARBAGE, WRITERS)
-    session.commit([
-        set_data(STORE, encode(NodeKind.BOOKKEEPER_STORE, STORE), found.version),
-        create(LEDGER_COUNTER, encode_counter(LEDGER_COUNTER, 0)),
-        *(create_directory(path) for path in directories),
-    ])  # fmt: skip
-
-
-@final
-class ZooKeeperMetadata:
-    """The values of one store. Their versions are transaction numbers, so they rise over the whole store.
-
-    A node's own version restarts at 0 when the node is deleted and created again, and the servers compare only that
-    version. So every delete also changes another node. Each transaction here reads that node first and names its
-    version, so no delete can happen in between unseen.
+    Attributes:
+        session: The session.
     """
 
     def __init__(self, session: ZooKeeperSession) -> None:
-        self._session = session
+        super().__init__()
+        self.session = session
 
-    def get(self, path: str) -> Versioned | None:
-        check_path(path)
-        node = value_path(path)
-        (found,) = self._session.read(node)
-        if found is None or not _holds_value(node, found):
-            return None
-        return Versioned(decode(NodeKind.VALUE, node, found.data), found.changed_zxid)
+    @property
+    def name(self) -> str:
+        """The cluster, for errors."""
+        return self.session.name
 
-    def put(self, path: str, data: bytes, *, expected_version: int) -> int:
-        """See `MetadataStore.put`.
+    def _get(self, path: str) -> Versioned | None:
+        node = self._node(path)
+        (found,) = self.session.read(node)
+        data = self._data(node, found)
+        return None if found is None or data is None else Versioned(data, found.changed_zxid)
 
-        Raises:
-            PayloadTooLargeError: Value and path do not fit into one request.
-        """
-        check_path(path)
-        node = value_path(path)
-        encoded = encode(NodeKind.VALUE, node, bytes(memoryview(data)))
-        return self._session.settle(lambda: self._try_put(path, encoded, expected_version))
+    def _put(self, path: str, data: bytes, expected_version: int) -> int:
+        return self.session.settle(lambda: self._try_put(path, data, expected_version))
 
-    def delete(self, path: str, *, expected_version: int) -> None:
-        check_path(path)
-        self._session.settle(lambda: self._try_delete(path, expected_version))
+    def _delete(self, path: str, expected_version: int) -> None:
+        self.session.settle(lambda: self._try_delete(path, expected_version))
 
-    def children(self, path: str) -> list[str]:
-        children_prefix(path)
-        names = self._session.children(value_path(path)) or []
-        return sorted(map(name_in_metadata, names))
+    def _children(self, path: str) -> list[str]:
+        return self.session.children(path)
 
-    def _try_put(self, path: str, encoded: bytes, expected_version: int) -> int:
-        node = value_path(path)
-        above = directories_above(node)
-        deletions, found, *found_above = self._session.read(DELETIONS, node, *above)
-        _expect(path, found, expected_version)
-        operations = [check(DELETIONS, existing(deletions, DELETIONS).version)]
-        if found is None:
-            missing = [directory for directory, there in zip(above, found_above, strict=True) if there is None]
-            operations += [create_directory(directory) for directory in reversed(missing)]
-            # Created empty and then set, because only setting returns the transaction's number.
-            operations += [create(node, b""), set_data(node, encoded, 0)]
-        else:
-            operations.append(set_data(node, encoded, found.version))
-        version: int = self._session.commit(operations)[-1].mzxid
+    def _node(self, path: str) -> str:
+        return path
+
+    def _data(self, node: str, found: Node | None) -> bytes | None:  # noqa: ARG002 - for a store of ours
+        """Return the value in a node, None if it has none."""
+        return None if found is None else found.data
+
+    def _try_put(self, path: str, data: bytes, expected_version: int) -> int:
+        (found,) = self.session.read(path)
+        self._expect(path, found, expected_version)
+        parent = path.rpartition("/")[0]
+        if found is None and parent and self.session.read(parent) == [None]:
+            raise StoreError(f"{self.name}: there is nothing above {path}; nothing was written")
+        return self._commit_put(path, found, data)
+
+    def _commit_put(self, node: str, found: Node | None, data: bytes, *before: SessionOperation) -> int:
+        """Put a value where a look has found a node, after other operations, and return its version."""
+        # Created empty and then set, because only setting returns the transaction's number.
+        operations = [create(node, b"")] if found is None else []
+        operations.append(set_data(node, data, 0 if found is None else found.version))
+        version: int = self.session.commit([*before, *operations])[-1].mzxid
         return version
 
     def _try_delete(self, path: str, expected_version: int) -> None:
-        node = value_path(path)
-        above = directories_above(node)
-        deletions, found, *found_above = self._session.read(DELETIONS, node, *above)
-        _expect(path, found, expected_version)
-        if found is None or expected_version == ABSENT:
-            raise VersionMismatchError(f"{path} holds no value to delete")
-        version = existing(deletions, DELETIONS).version
+        (found,) = self.session.read(path)
+        self._expect(path, found, expected_version)
+        self.session.commit([delete(path, existing(found, path).version)])
+
+    def _expect(self, path: str, found: Node | None, version: int) -> None:
+        holds_value = self._data(self._node(path), found) is not None
+        found_version = found.changed_zxid if found is not None and holds_value else ABSENT
+        if found_version != version:
+            raise other_version(path, found_version, version)
+
+
+@final
+class ZooKeeperMetadata(ZooKeeperNodes):
+    """The values of one store of ours, below `METADATA`, in frames.
+
+    A node's own version restarts at 0 when the node is deleted and created again. So every delete also changes another
+    node. Each transaction here reads that node first and names its version, so no delete can happen in between unseen.
+    """
+
+    def _children(self, path: str) -> list[str]:
+        return [name_of_node(name, METADATA) for name in self.session.children(self._node(path))]
+
+    def _node(self, path: str) -> str:
+        return METADATA + "".join(f"/{node_name(name)}" for name in path.split("/")[1:] if path != "/")
+
+    def _data(self, node: str, found: Node | None) -> bytes | None:
+        kind, body = (NodeKind.DIRECTORY, b"") if found is None else decode(node, found.data)
+        if kind not in {NodeKind.DIRECTORY, NodeKind.VALUE}:
+            raise node_damage(node, 5, f"kind {NodeKind.VALUE.name}", kind.name)
+        return body if kind is NodeKind.VALUE else None
+
+    def _try_put(self, path: str, data: bytes, expected_version: int) -> int:
+        node = self._node(path)
+        above = _directories_above(node)
+        deletions, found, *found_above = self.session.read(DELETIONS, node, *above)
+        self._expect(path, found, expected_version)
+        missing = [directory for directory, there in zip(above, found_above, strict=True) if there is None]
+        guard = check(DELETIONS, existing(deletions, DELETIONS).version)
+        directories = map(create_directory, reversed(missing))
+        return self._commit_put(node, found, encode(NodeKind.VALUE, node, data), guard, *directories)
+
+    def _try_delete(self, path: str, expected_version: int) -> None:
+        node = self._node(path)
+        above = _directories_above(node)
+        deletions, found, *found_above = self.session.read(DELETIONS, node, *above)
+        self._expect(path, found, expected_version)
+        found, version = existing(found, node), existing(deletions, DELETIONS).version
         operations = [set_data(DELETIONS, encode(NodeKind.DIRECTORY, DELETIONS), version)]
         if found.child_count:
             operations.append(set_data(node, encode(NodeKind.DIRECTORY, node), found.version))
         else:
             operations.append(delete(node, found.version))
-            operations += _deletions_of_the_empty(above, found_above)
-        self._session.commit(operations)
+            # With the directories, nearest first, that lead only to this value.
+            for directory, there in zip(above, found_above, strict=True):
+                if there is None or there.child_count > 1 or self._data(directory, there) is not None:
+                    break
+                operations.append(delete(directory, there.version))
+        self.session.commit(operations)
 
 
-def _deletions_of_the_empty(paths: list[str], found: list[Node | None]) -> Iterator[SessionOperation]:
-    """Yield the deletions of directories that lead only to a value that is being deleted, nearest first."""
-    for path, node in zip(paths, found, strict=True):
-        if node is None or node.child_count > 1 or _holds_value(path, node):
-            return
-        yield delete(path, node.version)
-
-
-def _holds_value(path: str, found: Node) -> bool:
-    return kind_of(path, found.data) is NodeKind.VALUE
-
-
-def _expect(path: str, found: Node | None, version: int) -> None:
-    holds_value = found is not None and _holds_value(value_path(path), found)
-    found_version = found.changed_zxid if found is not None and holds_value else ABSENT
-    if found_version != version:
-        raise VersionMismatchError(f"{path} is at version {found_version}, not {version}")
-
-
-@final
-class LedgerIndex:
-    """Ids and owners of ledgers; the caller commits the operations together with those on the ledger's own node."""
-
-    def __init__(self, session: ZooKeeperSession) -> None:
-        self._session = session
-
-    def additions(self, owners: Sequence[str]) -> tuple[list[int], list[SessionOperation]]:
-        """Return a new id for a ledger of each owner, above every one before, and the operations that register them."""
-        directories = [*dict.fromkeys(map(owner_path, owners))]
-        counter, *found = self._session.read(LEDGER_COUNTER, *directories)
-        counter = existing(counter, LEDGER_COUNTER)
-        first = decode_counter(LEDGER_COUNTER, counter.data) + 1
-        ledger_ids = [*range(first, first + len(owners))]
-        encoded = encode_counter(LEDGER_COUNTER, first + len(owners) - 1)
-        operations = [set_data(LEDGER_COUNTER, encoded, counter.version)]
-        missing = [directory for directory, node in zip(directories, found, strict=True) if node is None]
-        operations += map(create_directory, missing)
-        operations += [
-            create_directory(f"{owner_path(owner)}/{ledger_id}")
-            for ledger_id, owner in zip(ledger_ids, owners, strict=True)
-        ]
-        return ledger_ids, operations
-
-    def removal(self, ledger_id: int, owner: str) -> list[SessionOperation]:
-        """Return the operations that make a ledger garbage."""
-        directory = owner_path(owner)
-        (owned,) = self._session.read(directory)
-        operations = [create_directory(garbage_path(ledger_id)), delete(f"{directory}/{ledger_id}")]
-        if existing(owned, directory).child_count == 1:
-            operations.append(delete(directory))
-        return operations
-
-    def garbage(self) -> list[int]:
-        """Return the ledgers whose deletion has not finished."""
-        return self._numbers(GARBAGE)
-
-    def owned_by(self, owner: str) -> list[int]:
-        check_owner(owner)
-        return self._numbers(owner_path(owner))
-
-    def owners(self) -> list[str]:
-        return sorted(map(owner_in_owners, self._session.children(OWNERS) or []))
-
-    def _numbers(self, path: str) -> list[int]:
-        names: Sequence[str] = self._session.children(path) or []
-        return sorted(_number(name, path) for name in names)
-
-
-def garbage_path(ledger_id: int) -> str:
-    """Return the node that marks an unfinished deletion."""
-    return f"{GARBAGE}/{ledger_id}"
-
-
-def _number(name: str, path: str) -> int:
-    if not (name.isascii() and name.isdecimal()):
-        raise CorruptStateError(f"node {path}", offset=0, expected="numbers of ledgers", found=name)
-    return int(name)
-
-
-if TYPE_CHECKING:
-    _: type[MetadataStore] = ZooKeeperMetadata
+def _directories_above(node: str) -> list[str]:
+    """Return the nodes between a value and `METADATA`, both excluded, the nearest first."""
+    parts = node.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts) - 1, 2, -1)]

@@ -7,6 +7,10 @@ Call it from a test, with a function that opens the same storage each time::
 
 It cannot check the behaviour that needs a second process, a full disk or a power cut: `StoreLockedError`,
 `StoreFullError`, and whether a sync reached the disk. Test these by hand.
+
+One of our stores is exempt from one promise. `ackstate.stores.pulsar` stores what Pulsar stores, and nothing there
+marks the end of an append: a crash may leave a part of the entries of one append. Each entry there is a whole state, so
+that any part of them is a valid outcome. Only cursors have ledgers there, and only their records are values.
 """
 
 from __future__ import annotations

@@ -378,6 +378,10 @@ class MessageLog:
             self.published_ms[ledger_id] = max(now_ms, self.published_ms.get(ledger_id, now_ms))
         return Publication(self, messages, ledger_id, contents)
 
+    def check_owned(self) -> None:
+        """Raise `LogFencedError` if another owner has opened the log, and `ValueError` if it was opened by `find`."""
+        self._owned("write").check()
+
     def has_room_for(self, count: int) -> bool:
         """Return whether a number of entries fits into the open ledger; else publishing them begins another."""
         return self._room >= count

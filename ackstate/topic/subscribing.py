@@ -100,7 +100,7 @@ def plan_subscription(
     opening = CursorOpening(
         topic=log.topic, subscription=name, ledgers=log.ledgers, config=config, repair=request.repair,
         start=start_position(log, request.start) if stored is None else None,
-        properties=_application_properties(request.properties) | type_properties(kind),
+        properties=_application_properties(request.properties) | type_properties(kind), check=log.check_owned,
     )  # fmt: skip
     return PlannedSubscription(opening, kind, gate, options)
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, Unpack, final
 
-from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.journal.deletion import delete_cursor
+from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.persist.open_cursors import open_cursors
 from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
 from ackstate.delay.bucket_storage import SnapshotStorage
@@ -226,6 +227,7 @@ class Topic:
         Raises:
             SubscriptionTypeError: It is stored with another type; it was not opened.
             TopicClosedError: The topic is closed.
+            LogFencedError: Another owner has opened the topic; nothing was written.
             TypeError, ValueError: An argument is of another type or out of range.
             As `ManagedCursor.open` and `start_position`.
         """
@@ -301,11 +303,12 @@ class Topic:
 
         Raises:
             TopicClosedError: The topic is closed.
+            LogFencedError: Another owner has opened the topic; nothing was deleted.
             As `delete_subscription`; if that fails, an open subscription stays open, and may be fenced.
         """
         now_ms = self._at(now_ms)
         self._mark_deletes = None
-        is_found = delete_subscription(self.store, topic=self.name, subscription=name)
+        is_found = delete_cursor(self.store, cursor_path(self.name, name), check=self.log.check_owned)
         subscription = self._remove(name)
         if subscription is not None:
             abandon(subscription.cursor)

@@ -416,7 +416,7 @@ class _Story:
         ledgers = self.owner.store.ledgers
         try:
             ledger_id = ledgers.create("probe")
-            ledgers.append(ledger_id, b"")
+            ledgers.append(ledger_id, [b""])
         except StoreError as error:
             if not all(name in str(error) for name in names):
                 self.fail(Promise.ERRORS, f"without {' and '.join(names)}: {error}")

@@ -43,13 +43,16 @@ _BOOKIE_SETTINGS = {
     "diskUsageLwmThreshold": 0.997,
 }
 _CLIENT_SETTINGS = {"addEntryTimeoutSec": "2", "readEntryTimeoutSec": "2"}
+_ONE_COMPILER = "-XX:TieredStopAtLevel=1"  # Java starts in three quarters of the time.
 
 
 def bookkeeper_options(client=None):
     """Return the options of a store in such a cluster, with short time-outs."""
     from ackstate.stores.bookkeeper import BookKeeperOptions
+    from ackstate.stores.bookkeeper_client import JVM_OPTIONS
 
-    return BookKeeperOptions(class_path=str(JARS), settings=_CLIENT_SETTINGS, client=client)
+    options = (*JVM_OPTIONS, _ONE_COMPILER)
+    return BookKeeperOptions(class_path=str(JARS), jvm_options=options, settings=_CLIENT_SETTINGS, client=client)
 
 
 @contextmanager

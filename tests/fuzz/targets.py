@@ -29,8 +29,8 @@ from ackstate.cursor.pulsar_conf import cursor_settings
 from ackstate.limits.policies import decode_policies
 from ackstate.message import Message, decode_messages, encode_message
 from ackstate.properties import decode_properties
-from ackstate.stores import bookkeeper_entries, bookkeeper_nodes, zookeeper
-from ackstate.stores.pulsar_url import parse_pulsar_url
+from ackstate.stores import bookkeeper, zookeeper
+from ackstate.stores.pulsar import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log_ownership import decode_log_record
 from ackstate.wire import native, pulsar
@@ -149,24 +149,8 @@ def _frame(data: bytes) -> Any:
     return framing.message_of(entry, framing.decode_metadata(entry)) if entry else None
 
 
-def _node(data: bytes) -> Any:
-    for decode in (
-        lambda: zookeeper.decode_counter(ZOOKEEPER_PATH, data),
-        lambda: bookkeeper_nodes.decode_ledger(7, data),
-    ):
-        try:
-            decode()
-        except AckStateError:
-            continue
-
-
 def _node_seeds() -> Sequence[bytes]:
-    nodes, states = zookeeper, bookkeeper_nodes
-    segments = tuple(states.Segment(number, 3, states.SegmentStatus.SEALED) for number in (4, 5))
-    return [
-        nodes.encode_counter(ZOOKEEPER_PATH, 12),
-        states.encode_ledger(7, states.SegmentedLedger(nodes.LedgerStatus.OPEN, "owner", segments)),
-    ]  # fmt: skip
+    return [zookeeper.encode(kind, ZOOKEEPER_PATH, b"owner") for kind in zookeeper.NodeKind]
 
 
 def _text(parse: Callable[[str], Any]) -> Callable[[bytes], Any]:
@@ -238,9 +222,9 @@ TARGETS = {
     "delay-segment": FuzzTarget(_segment, golden("delay-snapshot-segment-*.bin")),
     "ledger-info": FuzzTarget(decode_ledger_info, lambda: [bytes.fromhex("0a0808031064180020000a0408051000")]),
     "pulsar-entry": FuzzTarget(decode_message_times, lambda: [_pulsar_entry()]),
-    "zookeeper-node": FuzzTarget(_node, _node_seeds, sealed_node),
+    "zookeeper-node": FuzzTarget(lambda data: zookeeper.decode(ZOOKEEPER_PATH, data), _node_seeds, sealed_node),
     "bookkeeper-entry": FuzzTarget(
-        lambda data: bookkeeper_entries.decode_entry(data, "entry"), lambda: [b"\1\2\0\0\0\0abc", b"\1\3" + bytes(40)]
+        lambda data: bookkeeper.decode_entry(data, "entry"), lambda: bookkeeper.encode_batch([b"a", b"bc"])
     ),
     "message": FuzzTarget(_messages, lambda: [
         encode_message(Message(b"payload", key=key, properties=properties))

@@ -11,8 +11,7 @@ from ackstate import ManagedCursor, Position
 from ackstate.cursor.journal.journal import cursor_path
 from ackstate.cursor.journal.recovery import Recovery
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
-from ackstate.stores.pulsar_cluster import open_cluster
-from ackstate.stores.pulsar_ownership import TopicOwnedError, hold_topic
+from ackstate.stores.pulsar import TopicOwnedError, hold_topic, open_cluster
 from ackstate.topic_name import persistence_name
 from live.findings import Section
 from live.messages import client_of, place_of, publish, receive, subscribe

@@ -153,7 +153,7 @@ def _checked(
 
 
 def _topic(topic: str) -> str:
-    from ackstate.stores.pulsar_url import check_topic
+    from ackstate.stores.pulsar import check_topic
 
     try:
         return check_topic(topic)

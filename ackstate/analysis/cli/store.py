@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ackstate.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.position import Position
     from ackstate.stores.base import Store
-    from ackstate.stores.pulsar_layout import PulsarLayout
+    from ackstate.stores.pulsar import PulsarLayout
 
 _BOOKKEEPER = "bookkeeper://"
 _DATABASE = "ackstate.sqlite3"
@@ -68,7 +68,7 @@ def opened_store(store: str, *, copy_bytes_max: int | None = None) -> Iterator[S
 
 
 def _opened(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.stores.pulsar_url import is_pulsar_url
+    from ackstate.stores.pulsar import is_pulsar_url
 
     if store.startswith(_BOOKKEEPER):
         return _in_cluster(store)
@@ -85,7 +85,7 @@ def opened_cluster(url: str) -> PulsarLayout:
         AckStateError: The cluster cannot be reached, or a package is missing.
     """
     try:
-        from ackstate.stores.pulsar_cluster import open_cluster
+        from ackstate.stores.pulsar import open_cluster
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
     try:
@@ -108,7 +108,7 @@ def _in_cluster(store: str) -> Store:
             raise ValueError("no host")
         from ackstate.stores.bookkeeper import BookKeeperStore
 
-        return BookKeeperStore.open_to_read(hosts, root=slash + root, call_timeout_s=10)
+        return BookKeeperStore(hosts, root=slash + root, only_reads=True, call_timeout_s=10)
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
     except ValueError as error:
@@ -182,7 +182,7 @@ def text_of(position: Position | None) -> str | None:
 
 def unread_json(store: Store) -> list[dict[str, str]]:
     """Return the parts of a Pulsar cluster that were left out of a listing, and why."""
-    from ackstate.stores.pulsar_layout import PulsarLayout
+    from ackstate.stores.pulsar import PulsarLayout
 
     unread = store.metadata.unread if isinstance(store, PulsarLayout) else {}
     return [{"path": path, "why": unread[path]} for path in sorted(unread)]

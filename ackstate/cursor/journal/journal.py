@@ -35,7 +35,7 @@ from ackstate.stores.base import (
 from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
     from ackstate.cursor.journal.recovery import StoredCursor
@@ -100,6 +100,7 @@ class Journal:
         metadata_bytes_max: int,
         ledgers: LedgerMap,
         repair: Repair,
+        check: Callable[[], object] = lambda: None,
     ) -> tuple[Journal, StoredCursor | None]:
         """Take the cursor over and read its durable state; None if there never was such a cursor.
 
@@ -119,6 +120,8 @@ class Journal:
             # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
             found = recovery.find(journal._leftovers)
+            # After the record was read, so that the check holds for the version at which it is replaced.
+            check()
             if found is None:
                 version = recovery.vacant_version()
                 if version is None:

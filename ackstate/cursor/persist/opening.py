@@ -38,6 +38,7 @@ class CursorOpening:
         repair: How to repair the stored cursor if it cannot be read. The repair is durable when the cursor is open.
         start: The position that a new cursor reads first, as in `ManagedCursor.reset`; None for the first entry.
         properties: Those of a new cursor, of the application and of the broker.
+        check: Raises an error, before anything is written, unless the caller may open the cursor.
 
     Raises:
         TypeError, ValueError: The log is no `LedgerMap`, the start no position, or no record can hold a property.
@@ -50,6 +51,7 @@ class CursorOpening:
     repair: Repair = Repair.NONE
     start: Position | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         if not isinstance(self.ledgers, LedgerMap):
@@ -63,7 +65,7 @@ class CursorOpening:
         return Journal.open(
             store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
             metadata_bytes_max=self.config.metadata_bytes_max,
-            ledgers=self.ledgers, repair=self.repair,
+            ledgers=self.ledgers, repair=self.repair, check=self.check,
         )  # fmt: skip
 
 

@@ -1,23 +1,18 @@
 """A BookKeeper store gives the same answers as a memory store, also if its owners leave without closing it."""
 
 import itertools
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from ackstate.stores import zookeeper
-from ackstate.stores.base import StoreError
-from ackstate.stores.bookkeeper import BookKeeperStore
-from ackstate.stores.bookkeeper_groups import GroupWriter
-from ackstate.stores.bookkeeper_ledgers import BookKeeperLedgers
+from ackstate.stores.bookkeeper import BookKeeperLedgers, BookKeeperStore
 from ackstate.stores.memory import MemoryStore
+from ackstate.stores.zookeeper import ZooKeeperMetadata
 from crash.bookkeeper_cluster import bookkeeper_options
 from strategies import few
 from tests.model.cursor.test_store_model import (
-    BATCHES,
     STORIES,
     RenumberedStore,
     StoresMachine,
@@ -29,18 +24,44 @@ from tests.model.cursor.test_store_model import (
 pytestmark = pytest.mark.slow
 
 
-class BookKeeperMachine(StoresMachine):
-    """The same with a BookKeeper store, each time below another root.
+class SameIds:
+    """Ledgers that take and give ids as the memory store would: the same, if this one creates whenever that does."""
 
-    Its owners also vanish, or die in the middle of an append.
-    """
+    def __init__(self, ledgers, disk, ids):
+        self.ledgers, self.disk, self.ids = ledgers, disk, ids
+
+    def __getattr__(self, name):
+        method = getattr(self.ledgers, name)
+        return lambda ledger_id, *rest: method(self.theirs(ledger_id), *rest)
+
+    def theirs(self, ledger_id):
+        return self.ids.get(ledger_id, 2**62 + ledger_id)
+
+    def create(self, owner):
+        ours = self.disk.next_ledger_id
+        self.ids[ours] = self.ledgers.create(owner)
+        return ours
+
+    def append_many(self, appends):
+        return self.ledgers.append_many([(self.theirs(ledger_id), entries) for ledger_id, entries in appends])
+
+    def owned_by(self, owner):
+        ours = {theirs: ours for ours, theirs in self.ids.items()}
+        return [ours[ledger_id] for ledger_id in self.ledgers.owned_by(owner)]
+
+    def owners(self):
+        return self.ledgers.owners()
+
+
+class BookKeeperMachine(StoresMachine):
+    """The same with a BookKeeper store, each time below another root. Its owners also vanish without closing it."""
 
     hosts, client = "", None
     numbers = itertools.count()
 
     def begin(self):
         self.root = f"/model-{next(self.numbers)}"
-        self.versions = {}
+        self.versions, self.ids = {}, {}
         self.stack = ExitStack()
 
     def open(self):
@@ -48,33 +69,12 @@ class BookKeeperMachine(StoresMachine):
         store = BookKeeperStore(self.hosts, root=self.root, bookkeeper=bookkeeper_options(self.client))
         self.stack.callback(store.close)
         self.other = RenumberedStore(store, self.disk, self.versions)
+        self.other.ledgers = SameIds(store.ledgers, self.disk, self.ids)
 
     @rule()
     def vanish(self):
         self.memory.close()
         self.open()
-
-    @rule(entries=BATCHES, is_committed=st.booleans())
-    def die_before_or_after_a_commit(self, entries, is_committed):
-        """The answer of the commit of a group is lost; a batch for one ledger has none."""
-        commit = GroupWriter.commit
-
-        def lost(self, group):
-            if is_committed:
-                commit(self, group)
-            raise StoreError("killed")
-
-        GroupWriter.commit = lost
-        try:
-            happens = is_committed or len({ledger_id for ledger_id, _ in entries}) < 2
-            if happens:
-                with suppress(StoreError):
-                    self.memory.ledgers.append_all(entries)
-            with suppress(StoreError):
-                self.other.ledgers.append_all(entries)
-        finally:
-            GroupWriter.commit = commit
-        self.vanish()
 
     def end(self):
         self.stack.close()
@@ -101,8 +101,8 @@ def test_each_story_is_one_of_a_sound_store(machine, story):
 
 
 PLANTED = {
-    "versions are not compared": (zookeeper, "_expect", lambda *_: None),
-    "a fence is not set": (BookKeeperLedgers, "fence", BookKeeperLedgers.last),
+    "versions are not compared": (ZooKeeperMetadata, "_expect", lambda *_: None),
+    "a fence is not set": (BookKeeperLedgers, "_fence", BookKeeperLedgers._last),
 }
 
 

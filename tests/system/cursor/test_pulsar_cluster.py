@@ -1,7 +1,9 @@
 """Pulsar's own layout on a real BookKeeper and ZooKeeper: takeovers, readers beside an owner, dead bookies."""
 
 import contextlib
+import threading
 from contextlib import closing
+from functools import partial
 
 import pytest
 from kazoo.client import KazooClient
@@ -9,7 +11,6 @@ from kazoo.client import KazooClient
 from ackstate import CursorConfig, CursorFencedError, Format, ManagedCursor, Position
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.inspect.store import inspect_store
-from ackstate.stores import pulsar_ledgers
 from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,
@@ -17,11 +18,9 @@ from ackstate.stores.base import (
     StoreError,
     VersionMismatchError,
 )
-from ackstate.stores.bookkeeper_appends import append_all
-from ackstate.stores.bookkeeper_client import BookKeeperClient
-from ackstate.stores.bookkeeper_ledger import Replication
-from ackstate.stores.pulsar_cluster import open_cluster
-from ackstate.stores.pulsar_ledgers import PulsarLedgers
+from ackstate.stores.bookkeeper import BookKeeperLedgers
+from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
+from ackstate.stores.pulsar import CursorLedgers, open_cluster
 from ackstate.wire.pulsar.ranges import varint
 from crash.bookkeeper_cluster import JARS
 from pulsar_nodes import NODE, POLICIES, TOPIC
@@ -59,7 +58,7 @@ def store(connect):
     """A cluster with one topic, whose messages are in an open ledger, and no cursor."""
     store, broker = connect(), connect()
     message_ledger = broker.ledgers.create(_owner("messages"))
-    broker.ledgers.append_all([(message_ledger, b"\0\0\0\0%d" % number) for number in range(MESSAGES)])
+    broker.ledgers.append(message_ledger, [b"\0\0\0\0%d" % number for number in range(MESSAGES)])
     ledger = b"\x08" + varint(message_ledger) + b" \x00"
     for path, data in ((NODE, b"\n%c" % len(ledger) + ledger), ("/admin/policies/public/default", POLICIES)):
         names = path.split("/")[1:]
@@ -77,7 +76,8 @@ def store(connect):
 def open_ledgers(cluster):
     """Open the ledgers of the cluster each time, as another owner, with one Java client for all."""
     with closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS))) as store:
-        yield lambda: PulsarLedgers(store.ledgers._client, store.nodes, Replication(), only_reads=False)
+        client, how = store.ledgers._client, Replication()
+        yield lambda: BookKeeperLedgers(client, how, CursorLedgers(client, store.nodes, how))
 
 
 def _owner(name):
@@ -108,7 +108,7 @@ def test_a_url_has_the_brokers_password(cluster, tmp_path, store):
     url = f"pulsar+zk://{cluster.hosts}?digest=MAC&password_file={tmp_path / 'secret'}"
     with closing(open_cluster(url, class_path=str(JARS))) as secret:
         ledger_id = secret.ledgers.create(_owner("u"))
-        assert secret.ledgers.append(ledger_id, b"x") == 0
+        assert secret.ledgers.append(ledger_id, [b"x"]) == 0
         assert secret.ledgers.last(ledger_id) == 0
     for call in (store.ledgers.last, store.ledgers.fence):
         with pytest.raises(StoreError):
@@ -155,40 +155,30 @@ def ledgers(open_ledgers):
 def ledger_id(ledgers):
     """A ledger with one entry."""
     ledger_id = ledgers.create(_owner("s"))
-    ledgers.append(ledger_id, b"a")
+    ledgers.append(ledger_id, [b"a"])
     return ledger_id
 
 
 @pytest.mark.parametrize("change", ["seal", "fence", "delete"])
 def test_an_append_that_is_overtaken_by_another_call_still_has_its_outcome(ledgers, ledger_id, monkeypatch, change):
-    """The other call comes when the entry is durable, and before it is noted."""
+    """The other call waits for the append that is under way."""
+    append_all, others = BookKeeperClient.append_all, []
 
     def overtaken(client, entries):
-        outcomes = append_all(client, entries)
-        ledgers.seal() if change == "seal" else getattr(ledgers, change)(ledger_id)
-        return outcomes
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pulsar_ledgers, "append_all", overtaken)
-        assert ledgers.append(ledger_id, b"b") == 1
-    with pytest.raises(LedgerNotFoundError if change == "delete" else LedgerFencedError):
-        ledgers.append(ledger_id, b"late")
-    if change != "delete":
-        assert ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1) == [b"a", b"b"]
-
-
-def test_an_append_during_a_close_leaves_its_ledger_readable(ledgers, ledger_id, open_ledgers, monkeypatch):
-    def closed(client, entries):
-        ledgers.seal()
+        call = ledgers.seal if change == "seal" else partial(getattr(ledgers, change), ledger_id)
+        others.append(threading.Thread(target=call))
+        others[0].start()
+        others[0].join(0.05)
         return append_all(client, entries)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pulsar_ledgers, "append_all", closed)
-        with pytest.raises(StoreError):
-            ledgers.append(ledger_id, b"late")
-    successor = open_ledgers()
-    assert successor.fence(ledger_id) == 0
-    assert successor.read(ledger_id, 0, 1) == [b"a"]
+        patch.setattr(BookKeeperClient, "append_all", overtaken)
+        assert ledgers.append(ledger_id, [b"b"]) == 1
+    others[0].join()
+    with pytest.raises(LedgerNotFoundError if change == "delete" else LedgerFencedError):
+        ledgers.append(ledger_id, [b"late"])
+    if change != "delete":
+        assert ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1) == [b"a", b"b"]
 
 
 def test_nothing_is_appended_to_a_ledger_whose_deletion_had_no_answer(ledgers, ledger_id, monkeypatch):
@@ -203,7 +193,7 @@ def test_nothing_is_appended_to_a_ledger_whose_deletion_had_no_answer(ledgers, l
         with pytest.raises(StoreError, match="no answer"):
             ledgers.delete(ledger_id)
     with pytest.raises(LedgerNotFoundError):
-        ledgers.append(ledger_id, b"lost")
+        ledgers.append(ledger_id, [b"lost"])
 
 
 def test_a_reader_sees_the_last_ack_and_its_owner_goes_on(store, connect):
@@ -215,7 +205,7 @@ def test_a_reader_sees_the_last_ack_and_its_owner_goes_on(store, connect):
         assert len(found.content.deleted) == len(cursor.deleted)
     for call in (
         lambda: reader.ledgers.create(_owner("t")),
-        lambda: reader.ledgers.append(found.record.cursor_ledger_id, b""),
+        lambda: reader.ledgers.append(found.record.cursor_ledger_id, [b""]),
         lambda: reader.ledgers.fence(found.record.cursor_ledger_id),
         lambda: reader.ledgers.delete(found.record.cursor_ledger_id),
         lambda: opened(reader),
@@ -263,14 +253,14 @@ def test_an_export_beside_the_owner_has_its_acks(store, connect):
 def test_ledgers_that_are_missing_or_anothers_are_named(store, connect):
     other = connect(replication=Replication(3, 3, 2))
     ledger_id = other.ledgers.create(_owner("u"))
-    assert other.ledgers.append(ledger_id, b"x") == 0
-    with pytest.raises(LedgerFencedError, match=f"ledger {ledger_id} was not created here"):
-        store.ledgers.append(ledger_id, b"y")
+    assert other.ledgers.append(ledger_id, [b"x"]) == 0
+    with pytest.raises(LedgerFencedError, match=f"ledger {ledger_id} was fenced, or created by another opening"):
+        store.ledgers.append(ledger_id, [b"y"])
     assert store.ledgers.fence(ledger_id) == 0
     with pytest.raises(LedgerFencedError):
-        other.ledgers.append(ledger_id, b"y")
+        other.ledgers.append(ledger_id, [b"y"])
     for call in (
-        lambda: store.ledgers.append(2**40, b"y"),
+        lambda: store.ledgers.append(2**40, [b"y"]),
         lambda: store.ledgers.last(2**40),
         lambda: store.ledgers.read(ledger_id, 1, 2),
     ):

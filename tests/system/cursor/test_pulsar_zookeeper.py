@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 
 from ackstate.stores.base import ABSENT, StoreError, VersionMismatchError
-from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic
-from ackstate.stores.pulsar_zookeeper import PulsarZooKeeper
+from ackstate.stores.pulsar import TopicOwnedError, find_owner, hold_topic
+from ackstate.stores.zookeeper import ZooKeeperNodes, ZooKeeperSession
 from crash.zookeeper_server import running_server
 from pulsar_nodes import NODE, POLICIES, TOPIC
 
@@ -22,7 +22,11 @@ def server(tmp_path_factory):
 def connect(server):
     """Connect each time; all are closed at the end."""
     with contextlib.ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(closing(PulsarZooKeeper(server.hosts, **settings)))
+
+        def connected(**settings):
+            return ZooKeeperNodes(stack.enter_context(closing(ZooKeeperSession(server.hosts, **settings))))
+
+        yield connected
 
 
 def create_above(nodes, path):
@@ -67,7 +71,7 @@ def test_a_reader_changes_nothing(connect):
         lambda: reader.put("/read/x", b"2", expected_version=version),
         lambda: reader.put("/read/y", b"2", expected_version=ABSENT),
         lambda: reader.delete("/read/x", expected_version=version),
-        lambda: reader.create_ephemeral("/read/z", b""),
+        lambda: reader.session.create_ephemeral("/read/z", b""),
     ):
         with pytest.raises(StoreError, match="opened to read"):
             call()
@@ -75,8 +79,8 @@ def test_a_reader_changes_nothing(connect):
     assert reader.children("/read") == ["x"]
 
 
-def test_a_topic_has_one_holder_and_is_free_when_its_session_ends(connect, server):
-    nodes, other = connect(), PulsarZooKeeper(server.hosts)
+def test_a_topic_has_one_holder_and_is_free_when_its_session_ends(connect):
+    nodes, other = connect(), connect()
     path = "/admin/policies/public/default"
     create_above(nodes, path)
     nodes.put(path, POLICIES, expected_version=ABSENT)
@@ -88,7 +92,7 @@ def test_a_topic_has_one_holder_and_is_free_when_its_session_ends(connect, serve
     holding = hold_topic(other, TOPIC)
     holding.__enter__()
     assert find_owner(nodes, TOPIC) is not None
-    other.close()
+    other.session.close()
     assert find_owner(nodes, TOPIC) is None
     with hold_topic(nodes, TOPIC):
         assert find_owner(nodes, TOPIC) is not None

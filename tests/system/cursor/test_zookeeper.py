@@ -1,6 +1,6 @@
 """Events of a store's ZooKeeper on a real server: kills, lost sessions, other processes, limits, damage.
 
-Ids, owners and metadata are in ZooKeeper alone, so that no bookie is needed here.
+Owners and metadata are in ZooKeeper alone, so that no bookie is needed here.
 """
 
 import contextlib
@@ -13,8 +13,6 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kazoo.client import KazooClient
 from kazoo.protocol.serialization import Close, Connect
 
@@ -29,26 +27,65 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.stores.bookkeeper import BookKeeperOptions, BookKeeperStore
-from ackstate.stores.writes import CreateLedger, FenceLedger
+from ackstate.stores.bookkeeper_client import LedgerMetadata, OpenLedger
 from ackstate.stores.zookeeper import NodeKind
-from ackstate.stores.zookeeper_session import ZooKeeperSession
 from crash.zookeeper_server import ZooKeeperServer, running_server
 from waiting import wait_until
 
-SMALL = 32 * 1024
 roots = (f"/root-{number}" for number in itertools.count())
 
 
-class NoBookKeeper:
-    """A client of BookKeeper that no call here may need."""
+class Done:
+    """The outcome of a call that is over."""
+
+    def __init__(self, result=None, error=None):
+        self.result, self.error = result, error
+
+    def wait(self):
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class EmptyLedgers:
+    """A client of BookKeeper that knows ledgers without entries."""
 
     entry_bytes_max = 5 << 20
+
+    def __init__(self):
+        self.ids, self.there = itertools.count(1), set()
 
     def check_usable(self):
         pass
 
+    def new_ledger_id(self):
+        return Done(next(self.ids))
 
-WITHOUT_BOOKIES = BookKeeperOptions(client=NoBookKeeper())
+    def create(self, replication, *, ledger_id, custom_metadata):
+        self.there.add(ledger_id)
+        return Done(OpenLedger(ledger_id, ledger_id, -1))
+
+    def open_to_read(self, ledger_id, replication):
+        there = ledger_id in self.there
+        return Done(OpenLedger(ledger_id, ledger_id, -1), None if there else LedgerNotFoundError("none"))
+
+    open_and_fence = open_to_read
+
+    def metadata(self, ledger_id):
+        there = ledger_id in self.there
+        return Done(LedgerMetadata(2, -1, (), {}), None if there else LedgerNotFoundError("none"))
+
+    def close_ledger(self, handle):
+        return Done()
+
+    forget_ledger = close_ledger
+
+    def destroy(self, ledger_id, replication):
+        self.there.discard(ledger_id)
+
+
+BOOKKEEPER = EmptyLedgers()
+WITHOUT_BOOKIES = BookKeeperOptions(client=BOOKKEEPER)
 
 
 @pytest.fixture(scope="module")
@@ -124,91 +161,6 @@ def before_next_commit(store, monkeypatch, happening):
     monkeypatch.setattr(store._session, "commit", delayed)
 
 
-# Names and bytes of nodes
-
-
-@given(kind=st.sampled_from(NodeKind), path=st.text(st.characters(codec="utf-8")), body=st.binary())
-def test_a_node_comes_back_as_it_was_written(kind, path, body):
-    encoded = nodes.encode(kind, path, body)
-    assert nodes.kind_of(path, encoded) is kind
-    assert nodes.decode(kind, path, encoded) == body
-    assert len(encoded) == nodes.FRAME_BYTES + len(body)
-
-
-def test_every_changed_bit_and_every_cut_of_a_node_is_found():
-    path = nodes.value_path("/a")
-    encoded = nodes.encode(NodeKind.VALUE, path, b"value")
-    for bit in range(len(encoded) * 8):
-        damaged = bytearray(encoded)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((CorruptStateError, UnsupportedVersionError)):
-            nodes.decode(NodeKind.VALUE, path, bytes(damaged))
-    for size in range(len(encoded)):
-        with pytest.raises(CorruptStateError):
-            nodes.decode(NodeKind.VALUE, path, encoded[:size])
-    with pytest.raises(CorruptStateError, match="body"):
-        nodes.decode(NodeKind.VALUE, path, encoded + b"\0")
-
-
-def test_a_node_belongs_to_its_path_and_its_kind():
-    encoded = nodes.encode_counter("/a", 3)
-    assert nodes.decode_counter("/a", encoded) == 3
-    with pytest.raises(CorruptStateError, match="CRC"):
-        nodes.decode_counter("/b", encoded)
-    with pytest.raises(CorruptStateError, match="kind VALUE"):
-        nodes.decode(NodeKind.VALUE, "/a", encoded)
-
-
-def test_the_bytes_of_version_1_are_for_ever():
-    golden = {
-        nodes.encode(NodeKind.DIRECTORY, "/metadata"): "41434b5a 0102 0000 00000000 f6f842de",
-        nodes.encode_counter("/last-ledger", 7): "41434b5a 0103 0000 08000000 50d89de4 0700000000000000",
-        nodes.encode(
-            NodeKind.VALUE, "/metadata/a%20b/%2E", b"value"
-        ): "41434b5a 0106 0000 05000000 dba0b7f6 76616c7565",
-        nodes.encode(NodeKind.BOOKKEEPER_STORE, ""): "41434b5a 0107 0000 00000000 4e075737",
-    }
-    assert [encoded.hex() for encoded in golden] == [text.replace(" ", "") for text in golden.values()]
-    assert nodes.ledger_path(7) == "/ledgers/7"
-    assert (nodes.value_path("/a b/."), nodes.owner_path("a/b")) == ("/metadata/a%20b/%2E", "/owners/a%2Fb")
-
-
-def test_a_counter_of_another_size_is_damage():
-    encoded = nodes.encode(NodeKind.COUNTER, nodes.LEDGER_COUNTER, b"\1")
-    with pytest.raises(CorruptStateError, match="8 bytes"):
-        nodes.decode_counter(nodes.LEDGER_COUNTER, encoded)
-
-
-def test_a_newer_version_is_refused_before_its_checksum_is_read():
-    encoded = bytearray(nodes.encode(NodeKind.BOOKKEEPER_STORE, nodes.STORE))
-    encoded[4] = 2
-    with pytest.raises(UnsupportedVersionError, match="version 2"):
-        nodes.decode(NodeKind.BOOKKEEPER_STORE, nodes.STORE, bytes(encoded))
-
-
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1), min_size=1))
-def test_names_in_metadata_are_reversible_and_fit_for_zookeeper(names):
-    encoded = nodes.value_path("/" + "/".join(names)).removeprefix(nodes.METADATA).split("/")[1:]
-    assert [nodes.name_in_metadata(name) for name in encoded] == names
-    assert all(name.isascii() and name.isprintable() and name not in {"", ".", ".."} for name in encoded)
-
-
-def test_owners_have_names_of_their_own():
-    owners = ["", ".", "..", "%", "%2E", "a", "a/b", "a%2Fb", "A"]
-    paths = {nodes.owner_path(owner) for owner in owners}
-    assert len(paths) == len(owners)
-    assert sorted(nodes.owner_in_owners(path.removeprefix(f"{nodes.OWNERS}/")) for path in paths) == sorted(owners)
-
-
-@pytest.mark.parametrize("name", ["%2e", "a%", "a b", "%ff", "%"])
-def test_a_name_that_we_do_not_write_is_damage(name):
-    with pytest.raises(CorruptStateError):
-        nodes.name_in_metadata(name)
-    if name != "%":  # That is not an owner's.
-        with pytest.raises(CorruptStateError, match=nodes.OWNERS):
-            nodes.owner_in_owners(name)
-
-
 # Roots that may be opened
 
 
@@ -225,9 +177,9 @@ def test_a_name_that_we_do_not_write_is_damage(name):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings):
-    for open_with in (BookKeeperStore, BookKeeperStore.open_to_read):
+    for only_reads in (False, True):
         with pytest.raises(ValueError, match=str(next(iter(settings.values())))):
-            open_with(**{"hosts": "127.0.0.1:1", **settings})
+            BookKeeperStore(**{"hosts": "127.0.0.1:1", "only_reads": only_reads, **settings})
 
 
 def test_options_that_kazoo_refuses_are_named_without_their_secrets():
@@ -257,13 +209,16 @@ def test_an_empty_node_becomes_a_store_and_any_other_is_left_alone(client, root,
     with pytest.raises(CorruptStateError, match="ACKZ"):
         open_store()
     newer = nodes.encode(NodeKind.BOOKKEEPER_STORE, nodes.STORE)
-    newer = newer[:4] + b"\2" + newer[5:]
+    newer = newer[:4] + b"\3" + newer[5:]
     client.set(root, newer)
-    with pytest.raises(UnsupportedVersionError, match="version 2"):
+    with pytest.raises(UnsupportedVersionError, match="version 3"):
         open_store()
     assert (client.get(root)[0], client.get_children(root)) == (newer, [])
     client.set(root, b"")
-    assert open_store().ledgers.create("billing") == 1
+    store = open_store()
+    assert store.ledgers.owned_by("billing") == []
+    ledger_id = store.ledgers.create("billing")
+    assert store.ledgers.owned_by("billing") == [ledger_id]
 
 
 @pytest.mark.slow
@@ -274,7 +229,8 @@ def test_many_may_open_a_new_root_at_once(open_store, root):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(store.ledgers.create("x") for store in stores) == [1, 2, 3, 4, 5, 6]
+    ids = [store.ledgers.create("x") for store in stores]
+    assert [store.ledgers.owned_by("x") for store in stores] == [ids] * 6
 
 
 # To read
@@ -286,7 +242,7 @@ def open_to_read(server, root):
 
         def opened():
             return stack.enter_context(
-                closing(BookKeeperStore.open_to_read(server.hosts, root=root, bookkeeper=WITHOUT_BOOKIES))
+                closing(BookKeeperStore(server.hosts, root=root, bookkeeper=WITHOUT_BOOKIES, only_reads=True))
             )
 
         yield opened
@@ -295,7 +251,7 @@ def open_to_read(server, root):
 def half_deleted(store, owner, monkeypatch):
     """Leave a ledger that is gone for callers and has a node."""
     ledger_id = store.ledgers.create(owner)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, contextlib.suppress(CutError):
         cut_after(store, patch, 1)
         store.ledgers.delete(ledger_id)
     return ledger_id
@@ -309,7 +265,7 @@ def test_a_store_opened_to_read_reads_all_and_changes_nothing(open_store, open_t
     gone = half_deleted(open_store(), "billing", monkeypatch)
     before = snapshot(client, root)
     assert f"{root}/garbage/{gone}" in before
-    assert root + nodes.ledger_path(gone) in before
+    assert gone in BOOKKEEPER.there
 
     reader = open_to_read()
     assert (reader.ledgers.last(ledger_id), reader.ledgers.owned_by("billing")) == (-1, [ledger_id])
@@ -320,9 +276,8 @@ def test_a_store_opened_to_read_reads_all_and_changes_nothing(open_store, open_t
         reader.ledgers.last(gone)
     for call in (
         lambda: reader.ledgers.create("billing"),
-        lambda: reader.ledgers.append(ledger_id, b"x"),
-        lambda: reader.ledgers.append_all([(ledger_id, bytes(2_000_000))]),
-        lambda: reader.ledgers.append_all([]),
+        lambda: reader.ledgers.append(ledger_id, [b"x"]),
+        lambda: reader.ledgers.append_many([]),
         lambda: reader.ledgers.fence(ledger_id),
         lambda: reader.ledgers.delete(ledger_id),
         lambda: reader.ledgers.delete(gone),
@@ -338,6 +293,7 @@ def test_a_store_opened_to_read_reads_all_and_changes_nothing(open_store, open_t
     assert reader.ledgers.owned_by("shipping") == [other]
     open_store()
     assert f"{root}/garbage/{gone}" not in snapshot(client, root)
+    assert gone not in BOOKKEEPER.there
     reader.close()
     with pytest.raises(StoreError, match="closed"):
         reader.ledgers.last(ledger_id)
@@ -357,8 +313,8 @@ def test_what_is_no_store_is_not_opened_to_read(open_to_read, client, root):
     with pytest.raises(CorruptStateError, match="ACKZ"):
         open_to_read()
     encoded = nodes.encode(NodeKind.BOOKKEEPER_STORE, nodes.STORE)
-    client.set(root, encoded[:4] + b"\2" + encoded[5:])
-    with pytest.raises(UnsupportedVersionError, match="version 2"):
+    client.set(root, encoded[:4] + b"\3" + encoded[5:])
+    with pytest.raises(UnsupportedVersionError, match="version 3"):
         open_to_read()
 
 
@@ -420,51 +376,49 @@ def test_our_limit_is_below_the_servers_and_a_dropped_connection_is_found_again(
     assert careless.metadata.get("/a") == Versioned(largest, version)
 
 
-@pytest.mark.slow
-def test_the_ledgers_of_a_group_are_created_in_few_transactions(open_store, monkeypatch):
-    commit, sizes = ZooKeeperSession.commit, []
-
-    def counted(session, operations):
-        sizes.append(len(operations))
-        return commit(session, operations)
-
-    store = open_store()
-    monkeypatch.setattr(ZooKeeperSession, "commit", counted)
-    created = store.write_all([CreateLedger(f"owner {number}") for number in range(250)])
-    assert len(sizes) == 3
-    assert [store.ledgers.owned_by(f"owner {number}") for number in (0, 99, 100, 249)] == [
-        [created[number]] for number in (0, 99, 100, 249)
-    ]
-    long = [CreateLedger(f"{number}" + "x" * 9_000) for number in range(120)]
-    assert len(set(store.write_all(long))) == 120  # Too large for one request of 100.
-    assert [type(each) for each in store.write_all([FenceLedger(created[0]), FenceLedger(10**6)])] == [
-        int, LedgerNotFoundError,
-    ]  # fmt: skip
-
-
 # Cuts between any two transactions
 
 
 @pytest.mark.slow
-def test_a_deletion_is_finished_by_the_next_opening_wherever_it_is_cut(open_store, client, root, monkeypatch):
+@pytest.mark.parametrize("verb", ["create", "delete"])
+def test_a_creation_or_deletion_is_finished_by_the_next_opening_wherever_it_is_cut(
+    open_store, client, root, monkeypatch, verb
+):
     store = open_store()
-    empty = tree(client, root)
-    for count in range(3):
-        ledger_id = store.ledgers.create("cut")
+    empty, ledgers = tree(client, root), set(BOOKKEEPER.there)
+    for count in range(4):
+        ledger_id = store.ledgers.create("cut") if verb == "delete" else None
         victim = open_store()
         cut_after(victim, monkeypatch, count)
         with contextlib.suppress(CutError):
-            victim.ledgers.delete(ledger_id)
-        gone = store.ledgers.owned_by("cut") == []
-        assert gone == (count > 0)
-        if not gone:
-            assert store.ledgers.last(ledger_id) == -1
-            store.ledgers.delete(ledger_id)
-        with pytest.raises(LedgerNotFoundError):
-            store.ledgers.last(ledger_id)
-        assert (tree(client, root) == empty) == (count != 1)
+            victim.ledgers.create("cut") if verb == "create" else victim.ledgers.delete(ledger_id)
+        owned = store.ledgers.owned_by("cut")
+        assert len(owned) == (count > 1 if verb == "create" else count == 0)
+        for each in owned:
+            assert store.ledgers.last(each) == -1
+            store.ledgers.delete(each)
+        if ledger_id is not None:
+            with pytest.raises(LedgerNotFoundError):
+                store.ledgers.last(ledger_id)
         open_store()
-        assert tree(client, root) == empty
+        assert (tree(client, root), BOOKKEEPER.there) == (empty, ledgers)
+
+
+@pytest.mark.slow
+def test_a_creation_that_another_opening_takes_for_garbage_begins_again(open_store, client, root, monkeypatch):
+    store, create, ids = open_store(), EmptyLedgers.create, []
+
+    def overtaken(self, replication, *, ledger_id, custom_metadata):
+        ids.append(ledger_id)
+        if len(ids) == 1:
+            open_store()
+        return create(self, replication, ledger_id=ledger_id, custom_metadata=custom_metadata)
+
+    monkeypatch.setattr(EmptyLedgers, "create", overtaken)
+    ledger_id = store.ledgers.create("billing")
+    assert store.ledgers.owned_by("billing") == [ledger_id] == ids[1:]
+    assert ledger_id in BOOKKEEPER.there
+    assert client.get_children(f"{root}/garbage") == []
 
 
 @pytest.mark.slow
@@ -536,15 +490,16 @@ def test_damage_is_found_wherever_it_is(open_store, client, root):
     store = open_store()
     ledger_id = store.ledgers.create("damage")
     store.metadata.put("/value", b"value", expected_version=ABSENT)
-    ledger = root + nodes.ledger_path(ledger_id)
-    value, counter = f"{root}/metadata/value", f"{root}/last-ledger"
+    ledger, value = f"{root}/ledgers/{ledger_id}", f"{root}/metadata/value"
+    no_text = nodes.encode(NodeKind.BOOKKEEPER_LEDGER, f"/ledgers/{ledger_id}", b"\xff")
     for path, data, call in (
         (ledger, client.get(ledger)[0][:-1], lambda store: store.ledgers.last(ledger_id)),
-        (ledger, client.get(ledger)[0][:-1], lambda store: store.ledgers.append(ledger_id, b"x")),
+        (ledger, client.get(ledger)[0][:-1], lambda store: store.ledgers.append(ledger_id, [b"x"])),
         (ledger, client.get(value)[0], lambda store: store.ledgers.fence(ledger_id)),
-        (counter, b"", lambda store: store.ledgers.create("x")),
+        (ledger, no_text, lambda store: store.ledgers.delete(ledger_id)),
         (value, b"", lambda store: store.metadata.get("/value")),
         (value, b"", lambda store: store.metadata.put("/value", b"", expected_version=ABSENT)),
+        (value, nodes.encode(NodeKind.BOOKKEEPER_STORE, "/metadata/value"), lambda store: store.metadata.get("/value")),
     ):
         before = client.get(path)[0]
         client.set(path, data)
@@ -552,9 +507,12 @@ def test_damage_is_found_wherever_it_is(open_store, client, root):
             call(open_store())
         client.set(path, before)
     assert store.ledgers.last(ledger_id) == -1
-    client.delete(counter)
-    with pytest.raises(CorruptStateError, match=r"last-ledger.* expected a node, found none"):
-        store.ledgers.create("x")
+    client.create(f"{root}/owners/damage/x", b"")
+    with pytest.raises(CorruptStateError, match="expected numbers of ledgers, found x"):
+        store.ledgers.owned_by("damage")
+    client.delete(f"{root}/deletions")
+    with pytest.raises(CorruptStateError, match=r"deletions.* expected a node, found none"):
+        store.metadata.put("/other", b"", expected_version=ABSENT)
 
 
 # Connection and session
@@ -678,7 +636,7 @@ def test_a_call_does_not_wait_for_ever_and_the_store_goes_on_when_the_server_is_
     # An answer that came too late would end the store, and the machine may be busy.
     impatient(store, 30)
     assert store.metadata.get("/a") is None
-    assert store.ledgers.create("bound") == 1
+    assert [store.ledgers.create("bound")] == store.ledgers.owned_by("bound")
 
 
 def expire(server, store):
@@ -702,7 +660,7 @@ def test_a_lost_session_is_refused_until_reopened(server, open_store):
     expire(server, store)
     for call in (
         lambda: store.ledgers.create("lost"),
-        lambda: store.ledgers.append(ledger_id, b"x"),
+        lambda: store.ledgers.append(ledger_id, [b"x"]),
         lambda: store.ledgers.last(ledger_id),
         lambda: store.metadata.get("/a"),
         lambda: store.metadata.put("/a", b"x", expected_version=version),

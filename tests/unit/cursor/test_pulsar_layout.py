@@ -11,9 +11,18 @@ from ackstate.analysis.pulsar.transfer.export import topics_of
 from ackstate.inspect.store import find_cursors, inspect_cursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import StoreError, VersionMismatchError
-from ackstate.stores.pulsar_names import decoded, managed_ledger_name, pulsar_path
-from ackstate.stores.pulsar_ownership import TopicOwnedError, find_owner, hold_topic, topic_hash
-from ackstate.stores.pulsar_url import check_topic, is_pulsar_url, parse_pulsar_url
+from ackstate.stores.pulsar import (
+    TopicOwnedError,
+    check_topic,
+    decoded,
+    find_owner,
+    hold_topic,
+    is_pulsar_url,
+    managed_ledger_name,
+    parse_pulsar_url,
+    pulsar_path,
+    topic_hash,
+)
 from ackstate.wire.pulsar import Compression, decode_cursor_info
 from ackstate.wire.pulsar.codec import MessageLedger, decode_ledger_info
 from ackstate.wire.pulsar.compression import compress

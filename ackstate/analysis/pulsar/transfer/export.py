@@ -13,7 +13,7 @@ from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.position import Position
 from ackstate.stores.base import LedgerNotFoundError
-from ackstate.stores.pulsar_names import DOMAIN
+from ackstate.stores.pulsar import DOMAIN
 from ackstate.topic_name import parse_topic, persistence_name
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.journal.format import CursorState
     from ackstate.ledger_map import LedgerMap
-    from ackstate.stores.pulsar_layout import PulsarLayout
+    from ackstate.stores.pulsar import PulsarLayout
 
 _FINGERPRINTS_MAX = 100
 _OWN_CURSORS = ("__compaction", "pulsar.dedup")
