@@ -25,6 +25,7 @@ from benchmarks.measurement import Against, BenchmarkReport, Timing, timed_in_tu
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ackstate.errors import AckStateError
     from ackstate.stores import MetadataStore, Store
 
 ABOUT = (

@@ -20,6 +20,7 @@ from benchmarks.measurement import BenchmarkReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ackstate.errors import AckStateError
     from ackstate.stores.base import Versioned
 
 ABOUT = (

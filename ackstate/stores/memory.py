@@ -95,7 +95,7 @@ class MemoryDisk:
         # Above every version of every deleted value: a value that is created again never matches an old version.
         self.first_version = 0
 
-    def make_ledger(self, owner: str, writer: int) -> int:
+    def make_ledger(self, owner: str, writer: int = 0) -> int:
         """Create an empty ledger, to which one opening may append, and return its id."""
         self.ledgers[self.next_ledger_id] = _MemoryLedger(owner, writer)
         self.next_ledger_id += 1

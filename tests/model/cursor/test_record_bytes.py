@@ -248,7 +248,7 @@ class HookedStore(MemoryStore):
 def copy_of(disk):
     copied = MemoryDisk()
     for ledger_id, ledger in disk.ledgers.items():
-        copied.ledgers[ledger_id] = type(ledger)(ledger.owner, ledger.fenced, [*ledger.entries])
+        copied.ledgers[ledger_id] = type(ledger)(ledger.owner, 0, [*ledger.entries])
     copied.values.update(disk.values)
     copied.next_ledger_id, copied.first_version = disk.next_ledger_id, disk.first_version
     return copied

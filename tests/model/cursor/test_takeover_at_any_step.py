@@ -167,7 +167,7 @@ def check_nothing_left_of(store, *, ledger_count, journals_max):
 def copied(disk):
     copy = MemoryDisk()
     for ledger_id, ledger in disk.ledgers.items():
-        copy.ledgers[ledger_id] = type(ledger)(ledger.owner, ledger.fenced, list(ledger.entries))
+        copy.ledgers[ledger_id] = type(ledger)(ledger.owner, 0, list(ledger.entries))
     copy.values, copy.next_ledger_id = dict(disk.values), disk.next_ledger_id
     return copy
 
