@@ -44,6 +44,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.base import (
     ABSENT,
+    DamagedValueError,
     MetadataStore,
     PayloadTooLargeError,
     StoreError,
@@ -486,8 +487,13 @@ class ZooKeeperNodes(MetadataStore):
     def _get(self, path: str) -> Versioned | None:
         node = self._node(path)
         (found,) = self.session.read(node)
-        data = self._data(node, found)
-        return None if found is None or data is None else Versioned(data, found.changed_zxid)
+        if found is None:
+            return None
+        try:
+            data = self._data(node, found)
+        except CorruptStateError as error:
+            raise DamagedValueError(error, found.changed_zxid) from error
+        return None if data is None else Versioned(data, found.changed_zxid)
 
     def _put(self, path: str, data: bytes, expected_version: int) -> int:
         return self.session.settle(lambda: self._try_put(path, data, expected_version))
@@ -501,9 +507,9 @@ class ZooKeeperNodes(MetadataStore):
     def _node(self, path: str) -> str:
         return path
 
-    def _data(self, node: str, found: Node | None) -> bytes | None:  # noqa: ARG002 - for a store of ours
+    def _data(self, node: str, found: Node) -> bytes | None:  # noqa: ARG002 - for a store of ours
         """Return the value in a node, None if it has none."""
-        return None if found is None else found.data
+        return found.data
 
     def _try_put(self, path: str, data: bytes, expected_version: int) -> int:
         (found,) = self.session.read(path)
@@ -527,8 +533,10 @@ class ZooKeeperNodes(MetadataStore):
         self.session.commit([delete(path, existing(found, path).version)])
 
     def _expect(self, path: str, found: Node | None, version: int) -> None:
-        holds_value = self._data(self._node(path), found) is not None
-        found_version = found.changed_zxid if found is not None and holds_value else ABSENT
+        found_version = ABSENT if found is None else found.changed_zxid
+        with suppress(CorruptStateError):  # A damaged value has a version, and can be replaced.
+            if found is not None and self._data(self._node(path), found) is None:
+                found_version = ABSENT
         if found_version != version:
             raise other_version(path, found_version, version)
 
@@ -547,8 +555,8 @@ class ZooKeeperMetadata(ZooKeeperNodes):
     def _node(self, path: str) -> str:
         return METADATA + "".join(f"/{node_name(name)}" for name in path.split("/")[1:] if path != "/")
 
-    def _data(self, node: str, found: Node | None) -> bytes | None:
-        kind, body = (NodeKind.DIRECTORY, b"") if found is None else decode(node, found.data)
+    def _data(self, node: str, found: Node) -> bytes | None:
+        kind, body = decode(node, found.data)
         if kind not in {NodeKind.DIRECTORY, NodeKind.VALUE}:
             raise node_damage(node, 5, f"kind {NodeKind.VALUE.name}", kind.name)
         return body if kind is NodeKind.VALUE else None

@@ -35,7 +35,6 @@ SECONDS_MAX = 8.0
 GOES = (
     "ackstate/stores/steps",
     "ackstate/stores/writes",
-    "ackstate/stores/zookeeper_group",
     "ackstate/spelling",
     "ackstate/analysis/trace/generate",
 )

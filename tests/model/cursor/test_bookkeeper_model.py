@@ -17,7 +17,6 @@ from tests.model.cursor.test_store_model import (
     RenumberedStore,
     StoresMachine,
     story_of_a_wrong_version,
-    story_of_an_append_to_a_fenced_ledger,
     tell,
 )
 
@@ -100,6 +99,13 @@ def test_each_story_is_one_of_a_sound_store(machine, story):
     tell(story, machine)
 
 
+def story_of_an_append_after_a_fence(machine):
+    machine.create("billing")
+    machine.append(1, b"")
+    machine.fence(1)
+    machine.append(1, b"")
+
+
 PLANTED = {
     "versions are not compared": (ZooKeeperMetadata, "_expect", lambda *_: None),
     "a fence is not set": (BookKeeperLedgers, "_fence", BookKeeperLedgers._last),
@@ -108,7 +114,7 @@ PLANTED = {
 
 @pytest.mark.parametrize(
     ("planted", "story"),
-    list(zip(PLANTED, [story_of_a_wrong_version, story_of_an_append_to_a_fenced_ledger], strict=True)),
+    list(zip(PLANTED, [story_of_a_wrong_version, story_of_an_append_after_a_fence], strict=True)),
 )
 def test_a_story_tells_of_a_bug(machine, monkeypatch, planted, story):
     monkeypatch.setattr(*PLANTED[planted])

@@ -18,10 +18,8 @@ from kazoo.client import KazooClient
 
 from ackstate import (
     CursorConfig,
-    CursorFencedError,
     Format,
     LedgerMap,
-    LogFencedError,
     ManagedCursor,
     Message,
     Position,
@@ -553,62 +551,6 @@ def test_a_cursor_is_there_again_after_a_reopen(open_store):
     assert [cursor.is_acked(Position(*place)) for place in ((3, 4), (6, 1), (3, 5))] == [True, True, False]
     assert other.mark_delete_position == Position(6, 2)
     assert cursor.mark_delete_position == Position(3, -1)
-
-
-def test_an_older_cursor_in_another_process_is_fenced(open_store):
-    older = open_cursor(open_store())
-    older.ack(Position(3, 4), now_ms=1)
-    older.persist(now_ms=1)
-    newer = open_cursor(open_store())
-    older.ack(Position(3, 5), now_ms=2)
-    with pytest.raises(CursorFencedError):
-        older.persist(now_ms=2)
-    newer.ack(Position(3, 6), now_ms=3)
-    newer.persist(now_ms=3)
-    found = open_cursor(open_store())
-    assert [found.is_acked(Position(3, entry)) for entry in (4, 5, 6)] == [True, False, True]
-
-
-@pytest.mark.parametrize("entries_per_ledger_max", [1, 2, 50])
-def test_an_older_owner_of_a_log_in_another_process_is_fenced(open_store, entries_per_ledger_max):
-    """It appends to the ledger that it has, or needs the next one."""
-
-    def opened():
-        return MessageLog.open(open_store(), topic="t", entries_per_ledger_max=entries_per_ledger_max)
-
-    def publish(log, number):
-        return log.publish([Message(b"", publish_time_ms=number)])
-
-    older = opened()
-    positions = publish(older, 1)
-    newer = opened()
-    for _ in range(2):
-        with pytest.raises(LogFencedError):
-            publish(older, 2)
-    positions += publish(newer, 3)
-    with pytest.raises(LogFencedError):
-        publish(older, 4)
-    found = opened()
-    assert sum(found.ledgers.counts().values()) == 2
-    assert [message.publish_time_ms for message in found.read(positions)] == [1, 3]
-
-
-def test_a_publish_on_its_way_is_refused_after_a_takeover(open_store, monkeypatch):
-    newer, append_all = [], BookKeeperClient.append_all
-    older = MessageLog.open(open_store(), topic="t")
-    positions = older.publish([Message(b"", publish_time_ms=1)])
-
-    def overtaken(self, entries):
-        monkeypatch.undo()
-        newer.append(MessageLog.open(open_store(), topic="t"))
-        return append_all(self, entries)
-
-    monkeypatch.setattr(BookKeeperClient, "append_all", overtaken)
-    with pytest.raises(LogFencedError):
-        older.publish([Message(b"", publish_time_ms=2)])
-    positions += newer[0].publish([Message(b"", publish_time_ms=3)])
-    assert [message.publish_time_ms for message in newer[0].read(positions)] == [1, 3]
-    assert sum(newer[0].ledgers.counts().values()) == 2
 
 
 @pytest.mark.parametrize("codec", [each for each in Compression if each is not Compression.NONE])

@@ -20,6 +20,7 @@ from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores import zookeeper as nodes
 from ackstate.stores.base import (
     ABSENT,
+    DamagedValueError,
     LedgerNotFoundError,
     PayloadTooLargeError,
     StoreError,
@@ -498,7 +499,6 @@ def test_damage_is_found_wherever_it_is(open_store, client, root):
         (ledger, client.get(value)[0], lambda store: store.ledgers.fence(ledger_id)),
         (ledger, no_text, lambda store: store.ledgers.delete(ledger_id)),
         (value, b"", lambda store: store.metadata.get("/value")),
-        (value, b"", lambda store: store.metadata.put("/value", b"", expected_version=ABSENT)),
         (value, nodes.encode(NodeKind.BOOKKEEPER_STORE, "/metadata/value"), lambda store: store.metadata.get("/value")),
     ):
         before = client.get(path)[0]
@@ -507,6 +507,13 @@ def test_damage_is_found_wherever_it_is(open_store, client, root):
             call(open_store())
         client.set(path, before)
     assert store.ledgers.last(ledger_id) == -1
+    client.set(value, b"damaged")
+    with pytest.raises(DamagedValueError) as damage:
+        store.metadata.get("/value")
+    with pytest.raises(VersionMismatchError):
+        store.metadata.put("/value", b"", expected_version=ABSENT)
+    version = store.metadata.put("/value", b"repaired", expected_version=damage.value.version)
+    assert store.metadata.get("/value") == Versioned(b"repaired", version)
     client.create(f"{root}/owners/damage/x", b"")
     with pytest.raises(CorruptStateError, match="expected numbers of ledgers, found x"):
         store.ledgers.owned_by("damage")
