@@ -127,11 +127,7 @@ class ReplayQueue:
         self._all[position] = waiting
         self._in_order.add(position)
         if waiting.key is not None:
-            of_key = self._of_key.get(waiting.key)
-            if of_key is None:
-                self._of_key[waiting.key] = [position]
-            else:
-                insort(of_key, position)
+            self._link(position, waiting.key)
         if not waiting.until_ms:
             self._arrange(position, waiting.key)
             return
@@ -149,19 +145,12 @@ class ReplayQueue:
         keys = [each.key for each in waiting]
         for position, key, owner in zip(positions, keys, self._owners_of(keys), strict=True):
             if key is not None:
-                of_key = self._of_key.get(key)
-                if of_key is None:
-                    self._of_key[key] = [position]
-                else:
-                    insort(of_key, position)
+                self._link(position, key)
                 if key in self._timed_of_key:
                     self._arrange(position, key)
                     continue
             self._owners[position] = owner
-            if owner in ready:
-                ready[owner].append(position)
-            else:
-                ready[owner] = [position]
+            ready.setdefault(owner, []).append(position)
         for owner, mine in ready.items():
             of_owner = self._ready.setdefault(owner, PositionSet())
             for ledger_id, entries in bitmaps_of(mine).items():
@@ -179,11 +168,7 @@ class ReplayQueue:
             del self._owners[position]
             key = self._all.pop(position).key
             if key is not None:
-                of_key = self._of_key[key]
-                if len(of_key) > 1:
-                    del of_key[bisect_left(of_key, position)]
-                else:
-                    del self._of_key[key]
+                self._unlink(position, key)
 
     def take(self, position: Position) -> Waiting:
         """Remove a message that waits."""
@@ -191,11 +176,7 @@ class ReplayQueue:
         self._in_order.discard(position)
         self._unready(position)
         if waiting.key is not None:
-            of_key = self._of_key[waiting.key]
-            if len(of_key) > 1:
-                del of_key[bisect_left(of_key, position)]
-            else:
-                del self._of_key[waiting.key]
+            self._unlink(position, waiting.key)
             if waiting.until_ms:
                 self._time_over(position, waiting.key)
         return waiting
@@ -268,6 +249,20 @@ class ReplayQueue:
         self._timed_of_key.clear()
         self._not_before.clear()
         self._of_key.clear()
+
+    def _link(self, position: Position, key: bytes) -> None:
+        of_key = self._of_key.get(key)
+        if of_key is None:
+            self._of_key[key] = [position]
+        else:
+            insort(of_key, position)
+
+    def _unlink(self, position: Position, key: bytes) -> None:
+        of_key = self._of_key[key]
+        if len(of_key) > 1:
+            del of_key[bisect_left(of_key, position)]
+        else:
+            del self._of_key[key]
 
     def _arrange(self, position: Position, key: bytes | None) -> None:
         """Make a message ready that waits for no time, unless an earlier one of its key waits for one."""

@@ -178,14 +178,7 @@ class BrokerPart(Closing):
     its next request were not sent, and their promise lapses.
     """
 
-    __slots__ = (
-        "_broker",
-        "_counted",
-        "_has_left",
-        "_promised",
-        "_share_released_at",
-        "wake",
-    )
+    __slots__ = ("_broker", "_counted", "_has_left", "_promised", "_share_released_at", "wake")
 
     def __init__(self, broker: BrokerLimit, wake: Callable[[], object]) -> None:
         super().__init__()
