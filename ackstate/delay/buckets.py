@@ -30,7 +30,6 @@ from ackstate.delay.view import (
     TIME_MS_MAX,
     DelayedDeliveryTracker,
     SharedDelayIndex,
-    SubscriptionDelayView,
     check_message,
     check_time,
 )
@@ -41,7 +40,7 @@ from ackstate.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ackstate.delay.bucket_storage import BucketSegment, SnapshotStorage
     from ackstate.delay.config import DelayConfig
@@ -408,8 +407,10 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     the first. Unlike in Pulsar 5.0.1, buckets may overlap and both deliver, messages at or below the mark-delete
     position no longer count, and a snapshot is unregistered before it is deleted.
 
-    Views may be used by different threads. The other methods are not safe for concurrent use; use after `close` raises
-    `ValueError`.
+    Views may be used by different threads. Work on the storage, such as sealing a bucket, is done within the call that
+    causes it, while other threads wait. From the first view on, poll the index through views only, and report the
+    mark-delete positions to them: messages that all have passed are dropped. The other methods are not safe for
+    concurrent use; use after `close` raises `ValueError`.
 
     Args:
         config: The settings.
@@ -425,10 +426,8 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self._config = config
         # How long before its time a message is handed out, unless by a view.
         self._early_ms = 0 if config.is_deliver_at_time_strict else config.tick_time_ms
-        self._now_ms = 0
         self._sealed = SealedBuckets(None if storage is None else BucketSnapshots(storage), config)
         self._seals = storage is not None
-        self.is_open = True
         self.recovery_report = BucketRecoveryReport()
         # Invariant: each held message is in one of the calendars, or in an unloaded segment of a sealed bucket. These
         # may contain more: messages that were handed out or dropped, and duplicates. Those are never handed out.
@@ -583,22 +582,13 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     # The index as its views and the message log use it, with the lock held: messages are due at their own time.
 
     @property
-    def now_ms(self) -> int:
-        """The latest time seen."""
-        return self._now_ms
-
-    @property
     def next_due_ms(self) -> int | None:
         """When the next message falls due; a second after the last attempt while a segment cannot be loaded."""
         self._check_open()
         return self._next_take_ms(early_ms=0)
 
-    def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
-        if self.is_open:
-            super().learn(delayed)
-
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        if deliver_at_ms > self._now_ms:
+        if deliver_at_ms > self.now_ms:
             self._keep(position, deliver_at_ms)
             return True
         if position not in self.held:
@@ -613,33 +603,20 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
 
     def move_due(self, now_ms: int) -> None:
         self._check_open()
-        self._now_ms = max(self._now_ms, now_ms)
-        if self._now_ms <= self._taken_until_ms:
+        self.now_ms = max(self.now_ms, now_ms)
+        if self.now_ms <= self._taken_until_ms:
             return
-        taken = self._take_due(self._now_ms)
+        taken = self._take_due(self.now_ms)
         first_ms = self._first_due_ms
         # A due message that could not be loaded is taken by a later call.
-        if first_ms is None or first_ms > self._now_ms:
-            self._taken_until_ms = self._now_ms
+        if first_ms is None or first_ms > self.now_ms:
+            self._taken_until_ms = self.now_ms
         if len(taken):
             self.due_log.append(taken)
 
     def drop_before(self, ledger_id: int) -> None:
         self._consumed_before, self._has_consumed = ledger_id, True
         self._drop_consumed()
-
-    def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
-        """Return a view for one of several subscriptions that share the index.
-
-        Views may be used by different threads. Work on the storage, such as sealing a bucket, is done within the call
-        that causes it, while other threads wait. From the first view on, poll the index through views only, and report
-        the mark-delete positions to them: messages that all have passed are dropped.
-
-        Args:
-            is_acked: Returns whether the subscription has acked a position.
-        """
-        self._check_open()
-        return SubscriptionDelayView(self, is_acked=is_acked)
 
     def skip(self, position: Position, *, now_ms: int) -> bool:
         """Return whether the reader may skip a message that already waits; see `DelayedDeliveryTracker.skip`."""
@@ -661,9 +638,9 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
 
     def _cutoff(self, now_ms: int) -> int:
         """Return the latest due time of the messages that are due now; a time before an earlier one counts as that."""
-        if type(now_ms) is not int or not 0 <= now_ms <= self._now_ms:
-            self._now_ms = max(self._now_ms, check_time(now_ms, name="now_ms"))
-        return self._now_ms + self._early_ms
+        if type(now_ms) is not int or not 0 <= now_ms <= self.now_ms:
+            self.now_ms = max(self.now_ms, check_time(now_ms, name="now_ms"))
+        return self.now_ms + self._early_ms
 
     @property
     def _first_due_ms(self) -> int | None:
@@ -711,10 +688,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
             self._put_back(taken, until_ms)
             raise
         return taken
-
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise ValueError("the index is closed; open another one with `recover`")
 
     def _take_into(self, taken: PositionSet, until_ms: int, max_count: int | None) -> None:
         first_ms = self._mutable.first_due_ms
@@ -767,7 +740,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     def _load_next(self, bucket: Bucket) -> bool:
         loaded = self._sealed.load_next(bucket)
         if loaded is None:
-            self._retry_at_ms = self._now_ms + _LOAD_RETRY_MS
+            self._retry_at_ms = self.now_ms + _LOAD_RETRY_MS
             return False
         self._retry_at_ms = 0
         self._shared.add_all(*loaded)

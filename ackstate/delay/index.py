@@ -19,7 +19,6 @@ from ackstate.delay.view import (
     DUE_LOG_BYTES_MAX,
     TIME_MS_MAX,
     SharedDelayIndex,
-    SubscriptionDelayView,
     check_message,
     check_time,
 )
@@ -28,7 +27,7 @@ from ackstate.position import ENTRY_ID_MAX, Position
 from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -588,7 +587,6 @@ class TopicDelayIndex(SharedDelayIndex):
         # Invariant: each held message is in the calendar, which may also have messages that were overdue and are not
         # held.
         self._calendar = Calendar()
-        self._now_ms = 0
         self._tick_time_ms = check_time(tick_time_ms, name="tick_time_ms")
         if self._tick_time_ms < 1:
             raise ValueError(f"tick_time_ms must be at least 1, got {tick_time_ms}")
@@ -606,11 +604,6 @@ class TopicDelayIndex(SharedDelayIndex):
         return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
 
     @property
-    def now_ms(self) -> int:
-        """The latest time seen."""
-        return self._now_ms
-
-    @property
     def next_due_ms(self) -> int | None:
         """When the next message falls due, or None. Complexity: O(1)."""
         return self._calendar.first_due_ms
@@ -623,14 +616,6 @@ class TopicDelayIndex(SharedDelayIndex):
         """
         with self.lock:
             return self.held.memory_bytes + self._calendar.memory_bytes + self.due_log.memory_bytes
-
-    def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
-        """Return a view for a subscription that is about to read the message log.
-
-        Args:
-            is_acked: Returns whether the subscription has acked a position.
-        """
-        return SubscriptionDelayView(self, is_acked=is_acked)
 
     def add(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Hold a message until it is due and return True, or return False if it is due already.
@@ -646,7 +631,7 @@ class TopicDelayIndex(SharedDelayIndex):
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
         self.lock.acquire()  # half the time of `with`, which counts here
         try:
-            if now_ms > self._now_ms:
+            if now_ms > self.now_ms:
                 self.move_due(now_ms)
             return self.hold(position, deliver_at_ms)
         finally:
@@ -664,7 +649,7 @@ class TopicDelayIndex(SharedDelayIndex):
             self.move_due(now_ms)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        if deliver_at_ms > self._now_ms:
+        if deliver_at_ms > self.now_ms:
             ledger_id, entry_id = position
             if self.held.include(ledger_id, entry_id):
                 due_ms = deliver_at_ms + -deliver_at_ms % self._tick_time_ms
@@ -673,7 +658,7 @@ class TopicDelayIndex(SharedDelayIndex):
             return True
         if position not in self.held:
             return False
-        if deliver_at_ms + self._tick_time_ms > self._now_ms:
+        if deliver_at_ms + self._tick_time_ms > self.now_ms:
             return True
         # It falls due for the views that have passed it. The one that meets it only now delivers it now.
         due = PositionSet()
@@ -682,9 +667,9 @@ class TopicDelayIndex(SharedDelayIndex):
         return False
 
     def move_due(self, now_ms: int) -> None:
-        if now_ms <= self._now_ms:
+        if now_ms <= self.now_ms:
             return
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         first_due_ms = self._calendar.first_due_ms
         if first_due_ms is None or first_due_ms > now_ms:
             return
@@ -708,6 +693,6 @@ class TopicDelayIndex(SharedDelayIndex):
         self._calendar._check()
         self.held._check()
         assert len(self._calendar) >= len(self.held)
-        assert self.next_due_ms is None or self.next_due_ms > self._now_ms
+        assert self.next_due_ms is None or self.next_due_ms > self.now_ms
         assert self.due_log.end.next is None
         assert len(self.due_log.end.positions) == 0

@@ -283,6 +283,8 @@ class SharedDelayIndex(ABC):
         lock: Guards the index and the calls of its views; no callback of a view runs under it.
         due_log: The messages that have fallen due.
         complete_from: From this position on, the log reports every delayed message when it is published.
+        now_ms: The latest time seen.
+        is_open: False after `close`.
     """
 
     def __init__(self, *, due_log_bytes_max: int) -> None:
@@ -290,12 +292,9 @@ class SharedDelayIndex(ABC):
         self.lock = threading.Lock()
         self.due_log = DueLog(bytes_max=due_log_bytes_max)
         self.complete_from = _ABOVE_ALL
+        self.now_ms = 0
+        self.is_open = True
         self._reading = threading.Lock()
-
-    @property
-    @abstractmethod
-    def now_ms(self) -> int:
-        """The latest time seen."""
 
     @property
     @abstractmethod
@@ -327,22 +326,37 @@ class SharedDelayIndex(ABC):
         with self.lock:
             self.drop_before(ledger_id)
 
+    def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
+        """Return a view for a subscription that is about to read the message log.
+
+        Views may be used by different threads.
+
+        Args:
+            is_acked: Returns whether the subscription has acked a position.
+        """
+        self._check_open()
+        return SubscriptionDelayView(self, is_acked=is_acked)
+
     def close(self) -> None:
         """Release everything, once the views are closed. No-op if closed."""
-        return
+        self.is_open = False
 
     def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
-        """Hold messages that were just published, each with the time at which to deliver it.
+        """Hold messages that were just published, each with the time at which to deliver it; no-op if closed.
 
         No reader has come to them yet. The positions and times are not checked.
         """
         with self.lock:
-            for position, deliver_at_ms in delayed:
+            for position, deliver_at_ms in delayed if self.is_open else ():
                 self.hold(position, deliver_at_ms)
 
     def reading(self, first: Position) -> AbstractContextManager[object]:
         """Return a context in which to read unread messages; see `DelayedDeliveryTracker.reading`."""
         return self._reading if first < self.complete_from else _AT_ONCE
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ValueError("the index is closed; open another one")
 
 
 @final
