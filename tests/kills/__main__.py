@@ -33,8 +33,6 @@ KILLERS_MAX = 6
 SECONDS_MAX = 8.0
 """Of the tests that are run on one mutant, as measured with their lines."""
 GOES = (
-    "ackstate/stores/steps",
-    "ackstate/stores/writes",
     "ackstate/spelling",
     "ackstate/analysis/trace/generate",
 )

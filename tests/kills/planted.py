@@ -247,8 +247,8 @@ FOUND = (
         (f"{_CURSOR}batch_receipts.py::test_nor_does_a_mark_delete_over_a_batch_whose_last_ack_was_too_young",),
     ),
     Planted(
-        "O5", f"{_STORES}sqlite_seal.py",
-        'or extend(extend(salted, pack(b"E", ledger_id, entry_id)), row) != SEALED', "",
+        "O5", f"{_STORES}sqlite.py",
+        "or google_crc32c.extend(salted, row) != SEALED", "",
         "A flipped bit in a row of SQLite invents acks.",
         (f"{_SQLITE}a_row_that_is_not_as_it_was_written_is_found_when_it_is_read",),
     ),
@@ -295,7 +295,7 @@ FOUND = (
         (f"{_UNREADABLE}a_complaint_that_quotes_damaged_bytes_is_damage",),
     ),
     Planted(
-        "O13", f"{_STORES}sqlite_seal.py", "google_crc32c.value(salt)", 'google_crc32c.value(b"")',
+        "O13", f"{_STORES}sqlite.py", "google_crc32c.value(self._database.salt)", 'google_crc32c.value(b"")',
         "A row of another store passes for one of this store.",
         (f"{_SQLITE}a_row_that_is_not_as_it_was_written_is_found_when_it_is_read",),
     ),
@@ -318,9 +318,9 @@ FOUND = (
         (f"{_SQLITE_LOG}a_lost_frame_is_refused_where_short_transactions_follow_it",),
     ),
     Planted(
-        "O18", "ackstate/cursor/persist/persist_all.py", "error if is_one else copy(error)", "error",
+        "O18", "ackstate/cursor/persist/persist_all.py", "copy(error) for _ in entries", "error for _ in entries",
         "Cursors that could not be written together share one error, with the outcomes of all of them.",
-        (f"{_CURSOR}persist_all.py::test_each_that_could_not_be_written_anywhere_says_why_it_could_not",),
+        (f"{_CURSOR}persist_all.py::test_a_closed_store_answers_each_cursor_with_an_error_of_its_own",),
     ),
     Planted(
         "O19", _MESSAGES, "        for position in acked:\n            self.waiting.take(position)\n", "",

@@ -14,7 +14,6 @@ from ackstate.analysis.crash.loop_disk import LoopDisk
 from ackstate.errors import CorruptStateError
 from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreFullError
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.stores.writes import AppendEntry, DeleteLedger, PutValue
 from store_directories import append_until, assert_works, names_in
 
 DATABASE = "ackstate.sqlite3"
@@ -166,15 +165,16 @@ class TestFullDisk:
             with pytest.raises(StoreFullError):
                 store.metadata.put("/large", bytes(500_000), expected_version=ABSENT)
             assert store.metadata.get("/large") is None
-            count = append_until_full(store, ledger_ids[0])
+            ledger_id = store.ledgers.create("shipping")
+            count = append_until_full(store, ledger_id)
             store.ledgers.delete(ledger_ids[1])
-            assert append_until_full(store, ledger_ids[0]) > count + 250
-            count = append_until_full(store, ledger_ids[0])
+            assert append_until_full(store, ledger_id) > count + 250
+            count = append_until_full(store, ledger_id)
         with closing(SqliteStore(directory)) as store:
             assert store.ledgers.owned_by("billing") == [ledger_ids[0]]
-            assert holds(store, ledger_ids[0], count)
+            assert holds(store, ledger_id, count)
             (tiny_disk / "others").unlink()
-            assert append_until_full(store, ledger_ids[0]) > count
+            assert append_until_full(store, store.ledgers.create("shipping")) > 0
 
     def test_a_full_disk_is_opened_and_takes_changes_when_there_is_room(self, tiny_disk):
         directory = tiny_disk / "store"
@@ -185,10 +185,10 @@ class TestFullDisk:
         with closing(SqliteStore(directory)) as store:
             assert holds(store, ledger_id, count)
             with pytest.raises(StoreFullError):
-                store.ledgers.append(ledger_id, [bytes(10_000)])
+                store.metadata.put("/large", bytes(10_000), expected_version=ABSENT)
             (tiny_disk / "others").unlink()
             (tiny_disk / "ballast").unlink()
-            assert append_until_full(store, ledger_id) > count
+            assert append_until_full(store, store.ledgers.create("billing")) > 0
 
     def test_a_process_that_is_killed_on_a_full_disk_loses_nothing(self, tiny_disk):
         directory = tiny_disk / "store"
@@ -243,16 +243,14 @@ class TestFullDisk:
                 store.ledgers.delete(ledger_id)
             assert append_until_full(store, store.ledgers.create("billing")) > 1_000
 
-    def test_each_of_many_independent_writes_is_done_or_refused(self, tiny_disk):
+    def test_each_of_many_appends_is_done_or_refused(self, tiny_disk):
         with closing(SqliteStore(tiny_disk / "store")) as store:
-            old, new = (store.ledgers.create("billing") for _ in range(2))
+            old, new, other = (store.ledgers.create("billing") for _ in range(3))
             append_until_full(store, old)
-            outcomes = store.write_all([
-                AppendEntry(new, bytes(500_000)), DeleteLedger(old), PutValue("/a", b"small", ABSENT),
-            ])  # fmt: skip
-            assert isinstance(outcomes[0], StoreFullError)
-            assert outcomes[1:] == [0, 0]
-            assert (store.ledgers.owned_by("billing"), store.ledgers.last(new)) == ([new], -1)
+            store.ledgers.delete(old)
+            outcomes = store.ledgers.append_many([(new, [bytes(50 << 20)]), (other, [b"small"])])
+            assert [type(each) for each in outcomes] == [StoreFullError, int]
+            assert (store.ledgers.last(new), store.ledgers.last(other)) == (-1, 0)
             assert store.ledgers.append(new, [bytes(50_000)]) == 0
 
     def test_a_small_write_is_not_refused_with_a_large_one_of_another_thread(self, tiny_disk):

@@ -14,7 +14,6 @@ from ackstate.stores.base import (
 )
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.stores.writes import FenceLedger, write_each
 from ackstate.testing import check_store
 
 LIMIT = 200_000
@@ -107,7 +106,7 @@ def test_our_versions_begin_at_0_and_rise_by_1(store):
 def test_what_is_no_buffer_is_refused_and_leaves_the_store_usable(store, not_bytes):
     ledger_id = store.ledgers.create("billing")
     with pytest.raises(TypeError):
-        store.ledgers.append_all([(ledger_id, b"good"), (ledger_id, not_bytes)])
+        store.ledgers.append(ledger_id, [b"good", not_bytes])
     with pytest.raises(TypeError):
         store.metadata.put("/a", not_bytes, expected_version=ABSENT)
     assert store.ledgers.append(ledger_id, [b"first"]) == 0
@@ -132,14 +131,48 @@ class Forwarding:
         return getattr(self.inner, name)
 
 
-class AppendAllStopsHalfway(Forwarding):
-    def append_all(self, entries):
-        return [self.append(ledger_id, entry) for ledger_id, entry in entries]
+class AppendStopsHalfway(Forwarding):
+    def append(self, ledger_id, entries):
+        return self.inner.append(ledger_id, entries[:1])
 
 
-class AppendAllSorts(Forwarding):
-    def append_all(self, entries):
-        return self.inner.append_all(sorted(entries, key=lambda pair: pair[0]))
+class AppendReturnsTheFirst(Forwarding):
+    def append(self, ledger_id, entries):
+        return self.inner.append(ledger_id, entries) + 1 - len(entries)
+
+
+class AppendOfNothingIsNotChecked(Forwarding):
+    def append(self, ledger_id, entries):
+        return self.inner.append(ledger_id, entries) if entries else -1
+
+
+class AppendManyStopsAtARefusal(Forwarding):
+    def append_many(self, appends):
+        outcomes = []
+        for each in appends:
+            refused = outcomes and isinstance(outcomes[-1], Exception)
+            outcomes.append(StoreError("stopped") if refused else self.inner.append_many([each])[0])
+        return outcomes or self.inner.append_many([])
+
+
+class AppendManySharesOneError(Forwarding):
+    def append_many(self, appends):
+        outcomes = self.inner.append_many(appends)
+        errors = {type(each): each for each in outcomes if isinstance(each, Exception)}
+        return [errors.get(type(each), each) for each in outcomes]
+
+
+class AppendManyTakesALedgerTwice(Forwarding):
+    def append_many(self, appends):
+        return [self.inner.append_many([each])[0] for each in appends] or self.inner.append_many([])
+
+
+class LaterOpeningsAppend(Forwarding):
+    def __init__(self, inner, disk):
+        super().__init__(inner, disk)
+        for ledger in disk.ledgers.values():
+            if ledger.writer:
+                ledger.writer = disk.openings
 
 
 class FenceIsIgnored(Forwarding):
@@ -151,7 +184,7 @@ class FenceIsForgottenAtReopen(Forwarding):
     def __init__(self, inner, disk):
         super().__init__(inner, disk)
         for ledger in disk.ledgers.values():
-            ledger.fenced = False
+            ledger.writer = disk.openings
 
 
 class FenceReturnsTheCount(Forwarding):
@@ -189,15 +222,15 @@ class ReadIncludesTheEnd(Forwarding):
 
 
 class EmptyEntryBecomesZero(Forwarding):
-    def append(self, ledger_id, entry):
-        return self.inner.append(ledger_id, entry or b"\0")
+    def append(self, ledger_id, entries):
+        return self.inner.append(ledger_id, [entry or b"\0" for entry in entries])
 
 
 class EntriesAreBuffers(Forwarding):
-    def append(self, ledger_id, entry):
-        entry_id = self.inner.append(ledger_id, entry)
-        self.disk.ledgers[ledger_id].entries[entry_id] = entry
-        return entry_id
+    def append(self, ledger_id, entries):
+        last = self.inner.append(ledger_id, entries)
+        self.disk.ledgers[ledger_id].entries[last + 1 - len(entries) :] = entries
+        return last
 
 
 class DeleteMissesTheMissing(Forwarding):
@@ -249,7 +282,7 @@ class OwnersOfNothing(Forwarding):
 
 class OwnersOfTheFencedAreForgotten(Forwarding):
     def owners(self):
-        return sorted({ledger.owner for ledger in self.disk.ledgers.values() if not ledger.fenced})
+        return sorted({ledger.owner for ledger in self.disk.ledgers.values() if ledger.writer})
 
 
 class DeletedLedgersReturnAtReopen(Forwarding):
@@ -270,12 +303,13 @@ class FenceOfTheEmptyIsForgottenAtReopen(Forwarding):
     def __init__(self, inner, disk):
         super().__init__(inner, disk)
         for ledger in disk.ledgers.values():
-            ledger.fenced = ledger.fenced and bool(ledger.entries)
+            if not ledger.entries:
+                ledger.writer = disk.openings
 
 
 class OwnedByForgetsTheFenced(Forwarding):
     def owned_by(self, owner):
-        return [ledger_id for ledger_id in self.inner.owned_by(owner) if not self.disk.ledgers[ledger_id].fenced]
+        return [ledger_id for ledger_id in self.inner.owned_by(owner) if self.disk.ledgers[ledger_id].writer]
 
 
 class OwnedByIsSortedAsText(Forwarding):
@@ -295,9 +329,9 @@ class OwnersAreSortedAsUtf16(Forwarding):
         return sorted(self.inner.owners(), key=lambda owner: owner.encode("utf-16-be"))
 
 
-class AppendAllStopsAtAThousand(Forwarding):
-    def append_all(self, entries):
-        return self.inner.append_all(entries[:1000])
+class AppendStopsAtAThousand(Forwarding):
+    def append(self, ledger_id, entries):
+        return self.inner.append(ledger_id, entries[:1000])
 
 
 class OwnersAreCut(Forwarding):
@@ -318,7 +352,7 @@ class OwnersAreStripped(Forwarding):
 
 class OwnersAreNotChecked(Forwarding):
     def create(self, owner):
-        return self.disk.make_ledger(owner)
+        return self.inner._create(owner)
 
 
 class VersionIsNotChecked(Forwarding):
@@ -432,9 +466,14 @@ class CloseOnlyOnce(BrokenStore):
 @pytest.mark.parametrize(
     ("broken", "promise"),
     [
-        (AppendAllStopsHalfway, "last after a refused append_all"),
-        (AppendAllSorts, "ids of append_all are in the order"),
-        (FenceIsIgnored, "append_all with a fenced ledger"),
+        (AppendStopsHalfway, "append of three"),
+        (AppendReturnsTheFirst, "append of three"),
+        (AppendOfNothingIsNotChecked, "append of nothing"),
+        (AppendManyStopsAtARefusal, "append_many with refused appends"),
+        (AppendManySharesOneError, "has different errors"),
+        (AppendManyTakesALedgerTwice, "append_many with a ledger twice"),
+        (LaterOpeningsAppend, "append to a fenced ledger"),
+        (FenceIsIgnored, "append_many with refused appends"),
         (FenceIsForgottenAtReopen, "append to a fenced ledger"),
         (FenceReturnsTheCount, "fence returns the last id"),
         (LedgerIdsReturn, "is above a deleted one"),
@@ -458,7 +497,7 @@ class CloseOnlyOnce(BrokenStore):
         (OwnedByIsSortedAsText, "lowest number first"),
         (EmptyRangeMustExist, "returns the entries from first"),
         (OwnersAreSortedAsUtf16, "owners, sorted"),
-        (AppendAllStopsAtAThousand, "append_all of 1,501 entries"),
+        (AppendStopsAtAThousand, "append of 1,500"),
         (OwnersAreCut, "owners that differ late, or by blanks"),
         (OwnersAreStripped, "owners that differ late, or by blanks"),
         (OwnersAreNotChecked, "an owner with a lone surrogate"),
@@ -492,62 +531,6 @@ def test_broken_metadata_is_caught(broken, promise):
     disk = MemoryDisk()
     with pytest.raises(AssertionError, match=promise):
         check_store(lambda: BrokenStore(disk, metadata=broken))
-
-
-class GroupStopsAtARefusal(BrokenStore):
-    def write_all(self, writes):
-        outcomes = []
-        for write in writes:
-            refused = outcomes and isinstance(outcomes[-1], Exception)
-            outcomes.append(StoreError("stopped") if refused else write_each(self.inner, [write])[0])
-        return outcomes
-
-
-class GroupSortsByKind(BrokenStore):
-    def write_all(self, writes):
-        return write_each(self.inner, sorted(writes, key=lambda write: type(write).__name__))
-
-
-class GroupIsNotChecked(BrokenStore):
-    def write_all(self, writes):
-        return [write_each(self.inner, [write])[0] for write in writes]
-
-
-class GroupSharesOneError(BrokenStore):
-    def write_all(self, writes):
-        outcomes = write_each(self.inner, writes)
-        errors = {type(each): each for each in outcomes if isinstance(each, Exception)}
-        return [errors.get(type(each), each) for each in outcomes]
-
-
-class GroupIsCutAt100(BrokenStore):
-    def write_all(self, writes):
-        return write_each(self.inner, writes[:100]) + [0] * len(writes[100:])
-
-
-class GroupForgetsFences(BrokenStore):
-    def write_all(self, writes):
-        return [
-            self.ledgers.last(write.ledger_id) if isinstance(write, FenceLedger) else write_each(self.inner, [write])[0]
-            for write in writes
-        ]
-
-
-@pytest.mark.parametrize(
-    ("broken", "promise"),
-    [
-        (GroupStopsAtARefusal, "write_all with refused writes"),
-        (GroupSortsByKind, "write_all"),
-        (GroupIsNotChecked, "last after invalid writes"),
-        (GroupSharesOneError, "has different errors"),
-        (GroupIsCutAt100, "write_all, which creates 120 ledgers"),
-        (GroupForgetsFences, "append after write_all, which fences"),
-    ],
-)
-def test_a_broken_group_is_caught(broken, promise):
-    disk = MemoryDisk()
-    with pytest.raises(AssertionError, match=promise):
-        check_store(lambda: broken(disk))
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,15 @@ def test_each_that_could_not_be_written_anywhere_says_why_it_could_not(log):
         assert str(error.__cause__) in note
 
 
+def test_a_closed_store_answers_each_cursor_with_an_error_of_its_own(log):
+    store = MemoryStore(MemoryDisk())
+    cursors = open_cursors(store, log, 3)
+    acked(cursors)
+    store.close()
+    errors = persist_all(cursors, now_ms=2)
+    assert [len(error.__notes__) for error in errors] == [1] * 3
+
+
 @pytest.mark.parametrize("kind", [FaultKind.SYNC_FAILED, FaultKind.CRASH_BEFORE])
 def test_after_a_failed_sync_nothing_is_durable(log, kind):
     store = MemoryStore(MemoryDisk())
