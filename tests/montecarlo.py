@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import StoreError

@@ -10,7 +10,7 @@ from contextlib import closing
 import google_crc32c
 
 from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.sqlite import SEAL_BYTES
 from ackstate.topic import MessageLog
 from ackstate.wire import native

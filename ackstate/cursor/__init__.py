@@ -4,31 +4,27 @@ from ackstate.cursor.config import (
     CursorConfig,
     RangeForm,
 )
-from ackstate.cursor.journal.deletion import (
-    delete_subscription,
+from ackstate.cursor.cursor import (
+    CursorOpening,
+    ManagedCursor,
+    open_cursors,
 )
-from ackstate.cursor.journal.format import (
+from ackstate.cursor.formats import (
     Format,
     Repair,
 )
-from ackstate.cursor.journal.recovery import (
-    UnreadableCursorError,
+from ackstate.cursor.journal import (
+    delete_subscription,
 )
 from ackstate.cursor.listener import (
     Change,
     CursorListener,
 )
-from ackstate.cursor.managed import (
-    ManagedCursor,
-)
-from ackstate.cursor.persist.open_cursors import (
-    open_cursors,
-)
-from ackstate.cursor.persist.opening import (
-    CursorOpening,
-)
-from ackstate.cursor.persist.persist_all import (
+from ackstate.cursor.persist import (
     persist_all,
+)
+from ackstate.cursor.recovery import (
+    UnreadableCursorError,
 )
 from ackstate.cursor.results import (
     CursorStats,

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.journal.format import Format
-from ackstate.cursor.journal.native import NativeFormat
-from ackstate.cursor.journal.pulsar import PulsarFormat
+from ackstate.cursor.formats import Format, NativeFormat, PulsarFormat
 from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.integers import check_count
@@ -19,7 +17,7 @@ from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, Limit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ackstate.cursor.journal.format import JournalFormat
+    from ackstate.cursor.formats import JournalFormat
 
 __all__ = ["CursorConfig", "RangeForm"]
 

@@ -15,7 +15,7 @@ from ackstate.wire.native import check_properties
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.persist import Persister
 
 ACCEPTED = ReceiptStatus.ACCEPTED
 """Cached: the lookup of an enum's member is slow."""

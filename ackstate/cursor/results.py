@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.cursor.journal.format import Format, Repair
+from ackstate.cursor.formats import Format, Repair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.persist.counters import PersistCounters
+from ackstate.cursor.persist import PersistCounters
 from ackstate.cursor.results import CursorStats
 from ackstate.cursor.state.view import AckView
 
 if TYPE_CHECKING:
-    from ackstate.cursor.persist.persister import Persister
+    from ackstate.cursor.persist import Persister
     from ackstate.cursor.results import Receipt
     from ackstate.position import Position
 

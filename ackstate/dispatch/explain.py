@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ackstate.ack_hole import AckHole
     from ackstate.cursor import CursorStats
-    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.formats import CursorState
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.options import ReadableLog
     from ackstate.errors import AckStateError

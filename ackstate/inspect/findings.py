@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.cursor.journal.format import CursorState, Format, Repair
+    from ackstate.cursor.formats import CursorState, Format, Repair
     from ackstate.position import Position
 
 

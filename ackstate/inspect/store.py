@@ -13,10 +13,9 @@ from functools import cache
 from typing import TYPE_CHECKING, final
 from urllib.parse import unquote
 
-from ackstate.cursor.journal.cursor_properties import DELETED_PROPERTY
-from ackstate.cursor.journal.format import CursorState, Format, Repair
-from ackstate.cursor.journal.journal import ROOT, cursor_owner
-from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError, decode_record
+from ackstate.cursor.formats import DELETED_PROPERTY, CursorState, Format, Repair
+from ackstate.cursor.journal import ROOT, cursor_owner
+from ackstate.cursor.recovery import Recovery, UnreadableCursorError, decode_record
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.inspect.findings import (
     CursorInspection,
@@ -38,7 +37,7 @@ from ackstate.wire.pulsar import decode_position_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.recovery import StoredCursor
     from ackstate.stores.base import LedgerStore, Store, Versioned
 
 _ENTRIES_AT_ONCE = 100  # of a journal in Pulsar's format, each of which may be large

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from ackstate.cursor.journal.journal import ROOT, cursor_owner
-from ackstate.cursor.journal.recovery import Recovery, UnreadableCursorError
+from ackstate.cursor.journal import ROOT, cursor_owner
+from ackstate.cursor.recovery import Recovery, UnreadableCursorError
 from ackstate.errors import AckStateError, UnsupportedVersionError
 from ackstate.inspect.store import assumed_log, message_log_ledgers, names_below
 from ackstate.stores.base import PayloadTooLargeError, StoreError
@@ -20,7 +20,7 @@ from ackstate.topic_name import check_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.recovery import StoredCursor
     from ackstate.dispatch.consumers import SubscriptionType
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position

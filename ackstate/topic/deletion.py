@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ackstate.cursor.journal.deletion import delete_cursor
+from ackstate.cursor.journal import delete_cursor
 from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.inspect.stored_subscriptions import subscription_paths
 from ackstate.topic.log_ownership import LogOwnership, log_owner, log_path

@@ -15,7 +15,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.cursor.persist.persist_all import has_record
+from ackstate.cursor.persist import has_record
 from ackstate.errors import AckStateError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.integers import check_within, integer
@@ -24,7 +24,7 @@ from ackstate.position import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.cursor import ManagedCursor
     from ackstate.topic.message_log import MessageLog
 
     Cursors = Mapping[str, ManagedCursor]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
-from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.persist.opening import CursorOpening
+from ackstate.cursor.cursor import CursorOpening
+from ackstate.cursor.formats import INTERNAL_PREFIX, Repair
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.dispatch.options import Start, StartTime, SubscriptionOptions, check_parts, dead_letter, start_position
 from ackstate.dispatch.subscription import Subscription
@@ -19,7 +18,7 @@ from ackstate.topic.subscription_type import check_type, store_type, stored_prop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.cursor import ManagedCursor
     from ackstate.delay.buckets import BucketedDelayIndex
     from ackstate.delay.index import TopicDelayIndex
     from ackstate.dispatch.options import Delivery

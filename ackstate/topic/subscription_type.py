@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ackstate.cursor.journal.cursor_properties import OWN_PREFIX
-from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.formats import OWN_PREFIX
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.recovery import decode_record
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.cursor import ManagedCursor
     from ackstate.stores.base import Store
 
 

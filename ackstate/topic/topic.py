@@ -7,10 +7,9 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, Unpack, final
 
-from ackstate.cursor.journal.deletion import delete_cursor
-from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.persist.open_cursors import open_cursors
-from ackstate.cursor.persist.persist_all import abandon, close_all, tick_all
+from ackstate.cursor.cursor import open_cursors
+from ackstate.cursor.journal import cursor_path, delete_cursor
+from ackstate.cursor.persist import abandon, close_all, tick_all
 from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.delay.buckets import BucketedDelayIndex
 from ackstate.delay.config import TrackerKind
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.cursor import ManagedCursor
     from ackstate.cursor.results import PersistResult
     from ackstate.delay.config import DelayConfig
     from ackstate.dispatch.subscription import Subscription

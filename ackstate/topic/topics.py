@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 
-from ackstate.cursor.persist.persist_all import tick_all
+from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError
 from ackstate.integers import integer
 from ackstate.limits.policies import Policies

@@ -33,8 +33,8 @@ from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
+from ackstate.cursor.formats import Format
 from ackstate.cursor.results import RecoverySource
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap

@@ -9,10 +9,8 @@ from serial import SerialExecutor
 
 from ackstate.analysis.crash.acked_set import Numbering
 from ackstate.analysis.crash.oracle import State
-from ackstate.cursor.journal.format import Format, Repair
-from ackstate.cursor.managed import ManagedCursor, persist_all
-from ackstate.cursor.persist.open_cursors import open_cursors
-from ackstate.cursor.persist.opening import CursorOpening
+from ackstate.cursor.cursor import CursorOpening, ManagedCursor, open_cursors, persist_all
+from ackstate.cursor.formats import Format, Repair
 from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap

@@ -25,7 +25,7 @@ from ackstate import (
 )
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recording import Recording
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.limits import GateLimits
 from ackstate.stores.memory import Fault, FaultKind
 from frozen.command import TRACES, answer_of

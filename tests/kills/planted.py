@@ -28,7 +28,7 @@ class Planted(NamedTuple):
 
 
 _CURSOR, _MODEL = "tests/unit/cursor/test_", "tests/model/cursor/test_"
-_JOURNAL, _PLANNER = "ackstate/cursor/journal/journal.py", "ackstate/cursor/persist/planner.py"
+_JOURNAL, _PLANNER = "ackstate/cursor/journal.py", "ackstate/cursor/persist.py"
 _ACKS, _BATCHES = "ackstate/cursor/state/unpersisted_acks.py", "ackstate/cursor/state/ack_state.py"
 _ROUNDS, _MESSAGES = "ackstate/dispatch/rounds.py", "ackstate/dispatch/messages.py"
 _STORES = "ackstate/stores/"
@@ -77,7 +77,7 @@ UNNOTICED = (
         (f"{_CURSOR}pace.py::test_a_ledger_that_failed_is_tried_again_after_a_clock_went_back",),
     ),
     Planted(
-        "R2", "ackstate/cursor/journal/recovery.py", " or bool(snapshot.batch)", "",
+        "R2", "ackstate/cursor/recovery.py", " or bool(snapshot.batch)", "",
         "An orphan journal of batch acks alone is not looked for: the cursor opens as new.",
         (f"{_CURSOR}managed.py::test_an_orphan_journal_of_batch_acks_alone_is_not_absent",),
     ),
@@ -136,7 +136,7 @@ UNNOTICED = (
         (f"{_CURSOR}rounds.py::test_a_round_that_fails_after_it_sent_returns_the_permits",),
     ),
     Planted(
-        "young after a reset", "ackstate/cursor/persist/reset.py", "            persister.young_age.clear()\n", "",
+        "young after a reset", "ackstate/cursor/persist.py", "            persister.young_age.clear()\n", "",
         "After a seek young acks are persisted as old.",
         (f"{_CURSOR}generations.py::test_what_was_sent_before_a_reset_is_young_again_after_it",),
     ),
@@ -154,13 +154,13 @@ UNNOTICED = (
          "::test_a_log_of_empty_ledgers_ends_before_the_first_entry_of_the_last",),
     ),
     Planted(
-        "truncated batches", "ackstate/cursor/persist/round.py",
+        "truncated batches", "ackstate/cursor/persist.py",
         "if taken.cut_count or taken.batch_cut_count:", "if taken.cut_count:",
         "A truncation by the limit on batches alone is neither logged nor counted.",
         (f"{_CURSOR}pulsar_mode.py::test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut",),
     ),
     Planted(
-        "pause", "ackstate/cursor/persist/persister.py", "max(interval_ms, _PAUSE_MS)", "interval_ms",
+        "pause", "ackstate/cursor/pace.py", "max(interval_ms, _PAUSE_MS)", "interval_ms",
         "A broker with a flush interval of 0 does not pause after a persist that failed.",
         (f"{_CURSOR}pace.py::test_a_persist_that_failed_is_not_tried_again_at_once",),
     ),
@@ -178,7 +178,7 @@ UNNOTICED = (
         (),
     ),
     Planted(
-        "closed meanwhile", "ackstate/cursor/persist/persist_all.py",
+        "closed meanwhile", "ackstate/cursor/persist.py",
         "isinstance(outcome, AckStateError) and not isinstance(outcome, CursorClosedError)",
         "isinstance(outcome, AckStateError)",
         "A cursor that another thread closes meanwhile is reported as one that could not be closed.",
@@ -318,7 +318,7 @@ FOUND = (
         (f"{_SQLITE_LOG}a_lost_frame_is_refused_where_short_transactions_follow_it",),
     ),
     Planted(
-        "O18", "ackstate/cursor/persist/persist_all.py", "copy(error) for _ in entries", "error for _ in entries",
+        "O18", "ackstate/cursor/persist.py", "copy(error) for _ in entries", "error for _ in entries",
         "Cursors that could not be written together share one error, with the outcomes of all of them.",
         (f"{_CURSOR}persist_all.py::test_a_closed_store_answers_each_cursor_with_an_error_of_its_own",),
     ),
@@ -328,7 +328,7 @@ FOUND = (
         (f"{_MODEL}key_order.py::test_what_was_acked_past_the_subscription_does_not_hold_its_key_up",),
     ),
     Planted(
-        "O20", "ackstate/cursor/persist/reset.py", "            state.begin_reset(mark_delete)\n", "",
+        "O20", "ackstate/cursor/persist.py", "            state.begin_reset(mark_delete)\n", "",
         "After a seek whose write failed but reached the disk, receipts still count as durable.",
         (f"{_CURSOR}failed_seek.py::test_no_receipt_counts_that_a_crash_may_void",),
     ),

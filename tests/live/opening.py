@@ -8,8 +8,8 @@ from contextlib import closing
 from itertools import pairwise
 
 from ackstate import ManagedCursor, Position
-from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.recovery import Recovery
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.recovery import Recovery
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.stores.pulsar import TopicOwnedError, hold_topic, open_cluster
 from ackstate.topic_name import persistence_name

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.cursor.persist.persister import Persister
-from ackstate.cursor.persist.round import Round
+from ackstate.cursor.persist import Persister, Round
 from ackstate.cursor.results import PersistTarget
 from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
 from ackstate.deleted_ranges import DeletedRanges

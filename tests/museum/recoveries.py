@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ackstate.cursor.journal import recovery as cursor_recovery
-from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.journal.recovery import Recovery, StoredCursor, UnreadableCursorError, decode_record
+from ackstate.cursor import recovery as cursor_recovery
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.recovery import Recovery, StoredCursor, UnreadableCursorError, decode_record
 from ackstate.delay import BucketedDelayIndex, bucket_storage
 from ackstate.delay.bucket_storage import FoundBucket
 from ackstate.deleted_ranges import DeletedRanges

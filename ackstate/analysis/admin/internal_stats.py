@@ -21,7 +21,7 @@ from ackstate.topic.message_log import MessageLog
 from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
-    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.formats import CursorState
     from ackstate.inspect.findings import CursorInspection
     from ackstate.ledger_map import LedgerMap
     from ackstate.stores.base import Store

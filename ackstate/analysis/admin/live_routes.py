@@ -22,7 +22,7 @@ from ackstate.analysis.admin.policy_routes import NamedOwner, namespace_names, t
 from ackstate.analysis.live_explanation import ExplainedTopic, explain_subscription
 from ackstate.cursor import pulsar_conf
 from ackstate.cursor.config import RangeForm
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.limits.rules import Rule
 from ackstate.wire.pulsar import LimitRule
 

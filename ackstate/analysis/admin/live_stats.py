@@ -20,7 +20,7 @@ from ackstate.analysis.admin.internal_stats import (
     PersistentTopicInternalStats,
     PulsarResponse,
 )
-from ackstate.cursor.journal.cursor_properties import INTERNAL_PREFIX
+from ackstate.cursor.formats import INTERNAL_PREFIX
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import CursorClosedError
 from ackstate.topic_name import persistence_name

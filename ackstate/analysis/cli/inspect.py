@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.inspect.findings import CursorInspection, JournalRecord
     from ackstate.range_store import Run

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import AckStateError

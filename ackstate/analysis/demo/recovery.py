@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.journal.journal import ROOT
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
+from ackstate.cursor.journal import ROOT
 from ackstate.topic.message_log import MessageLog
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ackstate.analysis.estimate.broker_conf import runs_on_pulsar
 from ackstate.analysis.estimate.setting_words import change_text, policy_text
 from ackstate.analysis.replay.policy import AS_RECORDED, Policy, PolicyError
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,9 @@ from pyroaring import BitMap
 
 from ackstate.analysis.replay.replay import Epochs
 from ackstate.analysis.trace.events import EventKind
-from ackstate.cursor.journal.format import Format
-from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor.cursor import ManagedCursor
+from ackstate.cursor.formats import Format
+from ackstate.cursor.pace import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.cursor import ManagedCursor
 
 
 _NONE = BitMap()

@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ackstate.analysis.durations import Duration
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.errors import AckStateError
 from ackstate.integers import check_count
 from ackstate.limits.gate import GateLimits

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ackstate.cursor.managed import ManagedCursor
+    from ackstate.cursor.cursor import ManagedCursor
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {

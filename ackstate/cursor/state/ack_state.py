@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.batch_indexes import NO_BATCHES, BatchIndexes
-from ackstate.cursor.journal.format import CursorState, check_within_log
+from ackstate.cursor.formats import CursorState, check_within_log
 from ackstate.cursor.state.persist_limits import UNLIMITED
 from ackstate.cursor.state.unpersisted_acks import EVERYTHING, UnpersistedAcks
 from ackstate.deleted_ranges import DeletedRanges

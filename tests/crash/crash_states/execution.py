@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ackstate.analysis.crash.oracle import Oracle
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
-from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.journal import delete_subscription
 from ackstate.errors import CursorFencedError
 from ackstate.stores.base import StoreError
 from crash.crash_states.recovery import left_of

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ackstate.analysis.crash.oracle import Broken
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
 from ackstate.analysis.crash.simulated_disk import ProcessKilledError
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.position import Position
 from ackstate.topic.log_ownership import log_owner
 from ackstate.topic.message_log import Message, MessageLog

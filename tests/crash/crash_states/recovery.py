@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.recovery import decode_record
 from crash.observed_cursor import TOPIC, open_cursor, state_of
 
 _LATER_MS = 10_000_000

@@ -11,7 +11,7 @@ from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
 from ackstate.analysis.crash.oracle import Broken, counts
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.shrink import Failing, shortest
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from crash.observed_cursor import SUBSCRIPTIONS
 from crash.steps import Step, StepKind, steps
 

@@ -27,7 +27,7 @@ from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
 from ackstate.analysis.crash.promises import Promise
 from ackstate.analysis.crash.scratch import scratch_directory
-from ackstate.cursor.journal.recovery import UnreadableCursorError
+from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from ackstate.stores.base import StoreError
 from crash.damage.kinds import Reach, flipped

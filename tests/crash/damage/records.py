@@ -6,8 +6,8 @@ Apache Pulsar's format has no checksum: there only unreadable bytes count as dam
 
 from __future__ import annotations
 
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.recovery import decode_record
 from ackstate.stores.base import Versioned
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from crash.damage.kinds import Damage, Reach, flipped

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.formats import Repair
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.recovery import decode_record
 from ackstate.position import Position
 from crash.damage.story import SUBSCRIPTION, open_story
 from crash.observed_cursor import NUMBERING, TOPIC

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ackstate.analysis.crash.oracle import Oracle, State
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format, Repair
+from ackstate.cursor.formats import Format, Repair
 from ackstate.wire.pulsar import Compression, RangeForm
 from crash.flaky_store import FlakyStore
 from crash.observed_cursor import NEVER_OPENED, SUBSCRIPTIONS, ObservedCursor, open_cursor, state_of

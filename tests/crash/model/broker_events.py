@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from serial import SerialExecutor
 
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.journal.deletion import delete_subscription
-from ackstate.cursor.journal.format import Format
-from ackstate.cursor.journal.journal import cursor_owner
-from ackstate.cursor.managed import ManagedCursor, persist_all
+from ackstate.cursor.cursor import ManagedCursor, persist_all
+from ackstate.cursor.formats import Format
+from ackstate.cursor.journal import cursor_owner, delete_subscription
 from ackstate.cursor.results import PersistTarget, RecoverySource
 from ackstate.errors import AckStateError, CorruptStateError, CursorFencedError, UnsupportedVersionError
 from ackstate.stores.base import StoreError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.dispatch import SubscriptionType
 from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.cursor.journal.format import Format
-from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.cursor import ManagedCursor
+from ackstate.cursor.formats import Format
+from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.listener import CursorListener
-from ackstate.cursor.managed import ManagedCursor
 from ackstate.cursor.results import PersistTarget
 from ackstate.dispatch import Subscription, SubscriptionOptions
 from ackstate.dispatch.options import DeadLetterPolicy

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.promises import Promise, hold
-from ackstate.cursor.journal.format import Format
-from ackstate.cursor.journal.journal import cursor_owner
-from ackstate.cursor.journal.native import content_of
-from ackstate.cursor.journal.recovery import Recovery, decode_record
+from ackstate.cursor.formats import Format, content_of
+from ackstate.cursor.journal import cursor_owner
+from ackstate.cursor.recovery import Recovery, decode_record
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import AckStateError
 from ackstate.position import Position

@@ -29,7 +29,7 @@ from ackstate.analysis.crash.acked_set import AckedSet
 from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from crash.observed_cursor import (
     NEVER_OPENED,

@@ -21,7 +21,7 @@ from ackstate import (
     Topics,
 )
 from ackstate.cursor import CursorOpening, PersistResult, open_cursors, persist_all
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import SubscriptionRequest
 

@@ -21,8 +21,7 @@ from ackstate import (
     Topic,
     TopicSettings,
 )
-from ackstate.cursor.journal.deletion import delete_subscription
-from ackstate.cursor.journal.journal import ROOT, cursor_owner, cursor_path
+from ackstate.cursor.journal import ROOT, cursor_owner, cursor_path, delete_subscription
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic.deletion import delete_topic, stored_topics
 from ackstate.topic.log_ownership import log_owner

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ackstate import CursorConfig, Format, ManagedCursor, MemoryStore, Message, Subscription
-from ackstate.cursor.journal.recovery import UnreadableCursorError
+from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.errors import CorruptStateError
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.stores import sqlite_database

@@ -25,7 +25,7 @@ from ackstate import (
     Position,
 )
 from ackstate.cursor import PersistTarget, RecoverySource
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import CorruptStateError
 from ackstate.stores import bookkeeper_client
 from ackstate.stores.base import (

@@ -16,7 +16,7 @@ from ackstate import (
     StoreError,
 )
 from ackstate.cursor import persist_all
-from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal import cursor_path
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.stores.steps import run
 

@@ -16,9 +16,9 @@ from ackstate import (
     UnsupportedVersionError,
 )
 from ackstate.cursor import delete_subscription
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
-from ackstate.cursor.journal.term_floor import PATH as TERMS
-from ackstate.cursor.journal.term_floor import raise_term_floor, term_floor
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.recovery import PATH as TERMS
+from ackstate.cursor.recovery import raise_term_floor, term_floor
 from ackstate.cursor.results import RecoverySource
 from ackstate.inspect.store import inspect_store
 from ackstate.stores.memory import Fault, FaultKind

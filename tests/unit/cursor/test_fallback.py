@@ -21,7 +21,7 @@ from ackstate import (
     StoreError,
 )
 from ackstate.cursor import PersistTarget, persist_all
-from ackstate.cursor.journal.recovery import Recovery
+from ackstate.cursor.recovery import Recovery
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.stores.sqlite import SqliteStore
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-import ackstate.cursor.journal.native
+import ackstate.cursor.formats
 from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
-from ackstate.cursor.journal.native import fold
+from ackstate.cursor.formats import fold
 from ackstate.wire import native
 from ackstate.wire.native import JournalOffset, Record, RecordKind, decode_deltas
 from strategies import LEDGER_ID_MAX, positions
@@ -53,7 +53,7 @@ def journal_of(all_said):
 
 
 def folded(entries, *, bulk_count_min, discard_damaged=False):
-    with mock.patch.object(ackstate.cursor.journal.native, "_BULK_COUNT_MIN", bulk_count_min):
+    with mock.patch.object(ackstate.cursor.formats, "_BULK_COUNT_MIN", bulk_count_min):
         return fold(entries, what="journal", epoch=EPOCH, discard_damaged=discard_damaged)
 
 
@@ -153,19 +153,19 @@ def forget_the_batches(self, parts, bitmaps):
         native.join(bitmaps, ledger_id, acked)
 
 
-def mark_nothing(self, entries, mark_delete, advance=ackstate.cursor.journal.native._Folded._advance):
+def mark_nothing(self, entries, mark_delete, advance=ackstate.cursor.formats._Folded._advance):
     advance(self, entries, self._place.mark_delete)
 
 
 @pytest.mark.parametrize(
     ("target", "name", "bug"),
     [
-        (ackstate.cursor.journal.native, "and_", lambda held, words: held | words),
-        (ackstate.cursor.journal.native, "and_", lambda held, words: words),
-        (ackstate.cursor.journal.native, "any", lambda words: True),
-        (ackstate.cursor.journal.native, "join", join_the_last),
-        (ackstate.cursor.journal.native._Folded, "_join", forget_the_batches),
-        (ackstate.cursor.journal.native._Folded, "_advance", mark_nothing),
+        (ackstate.cursor.formats, "and_", lambda held, words: held | words),
+        (ackstate.cursor.formats, "and_", lambda held, words: words),
+        (ackstate.cursor.formats, "any", lambda words: True),
+        (ackstate.cursor.formats, "join", join_the_last),
+        (ackstate.cursor.formats._Folded, "_join", forget_the_batches),
+        (ackstate.cursor.formats._Folded, "_advance", mark_nothing),
         (native, "join", join_the_last),
         (native, "_acked", lambda singles: {}),
         (native, "_decode_block", lambda encoded: (3, BitMap())),
@@ -250,7 +250,7 @@ def test_a_torn_last_record_is_discarded_and_the_others_are_still_read_at_once(c
     found = outcome_of_both(entries)
     assert (found.records_replayed, found.bytes_discarded) == (len(STORY), cut)
     assert found.content == folded(entries[:-1], bulk_count_min=ONE_BY_ONE).content
-    monkeypatch.setattr(ackstate.cursor.journal.native, "_BULK_COUNT_MIN", AT_ONCE)
+    monkeypatch.setattr(ackstate.cursor.formats, "_BULK_COUNT_MIN", AT_ONCE)
     one_by_one = mock.Mock(wraps=native.decode_parts)
     monkeypatch.setattr(native, "decode_parts", one_by_one)
     fold(entries, what="journal", epoch=EPOCH)

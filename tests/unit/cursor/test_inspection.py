@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Message, Position, Repair
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.inspect.findings import Status
 from ackstate.inspect.store import find_cursors, inspect_cursor, inspect_store

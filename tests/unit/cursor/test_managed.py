@@ -17,7 +17,7 @@ from ackstate import (
     UnsupportedVersionError,
 )
 from ackstate.cursor import PersistTarget, ReceiptStatus, RecoverySource
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import MessageLog
 from ackstate.wire import native

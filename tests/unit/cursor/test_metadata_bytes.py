@@ -21,7 +21,7 @@ from ackstate import (
     TopicSettings,
 )
 from ackstate.cursor import PersistTarget, RecoverySource
-from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal import cursor_path
 from ackstate.stores.base import PayloadTooLargeError
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.pulsar import Compression, CursorInfo, decode_cursor_info, encode_cursor_info

@@ -10,8 +10,8 @@ import pytest
 
 from ackstate import CursorConfig, LedgerMap, ManagedCursor, Position, SqliteStore
 from ackstate.cursor import persist_all
-from ackstate.cursor.journal.format import Format, Repair
-from ackstate.cursor.journal.recovery import UnreadableCursorError
+from ackstate.cursor.formats import Format, Repair
+from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.cursor.results import PersistTarget
 from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite_database import DATABASE

@@ -18,7 +18,7 @@ from ackstate import (
     StoreError,
 )
 from ackstate.cursor import PersistResult, PersistTarget, persist_all
-from ackstate.cursor.journal.journal import Journal
+from ackstate.cursor.journal import Journal
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 
 P = Position

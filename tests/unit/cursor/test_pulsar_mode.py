@@ -26,8 +26,8 @@ from ackstate import (
     UnreadableCursorError,
 )
 from ackstate.cursor import PersistTarget, RecoverySource
-from ackstate.cursor.journal.journal import cursor_path
-from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.recovery import decode_record
 from ackstate.wire.pulsar import (
     CursorInfo,
     LimitRule,

@@ -21,7 +21,7 @@ from ackstate import (
     StoreError,
     Subscription,
 )
-from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal import cursor_path
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.explain import explain_stored
 from ackstate.inspect.findings import Status

@@ -26,7 +26,7 @@ from ackstate import (
     UnreadableCursorError,
 )
 from ackstate.cursor import CursorOpening, PersistTarget, open_cursors, persist_all
-from ackstate.cursor.journal.journal import Journal, cursor_path
+from ackstate.cursor.journal import Journal, cursor_path
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import SubscriptionRequest
 

@@ -21,7 +21,7 @@ from ackstate import (
     SubscriptionType,
     UnreadableCursorError,
 )
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
 from ackstate.stores.base import Versioned

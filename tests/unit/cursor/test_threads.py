@@ -9,7 +9,7 @@ import pytest
 
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.cursor import persist_all
-from ackstate.cursor.persist.persist_all import close_all, execute
+from ackstate.cursor.persist import close_all, execute
 from waiting import wait_until
 
 THREADS = 8

@@ -20,7 +20,7 @@ from ackstate import (
     Topics,
     TopicSettings,
 )
-from ackstate.cursor.journal.deletion import delete_subscription
+from ackstate.cursor.journal import delete_subscription
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import BacklogPolicy, Retention, publish_all
 

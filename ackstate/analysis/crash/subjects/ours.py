@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import StoreError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import google_crc32c
 
 from ackstate.analysis.atomic_write import atomic_write
-from ackstate.cursor.journal.format import CursorState
+from ackstate.cursor.formats import CursorState
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor, Fingerprint
-from ackstate.cursor.journal.journal import ROOT
-from ackstate.cursor.journal.recovery import Recovery
+from ackstate.cursor.journal import ROOT
+from ackstate.cursor.recovery import Recovery
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.inspect.stored_subscriptions import subscription_name, subscription_paths
 from ackstate.position import Position
@@ -20,7 +20,7 @@ from ackstate.wire.pulsar.message_entry import decode_message_times
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ackstate.cursor.journal.format import CursorState
+    from ackstate.cursor.formats import CursorState
     from ackstate.ledger_map import LedgerMap
     from ackstate.stores.pulsar import PulsarLayout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.cursor.journal.format import CursorState
+from ackstate.cursor.formats import CursorState
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError
 

@@ -15,7 +15,7 @@ from ackstate import CursorConfig, ManagedCursor, Position
 from ackstate.analysis.crash.layer import RunOutcome
 from ackstate.analysis.crash.oracle import Broken, Oracle, State
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import MemoryStore
 from crash.crash_states import examination, processes, sqlite
 from crash.crash_states.examination import examine, run

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.journal.journal import Journal
-from ackstate.cursor.journal.recovery import decode_record
+from ackstate.cursor.formats import Repair
+from ackstate.cursor.journal import Journal
+from ackstate.cursor.recovery import decode_record
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
 from ackstate.stores.base import StoreError

@@ -20,7 +20,7 @@ from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.dispatch.subscription import Subscription
 from ackstate.limits.gate import DispatchGate, GateLimits
 from ackstate.position import Position

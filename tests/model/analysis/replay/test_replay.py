@@ -14,7 +14,7 @@ from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.replay.cursor_replay import CursorReplay, PersistTicks
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.view import CursorView
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position

@@ -17,7 +17,7 @@ from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.bad_rows import BadRows
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.rows import KINDS
-from ackstate.cursor.managed import ManagedCursor
+from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.memory import MemoryStore

@@ -19,7 +19,7 @@ from pathlib import Path
 from ackstate.analysis.crash.layers.power_cuts import PowerCuts
 from ackstate.analysis.crash.shim import Action, CallFault, loaded
 from ackstate.analysis.crash.subject_process import subject_launch
-from ackstate.cursor.persist import persist_all
+from ackstate.cursor import persist
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
 from ackstate.stores.base import StoreError
@@ -236,7 +236,7 @@ def never_sync():
 def pass_a_group_by():
     """Plant: where a group of cursors cannot be written, they are taken for written."""
 
-    append = persist_all._append
+    append = persist._append
 
     def append_together(rounds, outcomes):
         if len(rounds) == 1:
@@ -249,7 +249,7 @@ def pass_a_group_by():
             outcomes[persister] = each.commit(persister.journal.appended(*prepared[persister]))
         return {}
 
-    persist_all._append = append_together
+    persist._append = append_together
 
 
 GATE = SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)

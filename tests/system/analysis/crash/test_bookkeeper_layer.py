@@ -9,7 +9,7 @@ import pytest
 
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.promises import Promise
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.base import ABSENT
 from ackstate.stores.bookkeeper import BookKeeperLedgers, BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient

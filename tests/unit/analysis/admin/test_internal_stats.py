@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import LedgerMap, ManagedCursor, Message, Position
-from ackstate.cursor.journal.journal import cursor_path
+from ackstate.cursor.journal import cursor_path
 from ackstate.topic import MessageLog
 
 TOPIC = "persistent://public/default/orders"

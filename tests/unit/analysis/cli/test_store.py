@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ackstate import ManagedCursor, Position, Repair, SqliteStore, UnreadableCursorError
-from ackstate.cursor.journal.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.topic import MessageLog
 from ackstate.wire import native
 from command_line import assert_one_line, run, tree

@@ -11,7 +11,7 @@ from ackstate.analysis.crash.process_layer import RunSize, shorter_run
 from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
 from ackstate.analysis.crash.shrink import Failing, shortest
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.wire.pulsar import LimitRule
 from crash.model.settings import Settings
 from crash.model.simulation import BrokerSimulation

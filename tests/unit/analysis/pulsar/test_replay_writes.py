@@ -9,7 +9,7 @@ import pytest
 from ackstate.analysis.pulsar.policy import BrokerPolicy
 from ackstate.analysis.pulsar.recorded_run import Window
 from ackstate.analysis.pulsar.writes import NO_WRITE, Clocks, LastWrite, LimiterCall, last_writes
-from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor.pace import MarkDeleteRateLimiter
 
 EXACT = 1e-3
 LATE_MS = 100_000

@@ -36,7 +36,7 @@ from ackstate.analysis.pulsar.transfer.broker_check import checked
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
 from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, fitted
 from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor, import_through_broker
-from ackstate.cursor.journal.format import CursorState
+from ackstate.cursor.formats import CursorState
 from ackstate.ledger_map import LedgerMap
 from command_line import assert_one_line, run
 from pulsar_nodes import NODE, TOPIC, layout_of, new_nodes

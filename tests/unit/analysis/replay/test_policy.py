@@ -9,7 +9,7 @@ import pytest
 from ackstate.analysis.replay.grid import policies_of, policies_of_texts, read_grid
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 
 
 def test_a_policy_is_made_of_texts():

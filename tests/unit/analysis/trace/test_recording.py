@@ -24,7 +24,7 @@ from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor import Change, CursorListener, persist_all
-from ackstate.cursor.journal.format import Format
+from ackstate.cursor.formats import Format
 from ackstate.selection import Keep
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind

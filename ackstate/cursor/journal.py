@@ -7,25 +7,40 @@ written, has no ledger: then the whole state is in the record.
 
 Opening reads the state and then takes the cursor over: it raises the record's term and fences the ledger, so that an
 earlier owner can neither swing nor append.
+
+Deletion. A record that marks the deletion of the subscription takes the place of the cursor's by compare-and-set. From
+then on there is no cursor: an owner that has it open can write no record any more, and an open creates a new cursor in
+place of that record. Then the ledgers are deleted, which were listed before the record was put, and last the record. So
+a crash between any two steps leaves the subscription as it was or no subscription, and leftovers that the next open of
+that name or the next deletion deletes. The terms of later cursors are above that of the deleted one
+(`ackstate.cursor.recovery`), so that its owner cannot take the record of a new cursor of the same name for its own.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 from urllib.parse import quote
 
-from ackstate.cursor.journal.cursor_properties import OWN_PREFIX
-from ackstate.cursor.journal.format import CursorRecord, check_within_log
-from ackstate.cursor.journal.native import NativeFormat
-from ackstate.cursor.journal.pulsar import PulsarFormat
-from ackstate.cursor.journal.recovery import Recovery, decode_record
-from ackstate.cursor.journal.term_floor import term_floor
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.formats import (
+    DELETED_PROPERTY,
+    INTERNAL_PREFIX,
+    OWN_PREFIX,
+    CursorRecord,
+    CursorState,
+    NativeFormat,
+    PulsarFormat,
+    check_within_log,
+)
+from ackstate.cursor.recovery import Recovery, decode_record, raise_term_floor, term_after_loss, term_floor
+from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CorruptStateError, CursorFencedError, UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.stores.base import (
     ABSENT,
+    DamagedValueError,
     LedgerFencedError,
     LedgerNotFoundError,
     PayloadTooLargeError,
@@ -33,14 +48,16 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.topic_name import check_name
+from ackstate.wire.native import check_cursor_properties
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
 
-    from ackstate.cursor.journal.format import CursorState, JournalFormat, Repair
-    from ackstate.cursor.journal.recovery import StoredCursor
+    from ackstate.cursor.formats import JournalFormat, Repair
+    from ackstate.cursor.recovery import StoredCursor
     from ackstate.ledger_map import LedgerMap
-    from ackstate.stores.base import Store
+    from ackstate.stores.base import MetadataStore, Store
 
 ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10
@@ -483,3 +500,164 @@ def cursor_path(topic: str, subscription: str) -> str:
 def cursor_owner(path: str) -> str:
     """Return in whose name a cursor's ledgers are made."""
     return f"cursor {path}"
+
+
+@final
+class CursorProperties:
+    """The properties of one cursor. Every change is durable when the call returns. Safe for any number of threads.
+
+    Every method that changes something raises:
+        CursorFencedError: Another owner has the cursor.
+        PayloadTooLargeError: It would leave no room in the record: of `CursorConfig.metadata_bytes_max`, all properties
+            must leave about 150 bytes. Nothing was changed.
+        StoreError: The write failed; whether it happened is unknown.
+        CursorClosedError: The cursor is closed.
+
+    Args:
+        journal: Where they are stored.
+        writing: Held while the journal is written.
+        check_open: Raises `CursorClosedError` if the cursor is closed.
+    """
+
+    def __init__(self, journal: Journal, *, writing: threading.Lock, check_open: Callable[[], None]) -> None:
+        self._journal = journal
+        self._writing = writing
+        self._check_open = check_open
+
+    def get_all(self) -> Mapping[str, str]:
+        """Return all properties: to be read, not changed."""
+        return self._journal.cursor_properties
+
+    def replace(self, properties: Mapping[str, str]) -> None:
+        """Replace the application's properties; those of the broker stay.
+
+        Raises:
+            ValueError: A name belongs to the broker, or a name or a text is too long.
+            TypeError: One is not text.
+
+        Source: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
+        """
+        check_cursor_properties(properties)
+        for name in properties:
+            if name.startswith(INTERNAL_PREFIX):
+                raise ValueError(f"cursor property {name!r}: names that begin with {INTERNAL_PREFIX!r} are internal")
+        with self._writing:
+            self._check_open()
+            internal = {name: text for name, text in self.get_all().items() if name.startswith(INTERNAL_PREFIX)}
+            self._write({**internal, **properties})
+
+    def put_internal(self, name: str, text: str) -> None:
+        """Set one of the broker's own properties.
+
+        Raises:
+            ValueError: The name does not begin with ``#pulsar.internal.``, or it or the text is too long.
+            TypeError: One is not text.
+
+        Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
+        """
+        check_cursor_properties({name: text})
+        if not name.startswith(INTERNAL_PREFIX):
+            raise ValueError(f"cursor property {name!r}: internal names begin with {INTERNAL_PREFIX!r}")
+        with self._writing:
+            self._check_open()
+            before = self.get_all()
+            if before.get(name) != text:
+                self._write({**before, name: text})
+
+    def _write(self, properties: Mapping[str, str]) -> None:
+        self._journal.write_cursor_properties(properties)
+
+
+_ATTEMPTS = 10
+
+
+class _Found(NamedTuple):
+    """The record of a subscription: its term, its version, and whether it marks a deletion."""
+
+    term: int
+    version: int
+    is_deleted: bool
+
+
+def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
+    """Delete a subscription, also one that cannot be read, or the leftovers of one after a crash.
+
+    If it is open, its owner is fenced: every later persist of it raises `CursorFencedError`. A subscription that is
+    opened under this name afterwards is new.
+
+    Args:
+        store: Where.
+        topic: The name of the topic.
+        subscription: The name of the subscription.
+
+    Returns:
+        Whether there was anything to delete.
+
+    Raises:
+        TypeError, ValueError: A name is no text, or is empty.
+        UnsupportedVersionError: Its record has another version; nothing was deleted.
+        StoreError, CorruptStateError: The storage failed. The subscription is as it was, or there is none and some of
+            its bytes are left: call again, or open a new subscription of that name.
+
+    Complexity: O(its ledgers); in some stores O(ledgers of the store).
+    """
+    return delete_cursor(store, cursor_path(topic, subscription))
+
+
+def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lambda: None) -> bool:
+    """Delete the cursor of a path as `delete_subscription`."""
+    is_marked = False
+    for _ in range(_ATTEMPTS):
+        # Listed before the record is put. If another owner creates the cursor again and these include a ledger of it,
+        # then its record cannot be put after this one, or this one fails.
+        leftovers = store.ledgers.owned_by(cursor_owner(path))
+        found = _find(store.metadata, path)
+        if found is None and not leftovers:
+            return is_marked
+        check()
+        if is_marked and found is not None and not found.is_deleted:
+            return True  # A new subscription was created meanwhile.
+        version = _mark_deleted(store, path, found)
+        if version is None:
+            continue
+        is_marked = True
+        for ledger_id in leftovers:
+            store.ledgers.delete(ledger_id)
+        if not store.ledgers.owned_by(cursor_owner(path)):
+            with suppress(VersionMismatchError):  # Else a new subscription was created meanwhile.
+                store.metadata.delete(path, expected_version=version)
+            return True
+    raise StoreError(f"{path}: the record kept changing while the subscription was deleted")
+
+
+def _find(metadata: MetadataStore, path: str) -> _Found | None:
+    """Return the content of the record; None without one. A record that cannot be read is replaced like any other.
+
+    Raises:
+        UnsupportedVersionError: It has another version.
+        StoreError: The storage failed.
+    """
+    try:
+        value = metadata.get(path)
+    except DamagedValueError as error:
+        return _Found(term_after_loss(metadata, error.version), error.version, is_deleted=False)
+    if value is None:
+        return None
+    try:
+        record = decode_record(value.data).record
+    except CorruptStateError:
+        return _Found(term_after_loss(metadata, value.version), value.version, is_deleted=False)
+    return _Found(record.term, value.version, record.is_deleted)
+
+
+def _mark_deleted(store: Store, path: str, found: _Found | None) -> int | None:
+    """Put the record of a deleted subscription, and return its version; None if the record was changed meanwhile."""
+    metadata = store.metadata
+    term, version = (term_after_loss(metadata, ABSENT), ABSENT) if found is None else found[:2]
+    raise_term_floor(metadata, term + 1)
+    nothing = CursorState(Position(0, -1), DeletedRanges(), BatchIndexes(), {})
+    record = CursorRecord(None, 0, term + 1, nothing.mark_delete, nothing, {DELETED_PROPERTY: ""})
+    try:
+        return metadata.put(path, NativeFormat().encode_record(record), expected_version=version)
+    except VersionMismatchError:
+        return None

@@ -3,6 +3,10 @@
 Absent and unreadable are different: a cursor without a record and without journals is new; any other is read or
 refused. A refusal names the repairs that would help, and the acks that each gives up; none is made unless it is
 requested.
+
+Terms. An owner finds out by the term of the record whether the record is its own. The record of a deleted cursor is
+gone, so a cursor that is created under the same name must not begin with a term that an owner of the deleted one may
+still have. One value, `TERMS_PATH`, keeps the terms of new cursors of the whole store above those of deleted ones.
 """
 
 from __future__ import annotations
@@ -12,16 +16,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.cursor.journal.format import CursorRecord, CursorState, DecodedJournal, Repair
-from ackstate.cursor.journal.native import NativeFormat, content_of
-from ackstate.cursor.journal.pulsar import PulsarFormat
-from ackstate.cursor.journal.term_floor import term_after_loss
+from ackstate.cursor.formats import (
+    CursorRecord,
+    CursorState,
+    DecodedJournal,
+    NativeFormat,
+    PulsarFormat,
+    Repair,
+    content_of,
+)
 from ackstate.cursor.results import RecoveryReport, RecoverySource
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError
+from ackstate.stores.base import ABSENT, DamagedValueError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.wire import native
 from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.compression import compression_of
@@ -29,8 +38,58 @@ from ackstate.wire.pulsar.compression import compression_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ackstate.cursor.journal.format import Format, JournalFormat
-    from ackstate.stores.base import Store, Versioned
+    from ackstate.cursor.formats import Format, JournalFormat
+    from ackstate.stores.base import MetadataStore, Store, Versioned
+
+TERMS_PATH = "/cursor-terms"
+TERM_AFTER_LOSS = 2**40
+"""Above the number of times that any cursor was opened: added if the last term is lost."""
+
+_TERM_ATTEMPTS = 10
+_DIGITS_MAX = 18
+
+
+def term_floor(metadata: MetadataStore) -> int:
+    """Return the highest term of any deleted cursor, or more; 0 if none was deleted.
+
+    Raises:
+        StoreError: The storage failed.
+    """
+    return _read_term(metadata)[0]
+
+
+def raise_term_floor(metadata: MetadataStore, term: int) -> None:
+    """Keep the terms of later cursors above one; durable when this returns.
+
+    Raises:
+        StoreError: The storage failed.
+    """
+    for _ in range(_TERM_ATTEMPTS):
+        floor, version = _read_term(metadata)
+        if floor >= term:
+            return
+        with suppress(VersionMismatchError):
+            metadata.put(TERMS_PATH, b"%d" % term, expected_version=version)
+            return
+    raise StoreError(f"{TERMS_PATH}: the value kept changing")
+
+
+def term_after_loss(metadata: MetadataStore, version: int) -> int:
+    """Return a term above that of any owner of a cursor whose record, at a version, is lost or damaged."""
+    return term_floor(metadata) + TERM_AFTER_LOSS + max(version, 0)
+
+
+def _read_term(metadata: MetadataStore) -> tuple[int, int]:
+    """Return the floor and the version of the value; for a damaged value, a floor above any that it can have had."""
+    try:
+        found = metadata.get(TERMS_PATH)
+    except DamagedValueError as error:
+        return 2 * TERM_AFTER_LOSS + error.version, error.version
+    if found is None:
+        return 0, ABSENT
+    if not found.data.isdigit() or len(found.data) > _DIGITS_MAX:
+        return 2 * TERM_AFTER_LOSS + found.version, found.version
+    return int(found.data), found.version
 
 
 class UnreadableCursorError(CorruptStateError):

@@ -3,33 +3,127 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
+from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.config import CursorConfig
+from ackstate.cursor.formats import Repair, reopened
 from ackstate.cursor.intake import ACCEPTED, AckIntake, few_of, named
-from ackstate.cursor.journal.cursor_properties import CursorProperties
-from ackstate.cursor.journal.format import Repair
-from ackstate.cursor.journal.recovery import report_of
+from ackstate.cursor.journal import CursorProperties, Journal, cursor_path
 from ackstate.cursor.listener import Change, Listeners
-from ackstate.cursor.persist.opening import CursorOpening, recover_or_create
-from ackstate.cursor.persist.persist_all import close, persist_all, promote, result_of
-from ackstate.cursor.persist.persister import Persister
-from ackstate.cursor.persist.reset import reset
+from ackstate.cursor.persist import Persister, execute, persist_all, reset, result_of
+from ackstate.cursor.recovery import report_of
 from ackstate.cursor.results import Receipt
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.reader import EntryReader
 from ackstate.cursor.view import CursorView
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import CursorClosedError
+from ackstate.integers import check_count
+from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position
+from ackstate.stores.base import call_each
+from ackstate.wire.native import check_cursor_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Executor
 
-    from ackstate.cursor.journal.journal import Journal
     from ackstate.cursor.listener import CursorListener
-    from ackstate.cursor.results import CursorStats, PersistResult
-    from ackstate.deleted_ranges import DeletedRanges
-    from ackstate.ledger_map import LedgerMap
+    from ackstate.cursor.persist import Round
+    from ackstate.cursor.recovery import StoredCursor
+    from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
+    from ackstate.errors import AckStateError
     from ackstate.stores.base import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorOpening:
+    """A cursor to be opened or created.
+
+    Attributes:
+        topic: Not empty.
+        subscription: Not empty.
+        ledgers: The message log's ledgers; the caller continues to append to it.
+        config: How to persist.
+        repair: How to repair the stored cursor if it cannot be read. The repair is durable when the cursor is open.
+        start: The position that a new cursor reads first, as in `ManagedCursor.reset`; None for the first entry.
+        properties: Those of a new cursor, of the application and of the broker.
+        check: Raises an error, before anything is written, unless the caller may open the cursor.
+
+    Raises:
+        TypeError, ValueError: The log is no `LedgerMap`, the start no position, or no record can hold a property.
+    """
+
+    topic: str
+    subscription: str
+    ledgers: LedgerMap
+    config: CursorConfig = field(default_factory=CursorConfig)
+    repair: Repair = Repair.NONE
+    start: Position | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ledgers, LedgerMap):
+            raise TypeError(f"ledgers must be a LedgerMap, such as log.ledgers, got a {type(self.ledgers).__name__}")
+        if self.start is not None:
+            check_position(self.start)
+        check_cursor_properties(self.properties)
+
+    def journal(self, store: Store) -> tuple[Journal, StoredCursor | None]:
+        """Take the journal over, as `Journal.open`."""
+        return Journal.open(
+            store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
+            metadata_bytes_max=self.config.metadata_bytes_max,
+            ledgers=self.ledgers, repair=self.repair, check=self.check,
+        )  # fmt: skip
+
+
+def recover_or_create(
+    persister: Persister, found: StoredCursor | None, opening: CursorOpening, *, now_ms: int
+) -> RecoveryReport:
+    """Begin with the stored cursor, and make necessary changes of it durable; create it if there is none."""
+    state, form = persister.state, persister.journal.form
+    if found is None:
+        _create(persister, opening, now_ms=now_ms)
+        return report_of(None, form.name, state.mark_delete)
+    report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
+    if not form.has_deltas:
+        content = reopened(content, state.ledgers)
+    is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
+    state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
+    if is_changed or found.form.name is not form.name:
+        state.require_persist()  # A cursor in another format is converted by its next persist.
+    if is_changed:
+        _write(persister, lambda: persister.begin(now_ms=now_ms))
+    return report
+
+
+def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> None:
+    """Make a new cursor durable.
+
+    One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left over by
+    a crash before its record was written, would look like a journal whose record was lost.
+    """
+    state, start = persister.state, opening.start
+    persister.journal.check_room_for(opening.properties)
+    persister.journal.cursor_properties = dict(opening.properties)
+    if start is not None:
+        first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
+        state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
+    _write(persister, lambda: persister.begin_creation(in_metadata=start is not None, now_ms=now_ms))
+
+
+def _write(persister: Persister, begin: Callable[[], Round | None]) -> None:
+    """Write a round of a cursor that no one else has yet."""
+    with persister.writing:
+        begun = begin()
+        if begun is not None:
+            assert not begun.appends, "a cursor that is being opened has no ledger yet"
+            begun.write()
+
 
 __all__ = ["ManagedCursor", "persist_all"]
 
@@ -88,7 +182,7 @@ class ManagedCursor:
         """Open a subscription's cursor and take it over from its last owner: recover it, or create it if there is none.
 
         A new cursor, with its start and its properties, is durable when this returns. In Pulsar's format a mark-delete
-        position may move (`ackstate.cursor.journal.pulsar.reopened`); that is durable then, too.
+        position may move (`ackstate.cursor.formats.reopened`); that is durable then, too.
 
         The arguments are those of `CursorOpening`; the store stays open when the cursor is closed.
 
@@ -363,7 +457,10 @@ class ManagedCursor:
             ValueError: The number of bytes is negative.
             As `persist`.
         """
-        return promote(self._persister, record_bytes_max, now_ms=now_ms)
+        check_count("record_bytes_max", record_bytes_max, least=0)
+        (outcome,) = execute([self._persister], lambda each: each.begin_promotion(record_bytes_max, now_ms=now_ms))
+        self._listeners.persisted(outcome)
+        return result_of(outcome)
 
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, young acks too, and refuse every later call; closing twice does nothing.
@@ -371,7 +468,14 @@ class ManagedCursor:
         Raises:
             StoreError: The last persist failed; the cursor stays open, so that nothing is silently given up.
         """
-        return close(self._persister, now_ms=now_ms)
+        persister, result = self._persister, None
+        # Acks accepted during the final write need another record.
+        while not persister.closed:
+            (outcome,) = execute([persister], lambda each: each.begin_closing(now_ms=now_ms))
+            if isinstance(outcome, CursorClosedError):
+                return result  # Another thread has closed it.
+            result = result_of(outcome)
+        return result
 
     def add_listener(self, listener: CursorListener) -> None:
         """Register a listener; no-op if it is registered.
@@ -396,3 +500,29 @@ class ManagedCursor:
         with self.lock:
             self._state._check()
             assert self.read_position > self._state.mark_delete
+
+
+def open_cursors(
+    store: Store, openings: Iterable[CursorOpening], *, now_ms: int, executor: Executor | None = None
+) -> list[ManagedCursor | AckStateError]:
+    """Open or create many cursors, as `ManagedCursor.open` each, in threads: a store on a disk lets them share syncs.
+
+    A crash meanwhile leaves every cursor as a crash during its own `ManagedCursor.open` does.
+
+    Args:
+        store: Where the cursors' state lives; stays open.
+        openings: The cursors.
+        now_ms: The present.
+        executor: As for `persist_all`.
+
+    Returns:
+        For each, in order, the cursor, or the error that its own `ManagedCursor.open` would have raised: one that
+        fails does not keep the others from being opened.
+
+    Raises:
+        TypeError, ValueError: A cursor comes twice, or a name is of another type or empty; nothing was written.
+    """
+    openings = list(openings)
+    if len({cursor_path(each.topic, each.subscription) for each in openings}) < len(openings):
+        raise ValueError("cursors that are opened together must be different")
+    return call_each(lambda each: ManagedCursor._open(store, each, now_ms=now_ms), openings, executor)

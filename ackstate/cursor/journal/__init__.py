@@ -1,1 +1,0 @@
-"""The bytes of a cursor's state: formats and recovery."""

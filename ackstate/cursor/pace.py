@@ -1,0 +1,204 @@
+"""Says when a cursor is to persist, and which of its acks are too young for it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, final
+
+from ackstate.cursor.state.unpersisted_acks import EVERYTHING
+from ackstate.delivery_ruler import DeliveryRuler
+from ackstate.integers import integer
+from ackstate.position import Position
+
+if TYPE_CHECKING:
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.state.ack_state import CursorAckState
+
+_SECOND_MS = 1000
+
+
+@final
+class MarkDeleteRateLimiter:
+    """Grants a number of permits a second, saves up those of one idle second, and gives one on credit.
+
+    A permit is granted at once or not at all. It is paid for afterwards: the first of a new limiter costs no waiting,
+    and after an idle second at a rate of 1 there are two at once, one saved and one on credit.
+
+    >>> limiter = MarkDeleteRateLimiter(1, now_ms=0)
+    >>> [limiter.try_acquire(now_ms) for now_ms in (0, 999, 1000, 5000, 5000, 5000)]
+    [True, False, True, True, True, False]
+
+    In a window of w ms it grants at most rate * (w / 1000 + 1) + 1 permits.
+
+    **Clock.** Milliseconds of any clock, negative or not. If it goes back by up to a second, nothing extra is granted.
+    A debt of a permit and more than a second is from a clock that went back further: it is forgiven, one permit is
+    granted at once, and the count begins again from there.
+
+    **Exact.** A rate is the decimal that it is written as (0.1 is a tenth), and no time is ever rounded. Guava counts
+    in doubles and rounds each wait down to a microsecond, so that it may grant a permit up to 1 us earlier for each one
+    before it. Where a permit takes whole milliseconds, as at 0.1, 1, 10 or 1000 a second, the two decide alike, until
+    Guava's roundings add up to a millisecond.
+
+    Source: ``RateLimiter.create(permitsPerSecond)`` and ``tryAcquire()`` of Guava (``SmoothBursty`` with
+    ``maxBurstSeconds`` 1), by which Pulsar's ``ManagedCursorImpl`` limits writes. Its two fields
+    ``nextFreeTicketMicros`` and ``storedPermits`` say the same as the one here: as long as permits are stored, the next
+    ticket is free at once.
+
+    Args:
+        permits_per_second: Above 0 and finite; Pulsar's ``managedLedgerDefaultMarkDeleteRateLimit``, for which 0 or
+            less means no limiter.
+        now_ms: The present; nothing is saved up yet.
+
+    Raises:
+        ValueError: The rate is not above 0 and finite.
+        TypeError: The rate is not a number, or the time not an integer.
+    """
+
+    def __init__(self, permits_per_second: float, *, now_ms: int) -> None:
+        rate = _exact_rate(permits_per_second)
+        # The unit of time in which everything is whole: this many make a millisecond, and a permit takes _period.
+        self._units_per_ms = rate.numerator
+        self._period = rate.denominator * _SECOND_MS
+        self._saved_max = self._units_per_ms * _SECOND_MS
+        # When all that was granted is paid for. The time since then, up to a second, is saved.
+        self._paid_at = integer("now_ms", now_ms) * self._units_per_ms
+
+    def can_acquire(self, now_ms: int) -> bool:
+        """Return whether `try_acquire` would grant a permit now; it changes nothing.
+
+        Raises:
+            TypeError: The time is not an integer.
+        """
+        return not self._refuses(integer("now_ms", now_ms) * self._units_per_ms)
+
+    def try_acquire(self, now_ms: int) -> bool:
+        """Take a permit if there is one now, and return whether there was one; a refusal costs nothing.
+
+        Raises:
+            TypeError: The time is not an integer.
+        """
+        now = integer("now_ms", now_ms) * self._units_per_ms
+        if self._refuses(now):
+            return False
+        # At most now: a greater debt is from a clock that went back.
+        self._paid_at = min(max(self._paid_at, now - self._saved_max), now) + self._period
+        return True
+
+    @property
+    def next_permit_ms(self) -> int:
+        """The first time at which there is a permit, by a clock that does not go back."""
+        return -(-self._paid_at // self._units_per_ms)
+
+    def _refuses(self, now: int) -> bool:
+        return 0 < self._paid_at - now <= self._period + self._saved_max
+
+
+def _exact_rate(permits_per_second: float) -> Fraction:
+    if not isinstance(permits_per_second, int | float):
+        raise TypeError(f"permits_per_second must be a number, got {permits_per_second!r}")
+    if not 0 < permits_per_second < float("inf"):
+        raise ValueError(f"permits_per_second must be above 0 and finite, got {permits_per_second!r}")
+    return Fraction(str(permits_per_second))
+
+
+_PAUSE_MS = 10
+
+
+@final
+class PersistTrigger:
+    """The flush interval and the rate limit of one cursor. Only `ticked` and `persisted` have side effects.
+
+    Args:
+        state: Has the numbers of the accepted and of the durable changes.
+        config: The interval and the rate.
+        now_ms: The present.
+    """
+
+    def __init__(self, state: CursorAckState, config: CursorConfig, *, now_ms: int) -> None:
+        self._state = state
+        self._flush_interval_ms = config.flush_interval_ms
+        self._limiter: MarkDeleteRateLimiter | None = None
+        if config.mark_delete_rate_limit > 0:
+            self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
+        # The number that the limiter decided on last: the next decision waits until more was accepted.
+        self._decided_number = 0
+        self._last_persist_ms = self._last_tick_ms = now_ms
+
+    def is_interval_over(self, *, now_ms: int) -> bool:
+        """Return whether the last persist is at least a flush interval ago."""
+        # A clock that went back may have gone back by hours: then the interval counts as over.
+        return not 0 <= now_ms - self._last_persist_ms < self._flush_interval_ms
+
+    def has_permit(self, *, now_ms: int) -> bool:
+        """Return whether something was accepted since the last tick, and the rate limit allows to persist it now."""
+        return self._limiter is not None and self._is_new() and self._limiter.can_acquire(now_ms)
+
+    def ticked(self, *, is_due: bool, now_ms: int) -> None:
+        """Take a permit, if there is one, for a persist that is due or for changes accepted since the last tick."""
+        self._last_tick_ms = now_ms
+        if self._limiter is not None and (is_due or self._is_new()):
+            self._decided_number = self._state.accepted_number
+            self._limiter.try_acquire(now_ms)
+
+    def next_tick_ms(self) -> int:
+        """Return when a persist may be due next, if no other reads the clock.
+
+        Not before the interval is over since the last tick either, so that a persist that failed, or that had only
+        young acks, is not tried again at once. Without an interval, that is 10 ms.
+        """
+        interval_ms = self._flush_interval_ms
+        next_ms = max(self._last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
+        if self._limiter is not None and self._is_new():
+            return min(next_ms, self._limiter.next_permit_ms)
+        return next_ms
+
+    def persisted(self, *, now_ms: int) -> None:
+        """Restart the flush interval."""
+        self._last_persist_ms = now_ms
+
+    def _is_new(self) -> bool:
+        return self._state.accepted_number > max(self._decided_number, self._state.durable_number)
+
+
+_NOTHING_DELIVERED = Position(0, -1)
+
+
+@final
+class YoungAge:
+    """Separates young acks from old ones, by the time since their messages were certainly delivered.
+
+    Args:
+        seconds: The age; 0 for none.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        self.age_ms = seconds * 1000
+        self.is_on = seconds > 0
+        self.ruler = DeliveryRuler()
+        """The times of deliveries."""
+
+    def delivered(self, position: Position, *, now_ms: int) -> None:
+        """Note that everything up to a position was sent by now."""
+        if self.is_on:
+            self._follow_clock(now_ms)
+            self.ruler.record(position, now_ms)
+
+    def persistable_up_to(self, *, now_ms: int) -> Position:
+        """Return the position up to which acks are old enough to be persisted."""
+        if not self.is_on:
+            return EVERYTHING
+        self._follow_clock(now_ms)
+        return self.ruler.old_up_to(self.age_ms, now_ms) or _NOTHING_DELIVERED
+
+    def clear(self) -> None:
+        """Forget all deliveries, as after a reset of the cursor."""
+        self.ruler.clear()
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Set the ruler back if the clock went back by more than the age.
+
+        Messages sent so far are then old after an age; else they would be young until the clock is where it was.
+        """
+        times, _ = self.ruler.marks()
+        if times and times[-1] - now_ms > self.age_ms:
+            self.ruler.set_back(times[-1] - now_ms)

@@ -1,0 +1,790 @@
+"""Persists cursors: plans a record under the cursor's lock, writes it without the lock, commits it under the lock.
+
+A record is a delta, a whole state in a new ledger or, where a ledger cannot be written, in the metadata store. All
+cursors that append to their ledgers do so with one sync. Those that write a whole state, which takes several writes, do
+so in threads, so that the store groups their writes. A reset writes a state in a new epoch: no ack from before counts
+after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Hashable
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
+
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.formats import CursorState
+from ackstate.cursor.listener import Change, covered_runs
+from ackstate.cursor.pace import PersistTrigger, YoungAge
+from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.cursor.state.unpersisted_acks import EVERYTHING
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
+from ackstate.position import Position
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, call_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
+
+    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.cursor import ManagedCursor
+    from ackstate.cursor.journal import Journal
+    from ackstate.cursor.listener import Listeners
+    from ackstate.cursor.state.ack_state import CursorAckState, Unpersisted
+    from ackstate.cursor.state.persist_limits import PersistLimits
+    from ackstate.cursor.state.reader import EntryReader
+
+
+@dataclass(slots=True)
+class PersistCounters:
+    """Totals since the cursor was opened; each field is described in `CursorStats`."""
+
+    bytes_persisted: int = 0
+    persist_count: int = 0
+    truncation_count: int = 0
+    snapshot_count: int = 0
+    ledger_write_count: int = 0
+    ledger_bytes_written: int = 0
+    ledger_error_count: int = 0
+    metadata_write_count: int = 0
+    metadata_error_count: int = 0
+    promotion_count: int = 0
+    promoted_message_count: int = 0
+
+    def wrote(self, target: PersistTarget, byte_count: int) -> None:
+        """Count a write that succeeded."""
+        self.bytes_persisted += byte_count
+        self.persist_count += 1
+        if target is PersistTarget.METADATA:
+            self.metadata_write_count += 1
+            return
+        self.ledger_write_count += 1
+        self.ledger_bytes_written += byte_count
+        self.snapshot_count += target is PersistTarget.SNAPSHOT
+
+    def promoted(self, message_count: int) -> None:
+        """Count a promotion of `message_count` messages; no-op for 0."""
+        self.promotion_count += message_count > 0
+        self.promoted_message_count += message_count
+
+
+_LOG = logging.getLogger(__name__)
+_COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
+_RETRY_MS_MAX = 60_000
+
+
+class Plan(NamedTuple):
+    """The content and the place of one record.
+
+    Attributes:
+        target: Where it goes.
+        content: The whole state or, for a delta, the new acks.
+        taken: The acks that become durable with it.
+    """
+
+    target: PersistTarget
+    content: CursorState
+    taken: Unpersisted
+
+    @property
+    def appends(self) -> bool:
+        """Whether it goes to the end of the open cursor ledger."""
+        return self.target is PersistTarget.DELTA or self.target is PersistTarget.WHOLE
+
+
+@final
+class RecordPlanner:
+    """Plans the records of one cursor. To be called with the cursor's lock held.
+
+    Each plan has begun a persist of the state, which is to be ended or abandoned.
+
+    Args:
+        state: The acks.
+        journal: Where records go.
+        listeners: May limit the acks that a persist leaves unpersisted.
+        config: The intervals and the limits.
+        now_ms: The present.
+    """
+
+    def __init__(
+        self, state: CursorAckState, journal: Journal, listeners: Listeners, config: CursorConfig, *, now_ms: int
+    ) -> None:
+        self._state = state
+        self._journal = journal
+        self._listeners = listeners
+        self._config = config
+        self._ledger_limits = config.ledger_limits
+        self._ledger_begun_ms = now_ms
+        self._ledger_failures = 0  # in a row
+        self._retry_at_ms = now_ms
+        self.may_hold_back = config.become_old_ack_record_seconds != 0 or (
+            config.metadata_limits.range_count_max is not None
+        )
+        """Whether a persist may exclude an ack, so that a receipt must list its entries."""
+
+    @property
+    def counts_entries(self) -> bool:
+        """Whether the limit on ranges counts acked entries, as Pulsar's words form does."""
+        return self._ledger_limits.counts_entries
+
+    def may_cover_more(self, *, now_ms: int) -> bool:
+        """Return whether the metadata store has no room for all acks, and a ledger, to be tried again, may have."""
+        may_write_ledger = self._journal.needs_ledger and not self._backs_off(now_ms=now_ms)
+        # Batches do not matter here: a ledger may hold as many of them as the metadata store.
+        return may_write_ledger and bool(self._state.unpersisted.cut)
+
+    def plan(self, up_to: Position, *, now_ms: int) -> Plan:
+        """Plan the next record.
+
+        Raises:
+            PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
+        """
+        if self._backs_off(now_ms=now_ms):
+            return self.plan_metadata(up_to)
+        taken = self._begin(up_to, self._ledger_limits)
+        if self._needs_new_ledger(now_ms=now_ms):
+            return self._whole(PersistTarget.SNAPSHOT, taken)
+        if not self._journal.form.has_deltas:
+            return self._whole(PersistTarget.WHOLE, taken)
+        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties)
+        return Plan(PersistTarget.DELTA, content, taken)
+
+    def plan_metadata(self, up_to: Position) -> Plan:
+        """Plan as much of the whole state as the metadata store has room for.
+
+        Raises:
+            PayloadTooLargeError: The durable acks would not fit, or receipts could not name the excluded ones.
+        """
+        limits = self._config.metadata_limits
+        while True:
+            durable_count = self._state.durable_count
+            taken = self._begin(up_to, limits)
+            plan = self._whole(PersistTarget.METADATA, taken)
+            deleted = plan.content.deleted
+            size = len(self._journal.encode_record(plan.content))
+            fits = size <= self._config.metadata_bytes_max
+            is_within = limits.range_count_max is None or deleted.range_count <= limits.range_count_max
+            if fits and is_within and taken.acked_count >= durable_count:
+                return plan
+            self._state.withdraw_persist()
+            if fits or not is_within or not deleted.range_count or not self.may_hold_back:
+                raise PayloadTooLargeError(
+                    f"{self._journal.path}: {size} bytes and {deleted.range_count} ranges are durable or must become"
+                    f" so, more than the metadata store may be given"
+                )
+            shrunk = min(deleted.range_count - 1, deleted.range_count * self._config.metadata_bytes_max // size)
+            limits = limits._replace(range_count_max=shrunk)
+
+    def plan_closing(self) -> Plan | None:
+        """Plan the whole state for the metadata store, if Pulsar's format is used and the state is small enough."""
+        config, state = self._config, self._state
+        if self._journal.form.has_deltas:
+            return None
+        if self._ledger_limits.range_count_max and state.deleted.range_count > config.closing_range_count_max:
+            return None
+        plan = self._whole(PersistTarget.METADATA, self._begin(EVERYTHING, config.list_limits))
+        if len(self._journal.encode_record(plan.content)) <= config.metadata_bytes_max:
+            return plan
+        state.withdraw_persist()
+        return None
+
+    def plan_creation(self) -> Plan:
+        """Plan the record of a new cursor in Pulsar's format: in the metadata store, before the first ack."""
+        return self._whole(PersistTarget.METADATA, self._state.begin_persist())
+
+    def wrote(self, target: PersistTarget, *, now_ms: int) -> None:
+        """Note a write that succeeded."""
+        if target is not PersistTarget.METADATA:
+            self._ledger_failures = 0
+        if target is PersistTarget.SNAPSHOT:
+            self._ledger_begun_ms = now_ms
+
+    def ledger_failed(self, *, now_ms: int) -> None:
+        """Note that a ledger could not be written: the next persist tries again, later ones wait twice as long each."""
+        waits = self._ledger_failures
+        pause_ms = self._config.ledger_retry_ms << min(waits - 1, 20) if waits else 0
+        self._retry_at_ms = now_ms + min(pause_ms, _RETRY_MS_MAX)
+        if not self._ledger_failures:
+            _LOG.warning("%s: the cursor ledger cannot be written; trying the metadata store", self._journal.path)
+        self._ledger_failures += 1
+
+    def _begin(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
+        record_bytes_max = self._listeners.record_bytes_max()
+        return self._state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
+
+    def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
+        deleted, batch = self._state.whole()
+        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties), taken)
+
+    def _needs_new_ledger(self, *, now_ms: int) -> bool:
+        journal, config = self._journal, self._config
+        return (
+            journal.needs_ledger
+            or journal.entry_count >= config.ledger_entry_count_max
+            or self._is_old(now_ms=now_ms)
+            or (
+                journal.delta_bytes > config.compaction_bytes_min
+                and journal.delta_bytes > _COMPACTION_RATIO * journal.snapshot_bytes
+                and journal.form.has_deltas
+            )
+        )
+
+    def _is_old(self, *, now_ms: int) -> bool:
+        # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
+        return 0 < self._config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
+
+    def _backs_off(self, *, now_ms: int) -> bool:
+        """Return whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
+        return self._ledger_failures > 0 and 0 < self._retry_at_ms - now_ms <= _RETRY_MS_MAX
+
+
+@final
+class Round:
+    """One write, made with the cursor's lock held; later calls need `Persister.writing` and take the lock themselves.
+
+    Args:
+        persister: The cursor's.
+        plan: The record to write.
+        up_to: Acks above it are too young, also if the metadata store is used instead.
+        promoted_count: How many young acks it persists early.
+        closes: Whether the cursor is closed with it, unless something is accepted before it is committed.
+        now_ms: The present.
+
+    Attributes:
+        appends: Whether it appends an entry to the open cursor ledger, which can be done together with other cursors.
+        is_open: Whether it was neither committed nor abandoned.
+    """
+
+    def __init__(  # noqa: PLR0913 - named, not packed
+        self,
+        persister: Persister,
+        plan: Plan,
+        up_to: Position,
+        *,
+        promoted_count: int = 0,
+        closes: bool = False,
+        now_ms: int,
+    ) -> None:
+        self._persister = persister
+        self._plan = plan
+        self._up_to = up_to
+        self._promoted_count = promoted_count
+        self._closes = closes
+        self._now_ms = now_ms
+        self.appends = plan.appends
+        self.is_open = True
+        if persister.listeners.of_changes:
+            self._notify_begun()
+
+    def prepare(self) -> tuple[int, bytes]:
+        """Return the ledger and the entry to be appended."""
+        return self._persister.journal.prepare(self._plan.content)
+
+    def append_failed(self, error: AckStateError) -> PersistResult:
+        """Write to the metadata store, because the entry that `prepare` returned could not be appended.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; nothing became durable.
+        """
+        journal = self._persister.journal
+        if isinstance(error, LedgerFencedError | LedgerNotFoundError):
+            raise journal.fenced() from error
+        if isinstance(error, CorruptStateError):
+            unwritable = journal.unwritable(error)
+            unwritable.__cause__ = error
+            error = unwritable
+        return self.fall_back(error)
+
+    def write(self) -> PersistResult:
+        """Write a whole state and commit it; where a ledger cannot be written, to the metadata store.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The write failed; nothing became durable.
+        """
+        journal, plan = self._persister.journal, self._plan
+        is_metadata = plan.target is PersistTarget.METADATA
+        write = journal.write_record if is_metadata else journal.begin_ledger
+        try:
+            return self.commit(write(plan.content))
+        except StoreError as error:
+            if not is_metadata:
+                return self.fall_back(error)
+            self._persister.counters.metadata_error_count += 1
+            raise
+        finally:
+            self.abandon()
+
+    def fall_back(self, error: AckStateError) -> PersistResult:
+        """Write to the metadata store instead, because the ledger could not be written.
+
+        Raises:
+            CursorFencedError: Another owner has the cursor.
+            StoreError: The metadata store could not be written either: the error given.
+        """
+        self.abandon()
+        persister = self._persister
+        persister.planner.ledger_failed(now_ms=self._now_ms)
+        persister.counters.ledger_error_count += 1
+        try:
+            with persister.lock:
+                self._plan = persister.planner.plan_metadata(self._up_to)
+                self.is_open = True
+                if persister.listeners.of_changes:
+                    self._notify_begun()
+            return self.write()
+        except StoreError as second:
+            error.add_note(f"nor was it written to the metadata store: {second}")
+            raise error from second
+
+    def commit(self, byte_count: int) -> PersistResult:
+        """Count the plan as durable: it was written and synced."""
+        persister, plan, now_ms = self._persister, self._plan, self._now_ms
+        taken = plan.taken
+        with persister.lock:
+            self.is_open = False
+            covered = persister.state.end_persist(taken)
+            if persister.listeners.of_changes:
+                persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
+            if taken.cut_count or taken.batch_cut_count:
+                self._note_truncation()
+            else:
+                persister.is_truncated = False
+            persister.wrote(plan.target, byte_count, now_ms=now_ms)
+            if self._promoted_count:
+                persister.counters.promoted(self._promoted_count)
+            if self._closes:
+                persister.closed = not persister.state.is_dirty
+            return PersistResult(
+                plan.target, byte_count, covered, taken.mark_delete, persister.state.unpersisted.held_count,
+                taken.cut_count, taken.batch_cut_count,
+            )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Note that the plan was not written, unless it was committed or abandoned before."""
+        persister = self._persister
+        with persister.lock:
+            if self.is_open:
+                self.is_open = False
+                persister.state.abandon_persist()
+                persister.listeners.changed(Change.PERSIST_FAILED, (), now_ms=self._now_ms)
+
+    def _notify_begun(self) -> None:
+        listeners, now_ms = self._persister.listeners, self._now_ms
+        unpersisted = self._persister.state.unpersisted
+        held, cut, displaced = unpersisted.held, unpersisted.cut, unpersisted.displaced
+        if displaced:
+            cut = cut.copy()
+            cut.difference_update(displaced)
+        listeners.changed(Change.PERSIST_BEGUN, (), now_ms=now_ms)
+        for change, ranges in ((Change.HELD_BACK, held), (Change.CUT_OFF, cut), (Change.DISPLACED, displaced)):
+            runs = [(ledger_id, first, end - 1) for ledger_id, first, end in ranges.runs()]
+            listeners.changed(change, runs, now_ms=now_ms)
+
+    def _note_truncation(self) -> None:
+        """Count and log the begin of a period in which a limit cuts: one event, not one per persist."""
+        persister, taken = self._persister, self._plan.taken
+        if not persister.is_truncated:
+            persister.is_truncated = True
+            persister.counters.truncation_count += 1
+            _LOG.warning(
+                "%s: limits leave %d acked messages and %d partly acked batches out of the durable state",
+                persister.journal.path, taken.cut_count, taken.batch_cut_count,
+            )  # fmt: skip
+
+
+@final
+class Persister:
+    """The parts that the rounds of one cursor share: its state, its journal, its trigger and its planner.
+
+    Args:
+        state: The acks.
+        journal: Where records go.
+        listeners: Receive each change.
+        lock: Guards the state; never held while the storage is at work.
+        config: When to write what.
+        now_ms: The present.
+    """
+
+    def __init__(  # noqa: PLR0913 - named, not packed
+        self,
+        state: CursorAckState,
+        journal: Journal,
+        listeners: Listeners,
+        *,
+        lock: threading.RLock,
+        config: CursorConfig,
+        now_ms: int,
+    ) -> None:
+        self.state = state
+        self.journal = journal
+        self.listeners = listeners
+        self.lock = lock
+        # Held through a whole round; taken before `lock`.
+        self.writing = threading.Lock()
+        self.closed = False
+        self.is_truncated = False  # whether limits cut the last record
+        self.young_age = YoungAge(config.become_old_ack_record_seconds)
+        self.planner = RecordPlanner(state, journal, listeners, config, now_ms=now_ms)
+        self.trigger = PersistTrigger(state, config, now_ms=now_ms)
+        self.counters = PersistCounters()
+
+    def check_open(self) -> None:
+        """Raise `CursorClosedError` if the cursor is closed."""
+        if self.closed:
+            raise CursorClosedError(f"{self.journal.path}: the cursor is closed")
+
+    def is_due(self, *, now_ms: int) -> bool:
+        """Return whether the flush interval is over and something waits, or something is new and has a permit."""
+        with self.lock:
+            if self.trigger.is_interval_over(now_ms=now_ms):
+                return self._has_work(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
+            return self.trigger.has_permit(now_ms=now_ms)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no persist can become due before something is accepted; to be read without the lock.
+
+        An ack that is accepted meanwhile counts at the next call.
+        """
+        # Every tick of a broker reads this for each of its cursors, so it takes few look-ups and no call.
+        state = self.state
+        return (state.accepted_number <= state.durable_number and state.unpersisted.nothing_held_back) or self.closed
+
+    def tick(self, *, now_ms: int) -> bool:
+        """Return whether to persist now, and take a permit for it."""
+        with self.lock:
+            is_due = self.is_due(now_ms=now_ms)
+            self.trigger.ticked(is_due=is_due, now_ms=now_ms)
+            return is_due
+
+    def next_tick_ms(self) -> int | None:
+        """Return when `tick` is to be called; None if no persist can become due before something is accepted."""
+        if self.is_idle:
+            return None
+        with self.lock:
+            return self.trigger.next_tick_ms()
+
+    def persistable_up_to(self, *, now_ms: int) -> Position:
+        """Return the position up to which acks are old enough to be persisted."""
+        if not self.young_age.is_on:
+            return EVERYTHING
+        with self.lock:
+            return self.young_age.persistable_up_to(now_ms=now_ms)
+
+    def has_young(self, *, now_ms: int) -> bool:
+        """Return whether an ack is held back, or would be, because it is young."""
+        if not self.young_age.is_on:
+            return False
+        with self.lock:
+            up_to = self.persistable_up_to(now_ms=now_ms)
+            return self.state.unpersisted.count_between(up_to, EVERYTHING) > 0
+
+    def begin(self, *, now_ms: int) -> Round | None:
+        """Begin a round of the acks that are old enough; None if nothing waits.
+
+        To be called with `writing` held, as every method that begins a round.
+
+        Raises:
+            CursorClosedError: The cursor is closed.
+            PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
+        """
+        return self._begin(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
+
+    def begin_promotion(self, record_bytes_max: int, *, now_ms: int) -> Round | None:
+        """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early.
+
+        Raises:
+            As `begin`.
+        """
+        with self.lock:
+            self.check_open()
+            unpersisted, up_to = self.state.unpersisted, self.persistable_up_to(now_ms=now_ms)
+            raised = max(up_to, unpersisted.promotable_up_to(record_bytes_max) or self.state.mark_delete)
+            promoted_count = unpersisted.count_between(up_to, raised)
+        return self._begin(raised, promoted_count=promoted_count, now_ms=now_ms)
+
+    def begin_closing(self, *, now_ms: int) -> Round | None:
+        """Begin a round of everything, young acks too, that closes the cursor.
+
+        In Pulsar's format it goes to the metadata store if it is small enough.
+
+        Raises:
+            As `begin`.
+        """
+        with self.lock:
+            self.check_open()
+            plan = self.planner.plan_closing()
+            if plan is not None:
+                return Round(self, plan, EVERYTHING, closes=True, now_ms=now_ms)
+        return self._begin(EVERYTHING, closes=True, now_ms=now_ms)
+
+    def begin_creation(self, *, in_metadata: bool, now_ms: int) -> Round | None:
+        """Begin the round of a new cursor: a cursor ledger or, always in Pulsar's format, the metadata store."""
+        with self.lock:
+            self.state.require_persist()
+            if in_metadata or not self.journal.form.has_deltas:
+                return Round(self, self.planner.plan_creation(), EVERYTHING, now_ms=now_ms)
+        return self._begin(EVERYTHING, now_ms=now_ms)
+
+    def _begin(self, up_to: Position, *, promoted_count: int = 0, closes: bool = False, now_ms: int) -> Round | None:
+        with self.lock:
+            self.check_open()
+            if not self._has_work(up_to, now_ms=now_ms):
+                self.closed = closes
+                self.counters.promoted(promoted_count)
+                return None
+            plan = self.planner.plan(up_to, now_ms=now_ms)
+            return Round(self, plan, up_to, promoted_count=promoted_count, closes=closes, now_ms=now_ms)
+
+    def nothing_written(self) -> PersistResult:
+        """Return the result of a round that was not begun."""
+        unpersisted = self.state.unpersisted
+        return PersistResult(
+            PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, unpersisted.held_count, unpersisted.cut_count
+        )
+
+    def wrote(self, target: PersistTarget, byte_count: int, *, now_ms: int) -> None:
+        """Count a write that succeeded; to be called with the lock held."""
+        self.trigger.persisted(now_ms=now_ms)
+        self.planner.wrote(target, now_ms=now_ms)
+        self.counters.wrote(target, byte_count)
+
+    def _has_work(self, up_to: Position, *, now_ms: int) -> bool:
+        planner = self.planner
+        return self.state.is_dirty or self.state.unpersisted.can_promote(up_to) or planner.may_cover_more(now_ms=now_ms)
+
+
+_COMPACTION = "/__compaction"  # Pulsar's cursor whose properties name the ledger with the compacted topic
+
+
+def reset(persister: Persister, reader: EntryReader, position: Position, *, now_ms: int) -> PersistResult:
+    """Make a position the next to be read, with nothing acked from there on; errors as `ManagedCursor.reset`."""
+    state = persister.state
+    with persister.writing:
+        with persister.lock:
+            persister.check_open()
+            position = state.ledgers.next_valid(Position(position[0], position[1] - 1))
+            mark_delete = state.ledgers.previous(position)
+            properties = state.properties if persister.journal.path.endswith(_COMPACTION) else {}
+            state.begin_reset(mark_delete)
+        content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), properties)
+        target, byte_count = _write_reset(persister, content, now_ms=now_ms)
+        with persister.lock:
+            reader.reset(position)
+            runs = _changed_runs(state, mark_delete) if persister.listeners.of_changes else {}
+            state.apply_reset(mark_delete)
+            state.properties = properties
+            persister.young_age.clear()
+            persister.is_truncated = False
+            persister.wrote(target, byte_count, now_ms=now_ms)
+            for change, entries in runs.items():
+                persister.listeners.changed(change, entries, now_ms=now_ms)
+            return PersistResult(target, byte_count, 0, mark_delete)
+
+
+def _write_reset(persister: Persister, content: CursorState, *, now_ms: int) -> tuple[PersistTarget, int]:
+    """Write a state without acks in a new epoch, and return where it went and its bytes."""
+    journal = persister.journal
+    journal.begin_epoch()
+    try:
+        try:
+            return PersistTarget.SNAPSHOT, journal.begin_ledger(content)
+        except StoreError as error:
+            persister.planner.ledger_failed(now_ms=now_ms)
+            persister.counters.ledger_error_count += 1
+            try:
+                return PersistTarget.METADATA, journal.write_record(content)
+            except StoreError as second:
+                persister.counters.metadata_error_count += 1
+                raise error from second
+    except BaseException:
+        journal.abandon_epoch()
+        raise
+
+
+def _changed_runs(state: CursorAckState, mark_delete: Position) -> dict[Change, list[tuple[int, int, int]]]:
+    """Return the entries that the reset acks, and those that it gives back."""
+    deleted = state.deleted.copy()
+    deleted.remove_at_most(mark_delete)
+    above = [(ledger_id, first, end - 1) for ledger_id, first, end in deleted.runs()]
+    return {
+        Change.RESET: covered_runs(state.ledgers, state.mark_delete, mark_delete),
+        Change.UNACKED: [*covered_runs(state.ledgers, mark_delete, state.mark_delete), *above],
+    }
+
+
+Name = TypeVar("Name", bound=Hashable)
+Outcome = PersistResult | AckStateError
+
+
+def persist_all(
+    cursors: Iterable[ManagedCursor], *, now_ms: int, executor: Executor | None = None
+) -> list[PersistResult | AckStateError]:
+    """Persist many cursors of one store: all that append to their journals do so with one sync.
+
+    Those that begin a journal do so in threads; a store on a disk shares a sync among the threads that wait for one.
+
+    Args:
+        cursors: They share a store; each comes once.
+        now_ms: The present.
+        executor: Begins journals; None for a pool of 64 threads that lives for this call. No thread of it may be the
+            caller's.
+
+    Returns:
+        For each, in order, the result, or the error that its own `persist` would have raised: one cursor that fails
+        does not keep the others from being persisted.
+
+    Raises:
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
+    """
+    persisters = [cursor._persister for cursor in cursors]
+    outcomes = execute(persisters, lambda each: each.begin(now_ms=now_ms), executor)
+    for persister, outcome in zip(persisters, outcomes, strict=True):
+        persister.listeners.persisted(outcome)
+    return outcomes
+
+
+def tick_all(
+    cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int, executor: Executor | None = None
+) -> dict[Name, Outcome]:
+    """Persist those of many cursors that are due, as `ManagedCursor.tick` each; otherwise as `persist_all`.
+
+    Returns:
+        For each that was due, by its name, the result or the error of its own.
+
+    Raises:
+        As `persist_all`.
+
+    Complexity: O(cursors), at less than a microsecond for one that has nothing to persist.
+    """
+    busy = [each for each in cursors if not each[1]._persister.is_idle]
+    due = {name: cursor for name, cursor in busy if cursor._persister.tick(now_ms=now_ms)}
+    return dict(zip(due, persist_all(due.values(), now_ms=now_ms, executor=executor), strict=True))
+
+
+def close_all(
+    cursors: Sequence[ManagedCursor], *, now_ms: int, executor: Executor | None = None
+) -> list[AckStateError | None]:
+    """Close many cursors of one store, as `ManagedCursor.close` each; their last records share syncs.
+
+    Returns:
+        For each, in order, None, or the error of the last persist: that cursor stays open.
+    """
+    errors: dict[Persister, AckStateError] = {}
+    persisters = [cursor._persister for cursor in cursors]
+    while remaining := [each for each in persisters if not each.closed and each not in errors]:
+        outcomes = execute(remaining, lambda each: each.begin_closing(now_ms=now_ms), executor)
+        errors |= {
+            persister: outcome
+            for persister, outcome in zip(remaining, outcomes, strict=True)
+            if isinstance(outcome, AckStateError) and not isinstance(outcome, CursorClosedError)
+        }
+    return [errors.get(persister) for persister in persisters]
+
+
+def abandon(cursor: ManagedCursor) -> None:
+    """Close a cursor without persisting anything, as its subscription was deleted; no-op if it is closed."""
+    persister = cursor._persister
+    with persister.writing, persister.lock:
+        persister.closed = True
+
+
+def has_record(cursor: ManagedCursor) -> bool:
+    """Return whether the store has the record of this cursor, and not that of a later owner or of a deletion.
+
+    Raises:
+        StoreError: The storage failed.
+    """
+    return cursor._persister.journal.has_record()
+
+
+def result_of(outcome: Outcome) -> PersistResult:
+    """Return the result, or raise the error."""
+    if isinstance(outcome, AckStateError):
+        raise outcome
+    return outcome
+
+
+def execute(
+    persisters: Sequence[Persister], begin: Callable[[Persister], Round | None], executor: Executor | None = None
+) -> list[Outcome]:
+    """Write a round of each cursor: every write of a cursor but a reset goes through here.
+
+    Returns:
+        For each, in order, the result, or the error of its own.
+
+    Raises:
+        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
+    """
+    if len(persisters) == 1:
+        with persisters[0].writing:
+            return _execute(persisters, begin, executor)
+    if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
+        raise ValueError("cursors that are persisted together must share a store, and each must come once")
+    held: list[threading.Lock] = []
+    try:
+        # In the order of identity, so that two calls at once cannot wait for each other.
+        for persister in sorted(persisters, key=id):
+            persister.writing.acquire()
+            held.append(persister.writing)
+        return _execute(persisters, begin, executor)
+    finally:
+        for writing in held:
+            writing.release()
+
+
+def _execute(
+    persisters: Sequence[Persister], begin: Callable[[Persister], Round | None], executor: Executor | None
+) -> list[Outcome]:
+    outcomes: dict[Persister, Outcome] = {}
+    rounds: dict[Persister, Round] = {}
+    try:
+        for persister in persisters:
+            try:
+                new_round = begin(persister)
+            except AckStateError as error:
+                outcomes[persister] = error
+                continue
+            if new_round is None:
+                outcomes[persister] = persister.nothing_written()
+            else:
+                rounds[persister] = new_round
+        failed = _append({each: of_each for each, of_each in rounds.items() if of_each.appends}, outcomes)
+        left = [each for each in rounds if each not in outcomes]
+        written = call_each(
+            lambda each: rounds[each].append_failed(failed[each]) if each in failed else rounds[each].write(),
+            left,
+            executor,
+        )
+        outcomes.update(zip(left, written, strict=True))
+    finally:
+        # The next persist must not take planned but unwritten acks for written ones.
+        for each in rounds.values():
+            if each.is_open:
+                each.abandon()
+    return [outcomes[persister] for persister in persisters]
+
+
+def _append(rounds: dict[Persister, Round], outcomes: dict[Persister, Outcome]) -> dict[Persister, AckStateError]:
+    """Append with one sync, commit what was appended, and return the error of each that was not."""
+    if not rounds:
+        return {}
+    failed: dict[Persister, AckStateError] = {}
+    entries = [each.prepare() for each in rounds.values()]
+    ledgers = next(iter(rounds)).journal.store.ledgers
+    try:
+        appended = ledgers.append_many([(ledger_id, (entry,)) for ledger_id, entry in entries])
+    except AckStateError as error:
+        appended = [copy(error) for _ in entries] if len(entries) > 1 else [error]
+    for (persister, each), entry, outcome in zip(rounds.items(), entries, appended, strict=True):
+        if isinstance(outcome, AckStateError):
+            failed[persister] = outcome
+        else:
+            outcomes[persister] = each.commit(persister.journal.appended(*entry))
+    return failed

@@ -1,1 +1,0 @@
-"""Decides when a cursor persists, and does it: one write a round, one sync for many cursors."""
