@@ -17,7 +17,7 @@ from ackstate import (
 )
 from ackstate.cursor import delete_subscription
 from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.cursor.recovery import PATH as TERMS
+from ackstate.cursor.recovery import TERMS_PATH as TERMS
 from ackstate.cursor.recovery import raise_term_floor, term_floor
 from ackstate.cursor.results import RecoverySource
 from ackstate.inspect.store import inspect_store
