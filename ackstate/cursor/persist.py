@@ -744,6 +744,7 @@ def _execute(
 ) -> list[Outcome]:
     outcomes: dict[Persister, Outcome] = {}
     rounds: dict[Persister, Round] = {}
+    appends: list[tuple[Persister, Round]] = []
     try:
         for persister in persisters:
             try:
@@ -755,14 +756,17 @@ def _execute(
                 outcomes[persister] = persister.nothing_written()
             else:
                 rounds[persister] = new_round
-        failed = _append({each: of_each for each, of_each in rounds.items() if of_each.appends}, outcomes)
-        left = [each for each in rounds if each not in outcomes]
-        written = call_each(
-            lambda each: rounds[each].append_failed(failed[each]) if each in failed else rounds[each].write(),
-            left,
-            executor,
-        )
-        outcomes.update(zip(left, written, strict=True))
+                if new_round.appends:
+                    appends.append((persister, new_round))
+        failed = _append(appends, outcomes) if appends else {}
+        if len(outcomes) < len(persisters):
+            left = [each for each in rounds if each not in outcomes]
+            written = call_each(
+                lambda each: rounds[each].append_failed(failed[each]) if each in failed else rounds[each].write(),
+                left,
+                executor,
+            )
+            outcomes.update(zip(left, written, strict=True))
     finally:
         # The next persist must not take planned but unwritten acks for written ones.
         for each in rounds.values():
@@ -771,20 +775,23 @@ def _execute(
     return [outcomes[persister] for persister in persisters]
 
 
-def _append(rounds: dict[Persister, Round], outcomes: dict[Persister, Outcome]) -> dict[Persister, AckStateError]:
+def _append(
+    rounds: list[tuple[Persister, Round]], outcomes: dict[Persister, Outcome]
+) -> dict[Persister, AckStateError]:
     """Append with one sync, commit what was appended, and return the error of each that was not."""
-    if not rounds:
-        return {}
     failed: dict[Persister, AckStateError] = {}
-    entries = [each.prepare() for each in rounds.values()]
-    ledgers = next(iter(rounds)).journal.store.ledgers
+    appends: list[tuple[int, tuple[bytes]]] = []
+    for _, each in rounds:
+        ledger_id, entry = each.prepare()
+        appends.append((ledger_id, (entry,)))
+    ledgers = rounds[0][0].journal.store.ledgers
     try:
-        appended = ledgers.append_many([(ledger_id, (entry,)) for ledger_id, entry in entries])
+        appended = ledgers.append_many(appends)
     except AckStateError as error:
-        appended = [copy(error) for _ in entries] if len(entries) > 1 else [error]
-    for (persister, each), entry, outcome in zip(rounds.items(), entries, appended, strict=True):
+        appended = [copy(error) for _ in appends] if len(appends) > 1 else [error]
+    for (persister, each), (ledger_id, (entry,)), outcome in zip(rounds, appends, appended, strict=True):
         if isinstance(outcome, AckStateError):
             failed[persister] = outcome
         else:
-            outcomes[persister] = each.commit(persister.journal.appended(*entry))
+            outcomes[persister] = each.commit(persister.journal.appended(ledger_id, entry))
     return failed

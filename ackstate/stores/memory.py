@@ -281,8 +281,9 @@ class _MemoryLedgers(LedgerStore):
             return self._session.mutate(lambda: disk.make_ledger(owner, self._session.opening))
 
     def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
-        with self._session:  # Only to find out whether it is over.
-            pass
+        if self._session.end is not None:
+            error, reason = self._session.end
+            raise error(reason)
         outcomes: list[int | AckStateError] = []
         for ledger_id, entries in appends:
             # Each is a mutation by itself, so that a crash can come between any two.

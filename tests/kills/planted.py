@@ -318,7 +318,7 @@ FOUND = (
         (f"{_SQLITE_LOG}a_lost_frame_is_refused_where_short_transactions_follow_it",),
     ),
     Planted(
-        "O18", "ackstate/cursor/persist.py", "copy(error) for _ in entries", "error for _ in entries",
+        "O18", "ackstate/cursor/persist.py", "copy(error) for _ in appends", "error for _ in appends",
         "Cursors that could not be written together share one error, with the outcomes of all of them.",
         (f"{_CURSOR}persist_all.py::test_a_closed_store_answers_each_cursor_with_an_error_of_its_own",),
     ),

@@ -133,7 +133,7 @@ def test_a_round_costs_no_more_calls_than_a_dispatch_to_each():
         assert together["dispatch"] <= least * each["dispatch"]
 
 
-@pytest.mark.parametrize(("name", "call_count"), [("memory", 82), ("sqlite", 89)])
+@pytest.mark.parametrize(("name", "call_count"), [("memory", 76), ("sqlite", 80)])
 def test_a_persist_of_one_ack_costs_some_calls(tmp_path, name, call_count):
     """Calls of a round of its own; a cursor that persists each ack pays them for each message."""
     counter = CallCounter()

@@ -241,11 +241,11 @@ def pass_a_group_by():
     def append_together(rounds, outcomes):
         if len(rounds) == 1:
             return append(rounds, outcomes)
-        prepared = {persister: each.prepare() for persister, each in rounds.items()}
+        prepared = {persister: each.prepare() for persister, each in rounds}
         appends = [(ledger_id, [entry]) for ledger_id, entry in prepared.values()]
         with suppress(StoreError):
-            next(iter(rounds)).journal.store.ledgers.append_many(appends)
-        for persister, each in rounds.items():
+            rounds[0][0].journal.store.ledgers.append_many(appends)
+        for persister, each in rounds:
             outcomes[persister] = each.commit(persister.journal.appended(*prepared[persister]))
         return {}
 
