@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ackstate.aio import AsyncTopics
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, Receipt, Repair, UnreadableCursorError
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import DeletedRanges, Run
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.dispatch import (
     AckRefusedError,
@@ -35,7 +35,6 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits
 from ackstate.message import NO_DELAY, Message
 from ackstate.position import Position
-from ackstate.range_store import Run
 from ackstate.selection import Keep, Selection, select
 from ackstate.stores import (
     LedgerFencedError,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.inspect.findings import CursorInspection, JournalRecord
-    from ackstate.range_store import Run
 
 _SHOWN = 20  # ranges and batches, without --all-ranges
 

@@ -6,10 +6,9 @@ from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import DeletedRanges, range_first_bytes, ranges_bytes
 from ackstate.entry_bitmap import firsts
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from ackstate.record_size import range_first_bytes, ranges_bytes
 
 if TYPE_CHECKING:
     from pyroaring import BitMap

@@ -10,9 +10,9 @@ from pyroaring import BitMap
 from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
 from ackstate.cursor.listener import covered_runs
 from ackstate.cursor.state.reader import EntryReader
+from ackstate.deleted_ranges import Run
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.position import Position
-from ackstate.range_store import Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -118,7 +118,9 @@ class DeletedRangesMachine(RuleBasedStateMachine):
         assert self.ranges.range_count == len(runs)
         assert self.ranges.record_bytes == protobuf_bytes(runs)
         assert str(self.ranges) == "[" + ",".join(f"({a}:{b - 1}..{a}:{c - 1}]" for a, b, c in runs) + "]"
-        assert self.ranges.copy() == self.ranges
+        assert list(self.ranges) == sorted(self.model)
+        assert self.ranges.copy() == DeletedRanges(self.model) == DeletedRanges(runs) == self.ranges
+        assert DeletedRanges.from_bytes(self.ranges.to_bytes()) == self.ranges
         self.ranges._check()
 
 

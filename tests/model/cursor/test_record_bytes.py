@@ -28,7 +28,7 @@ from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.state.ack_state import CursorAckState
 from ackstate.cursor.state.persist_limits import PersistLimits
 from ackstate.cursor.state.view import AckView
-from ackstate.record_size import isolated_range_bytes, range_bytes
+from ackstate.deleted_ranges import isolated_range_bytes, range_bytes
 from ackstate.stores.memory import MemoryDisk
 
 LEDGER = 5
