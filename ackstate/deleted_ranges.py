@@ -82,11 +82,15 @@ class DeletedRanges:
 
     Args:
         acked: A `Position` or a `Run` each, in any order, overlapping or not.
+
+    Attributes:
+        range_count: The number of ranges: to be read, not changed, like the next one.
+        record_bytes: The exact size of the ranges as a protobuf ``MessageRange`` list, in bytes.
     """
 
     __slots__ = (
-        "_bitmaps", "_entry_count", "_ledger_ids", "_range_count", "_recent", "_recent_fixed", "_recent_id",
-        "_record_bytes",
+        "_bitmaps", "_entry_count", "_ledger_ids", "_recent", "_recent_fixed", "_recent_id", "_same_bytes", "_same_end",
+        "_same_from", "range_count", "record_bytes",
     )  # fmt: skip
     __hash__ = None  # type: ignore[assignment]
 
@@ -99,9 +103,11 @@ class DeletedRanges:
         self._recent_id: int | None = None
         self._recent = _NO_ENTRIES
         self._recent_fixed = 0
+        # Entries for which both ends of a range of their own take the same: from (included), end (excluded), and bytes.
+        self._same_from = self._same_end = self._same_bytes = 0
         self._entry_count = 0
-        self._range_count = 0
-        self._record_bytes = 0
+        self.range_count = 0
+        self.record_bytes = 0
         for each in acked:
             if isinstance(each, Run):
                 self.add_run(*each)
@@ -161,16 +167,6 @@ class DeletedRanges:
         encoded = header + b"".join(map(encode_block, self._ledger_ids, self._bitmaps))
         return encoded + _CHECKSUM.pack(google_crc32c.value(encoded))
 
-    @property
-    def range_count(self) -> int:
-        """The number of ranges. Complexity: O(1)."""
-        return self._range_count
-
-    @property
-    def record_bytes(self) -> int:
-        """The exact size of the ranges as a protobuf ``MessageRange`` list, in bytes. Complexity: O(1)."""
-        return self._record_bytes
-
     def __len__(self) -> int:
         return self._entry_count
 
@@ -189,7 +185,7 @@ class DeletedRanges:
         return self._ledger_ids == other._ledger_ids and self._bitmaps == other._bitmaps
 
     def __repr__(self) -> str:
-        return f"<DeletedRanges of {self._entry_count} entries in {self._range_count} ranges>"
+        return f"<DeletedRanges of {self._entry_count} entries in {self.range_count} ranges>"
 
     def __str__(self) -> str:
         ranges = (f"({ledger}:{first - 1}..{ledger}:{end - 1}]" for ledger, first, end in self.runs())
@@ -277,35 +273,27 @@ class DeletedRanges:
             ledger_id, entry_id = index(ledger_id), index(entry_id)  # Truncating a fraction would invent an ack.
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
-            if not self._recall(ledger_id):
-                self._hold_none_yet(ledger_id, range_fixed_bytes(ledger_id))
-        return self._add_recent(entry_id)
+        return self.add_valid(ledger_id, entry_id)
 
-    def add_with(self, part: DeletedRanges, position: Position) -> int:
-        """Ack one entry in this set and in a subset of it, as `add`; the position is a result of `check_position`."""
-        ledger_id, entry_id = position
+    def add_valid(self, ledger_id: int, entry_id: int) -> int:
+        """Ack one entry as `add`, given plain integers within their bounds: they are not checked again."""
         if ledger_id != self._recent_id and not self._recall(ledger_id):
-            return self.add(position) and part.add(position)
+            self._hold_none_yet(ledger_id)
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
-        if ledger_id != part._recent_id and not part._recall(ledger_id):
-            part._hold_none_yet(ledger_id, self._recent_fixed)
-        if not 0 < entry_id < ENTRY_ID_MAX or entry_id - 1 in bitmap or entry_id + 1 in bitmap:
-            self._add_recent(entry_id)
-            return part._add_recent(entry_id)
-        # An entry that is isolated in the whole set is isolated in the subset.
-        record_bytes = (
-            self._recent_fixed + VARINT_BYTES[(entry_id - 1).bit_length()] + VARINT_BYTES[entry_id.bit_length()]
-        )
-        bitmap.add(entry_id)
         self._entry_count += 1
-        self._range_count += 1
-        self._record_bytes += record_bytes
-        part._recent.add(entry_id)
-        part._entry_count += 1
-        part._range_count += 1
-        part._record_bytes += record_bytes
+        # Most acks out of order stand alone, and lie where the last one did.
+        if (
+            not (self._same_from <= entry_id < self._same_end or self._find_same(entry_id))
+            or entry_id - 1 in bitmap
+            or entry_id + 1 in bitmap
+        ):
+            self._add_beside(entry_id)
+        else:
+            self.range_count += 1
+            self.record_bytes += self._recent_fixed + self._same_bytes
+        bitmap.add(entry_id)
         return 1
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:
@@ -337,23 +325,6 @@ class DeletedRanges:
         """
         _check_entry(ledger_id, 0)
         return self._add_bitmap(ledger_id, bitmap_of(entry_ids))
-
-    def add_entries_with(self, part: DeletedRanges, ledger_id: int, new: BitMap) -> None:
-        """Ack entries of a valid ledger, all new to this set, in this set and in a subset of it; the bitmap is copied.
-
-        Complexity: as `add_entries`, with one accounting for both sets if no range is joined.
-        """
-        if not new:
-            return
-        held, right_of_new = self._recall(ledger_id), new.shift(1)
-        if right_of_new.isdisjoint(held) and new.shift(-1).isdisjoint(held):
-            new_firsts = new - right_of_new
-            counts = len(new), len(new_firsts), ranges_bytes(ledger_id, new, new_firsts)
-            self._put(ledger_id, new, counts)
-            part._put(ledger_id, new, counts)
-        else:
-            self._add_bitmap(ledger_id, new)
-            part._add_bitmap(ledger_id, new)
 
     def add_open_closed(self, lower: Position, upper: Position) -> int:
         """Ack ``(lower, upper]`` by Pulsar's rule and return the number of new entries.
@@ -438,22 +409,19 @@ class DeletedRanges:
             self._drop_up_to(entry_id)
         return held_before - self._entry_count
 
-    def remove_lowest_with(self, part: DeletedRanges, ledger_id: int, first: int) -> int:
-        """Remove the lowest run, here and in a subset, if it starts at an entry; return its end, `first` if not acked.
+    def remove_lowest(self, ledger_id: int, first: int) -> int:
+        """Remove the lowest run if it starts at an entry, below which none is acked; return its end, else `first`.
 
-        No entry below `first` is acked. Complexity: O(log run length) range queries.
+        Complexity: O(log run length) range queries.
         """
         bitmap = self._recent if ledger_id == self._recent_id else self._recall(ledger_id)
         if first > ENTRY_ID_MAX or first not in bitmap:
             return first
         end = run_end(bitmap, first)
-        record_bytes = self._recent_fixed + range_first_bytes(first) + range_last_bytes(end - 1)
-        self._remove_lowest(first, end, record_bytes)
-        if end - first > 1:
-            if part._ledger_ids:
-                part.remove_at_most(Position(ledger_id, end - 1))
-        elif first in part.entries(ledger_id):
-            part._remove_lowest(first, end, record_bytes)
+        bitmap.remove_range(first, end)
+        self._count(first - end, -1, -(self._recent_fixed + range_first_bytes(first) + range_last_bytes(end - 1)))
+        if not bitmap:
+            self._forget_ledgers(1)
         return end
 
     def take_at_most(self, position: Position) -> DeletedRanges:
@@ -478,7 +446,7 @@ class DeletedRanges:
         twin = DeletedRanges()
         twin._ledger_ids = self._ledger_ids[:]
         twin._bitmaps = [bitmap.copy() for bitmap in self._bitmaps]
-        twin._count(self._entry_count, self._range_count, self._record_bytes)
+        twin._count(self._entry_count, self.range_count, self.record_bytes)
         return twin
 
     def _open_closed(self, position: Position) -> tuple[Position, Position]:
@@ -495,26 +463,31 @@ class DeletedRanges:
             self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
         return bitmap
 
-    def _add_recent(self, entry_id: int) -> int:
+    def _find_same(self, entry_id: int) -> bool:
+        """Return whether both ends of a range of one entry take the same, and note the entries for which they do."""
+        size = VARINT_BYTES[entry_id.bit_length()]
+        if not 0 < entry_id < ENTRY_ID_MAX or VARINT_BYTES[(entry_id - 1).bit_length()] != size:
+            return False
+        self._same_from, self._same_end = 2 ** (7 * (size - 1)) + 1, min(2 ** (7 * size), ENTRY_ID_MAX)
+        self._same_bytes = 2 * size
+        return True
+
+    def _add_beside(self, entry_id: int) -> None:
+        """Count an entry that is to be added to the recent ledger, whatever is beside it."""
         bitmap = self._recent
-        if entry_id in bitmap:
-            return 0
         # `low` is the size of a lower end here and of an upper end one entry below; `high` likewise above.
         low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
         high = VARINT_BYTES[entry_id.bit_length()]
         ends_before = entry_id > 0 and entry_id - 1 in bitmap
         begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
-        bitmap.add(entry_id)
-        self._entry_count += 1
         if ends_before is not begins_after:
-            self._record_bytes += high - low if ends_before else low - high
+            self.record_bytes += high - low if ends_before else low - high
         elif ends_before:
-            self._range_count -= 1
-            self._record_bytes -= self._recent_fixed + low + high
+            self.range_count -= 1
+            self.record_bytes -= self._recent_fixed + low + high
         else:
-            self._range_count += 1
-            self._record_bytes += self._recent_fixed + low + high
-        return 1
+            self.range_count += 1
+            self.record_bytes += self._recent_fixed + low + high
 
     def _add_bitmap(self, ledger_id: int, candidates: BitMap) -> int:
         held = self.entries(ledger_id)
@@ -541,15 +514,6 @@ class DeletedRanges:
         self._count(len(new), gained, record_bytes)
         return len(new)
 
-    def _put(self, ledger_id: int, new: BitMap, counts: tuple[int, int, int]) -> None:
-        """Add new entries, at least one, that are already counted and join no range."""
-        held = self.entries(ledger_id)
-        if held:
-            held |= new
-        else:
-            self._insert(ledger_id, new.copy())
-        self._count(*counts)
-
     def _hold(self, ledger_id: int, bitmap: BitMap) -> None:
         """Add a new ledger."""
         self._count(*_accounting(ledger_id, bitmap))
@@ -560,19 +524,10 @@ class DeletedRanges:
         self._ledger_ids.insert(at, ledger_id)
         self._bitmaps.insert(at, bitmap)
 
-    def _hold_none_yet(self, ledger_id: int, fixed_bytes: int) -> None:
-        """Add a new ledger without entries, given its fixed bytes; the caller adds an entry at once."""
-        bitmap = BitMap()
-        self._insert(ledger_id, bitmap)
-        self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, fixed_bytes
-
-    def _remove_lowest(self, first: int, end: int, record_bytes: int) -> None:
-        """Remove the lowest range, given its bounds and size."""
-        bitmap = self._bitmaps[0]
-        bitmap.remove_range(first, end)
-        self._count(first - end, -1, -record_bytes)
-        if not bitmap:
-            self._forget_ledgers(1)
+    def _hold_none_yet(self, ledger_id: int) -> None:
+        """Add a new ledger without entries; the caller adds an entry at once."""
+        self._recent_id, self._recent, self._recent_fixed = ledger_id, BitMap(), range_fixed_bytes(ledger_id)
+        self._insert(ledger_id, self._recent)
 
     def _drop_up_to(self, last: int) -> None:
         """Remove the entries of the first ledger up to one, inclusive."""
@@ -604,8 +559,8 @@ class DeletedRanges:
 
     def _count(self, entries: int, ranges: int, record_bytes: int) -> None:
         self._entry_count += entries
-        self._range_count += ranges
-        self._record_bytes += record_bytes
+        self.range_count += ranges
+        self.record_bytes += record_bytes
 
     def _check(self) -> None:
         """Assert that the counters equal a complete recount. Complexity: O(ranges)."""
@@ -615,8 +570,8 @@ class DeletedRanges:
         assert self._recent_id is None or self.entries(self._recent_id) is self._recent
         runs = list(self.runs())
         assert self._entry_count == sum(end - first for _, first, end in runs)
-        assert self._range_count == len(runs)
-        assert self._record_bytes == sum(range_bytes(ledger, first, end - 1) for ledger, first, end in runs)
+        assert self.range_count == len(runs)
+        assert self.record_bytes == sum(range_bytes(ledger, first, end - 1) for ledger, first, end in runs)
 
 
 def _check_entry(ledger_id: int, entry_id: int) -> None:

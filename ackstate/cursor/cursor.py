@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, final
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Repair, reopened
-from ackstate.cursor.intake import ACCEPTED, AckIntake, few_of, named
+from ackstate.cursor.intake import ACCEPTED, NO_ENTRIES, AckIntake, few_of, named, new_receipt
 from ackstate.cursor.journal import CursorProperties, Journal, cursor_path
 from ackstate.cursor.listener import Change, Listeners
 from ackstate.cursor.persist import Persister, execute, persist_all, reset, result_of
 from ackstate.cursor.recovery import report_of
-from ackstate.cursor.results import Receipt
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.reader import EntryReader
-from ackstate.cursor.view import CursorView
+from ackstate.cursor.state import CursorAckState
+from ackstate.cursor.view import CursorView, EntryReader
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import CursorClosedError
 from ackstate.integers import check_count
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.listener import CursorListener
     from ackstate.cursor.persist import Round
     from ackstate.cursor.recovery import StoredCursor
-    from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
+    from ackstate.cursor.results import CursorStats, PersistResult, Receipt, RecoveryReport
     from ackstate.errors import AckStateError
     from ackstate.stores.base import Store
 
@@ -153,6 +151,7 @@ class ManagedCursor:
         self.ledgers = ledgers
         self.opened_ms = now_ms
         self.lock = threading.RLock()
+        self._acquire, self._release = self.lock.acquire, self.lock.release
         self._state = CursorAckState(ledgers)
         self._listeners = Listeners()
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
@@ -274,19 +273,19 @@ class ManagedCursor:
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
         """Ack one entry."""
         # An ack takes so little that `with`, one extra call and the constructor of a named tuple would show in it.
-        self.lock.acquire()
+        state = self._state
+        self._acquire()
         try:
             if self._persister.closed:
                 self.check_open()
-            newly_acked = self._state.ack(position)
-            number = self._state.accepted_number
-            if newly_acked and self._listeners.of_changes:
+            newly_acked = state.ack(position)
+            if self._listeners.of_changes and newly_acked:
                 ledger_id, entry_id = position
                 self._listeners.changed(Change.ACKED, ((ledger_id, entry_id, entry_id),), now_ms=now_ms)
+            entries = named(position) if self._names_entries else NO_ENTRIES
+            return new_receipt((state.accepted_number, newly_acked, self._opened, entries, ACCEPTED, None))
         finally:
-            self.lock.release()
-        entries = named(position) if self._names_entries else {}
-        return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, ACCEPTED, None))
+            self._release()
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.

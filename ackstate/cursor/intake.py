@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 ACCEPTED = ReceiptStatus.ACCEPTED
 """Cached: the lookup of an enum's member is slow."""
+NO_ENTRIES: Mapping[int, BitMap] = MappingProxyType({})
+"""The entries of a receipt that need not list them."""
+new_receipt = partial(tuple.__new__, Receipt)
 # Bitmap operations take as long as this many single acks.
 _FEW_MAX = 16
 _INTEGERS = {int}
@@ -60,7 +65,7 @@ class AckIntake:
                     for position in positions_of(ledger_id, few):
                         newly_acked += ack(position)
                     number = self._state.accepted_number
-                    return tuple.__new__(Receipt, (number, newly_acked, self.opened, {}, ACCEPTED, None))
+                    return new_receipt((number, newly_acked, self.opened, NO_ENTRIES, ACCEPTED, None))
         ledger_id, _ = check_position(Position(ledger_id, 0))
         return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
 
@@ -135,7 +140,7 @@ class AckIntake:
         self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None, batch: Position | None = None
     ) -> Receipt:
         """Return a receipt; that of an ack that changed nothing is as durable as everything before it."""
-        named_entries = entries if entries is not None and self.names_entries else {}
+        named_entries = entries if entries is not None and self.names_entries else NO_ENTRIES
         return Receipt(self._state.accepted_number, newly_acked, self.opened, named_entries, batch=batch)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.cursor.formats import CursorState
-    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.deleted_ranges import DeletedRanges, Run
     from ackstate.inspect.findings import CursorInspection, JournalRecord
 
 _SHOWN = 20  # ranges and batches, without --all-ranges

@@ -49,6 +49,23 @@ class DeletedRangesMachine(RuleBasedStateMachine):
         assert self.ranges.add(position) == (position not in self.model)
         self.model.add(position)
 
+    @rule(position=positions)
+    def add_valid(self, position):
+        assert self.ranges.add_valid(*position) == (position not in self.model)
+        self.model.add(position)
+
+    @rule(is_beside=st.booleans())
+    def remove_lowest(self, is_beside):
+        if not self.model:
+            return
+        ledger_id, first = min(self.model)
+        end = next((run.end for run in runs_of(self.model) if run[:2] == (ledger_id, first)), None)
+        if is_beside and first:
+            assert self.ranges.remove_lowest(ledger_id, first - 1) == first - 1
+        else:
+            assert self.ranges.remove_lowest(ledger_id, first) == end
+            self.model -= {Position(ledger_id, entry) for entry in range(first, end)}
+
     @rule(position=positions, length=st.integers(0, 9))
     def add_run(self, position, length):
         ledger_id, first = position

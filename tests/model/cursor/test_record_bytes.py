@@ -24,10 +24,10 @@ from ackstate import (
     StoreError,
 )
 from ackstate.cursor import PersistTarget
+from ackstate.cursor.config import PersistLimits
 from ackstate.cursor.listener import CursorListener
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.persist_limits import PersistLimits
-from ackstate.cursor.state.view import AckView
+from ackstate.cursor.state import CursorAckState
+from ackstate.cursor.view import AckView
 from ackstate.deleted_ranges import isolated_range_bytes, range_bytes
 from ackstate.stores.memory import MemoryDisk
 

@@ -264,3 +264,15 @@ def test_a_set_without_itself_is_empty():
     assert ranges.difference_update(ranges) == 7
     assert ranges == DeletedRanges()
     ranges._check()
+
+
+def test_no_run_begins_above_the_highest_entry():
+    ranges = ranges_of((4, 0, 1))
+    assert ranges.remove_lowest(3, ENTRY_ID_MAX + 1) == ENTRY_ID_MAX + 1
+    assert len(ranges) == 1
+
+
+@pytest.mark.parametrize("entry_id", [7.5, "7"])
+def test_a_run_is_not_looked_up_by_a_fraction(entry_id):
+    with pytest.raises(TypeError):
+        ranges_of((3, 7, 8)).run_containing(P(3, entry_id))
