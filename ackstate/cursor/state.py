@@ -591,10 +591,7 @@ class CursorAckState:
         log, marked = self.ledgers.current, self.mark_delete
         marked_ledger_id, next_entry_id = marked[0], marked[1] + 1
         if not 0 <= entry_id < (log.open_count if ledger_id == log.open_id else self.ledgers.entry_count(ledger_id)):
-            check_position(position, entry_id_min=0)
-            if self.is_acked(position):  # in a ledger that was trimmed since
-                return 0
-            self.ledgers.check_written(position)
+            self._check_not_in_log(position)
         if ledger_id == marked_ledger_id and entry_id <= next_entry_id:
             if entry_id != next_entry_id:
                 return 0
@@ -619,6 +616,11 @@ class CursorAckState:
         self.acked_count += 1
         self.accepted_number += 1
         return 1
+
+    def _check_not_in_log(self, position: Position) -> None:
+        """Accept an acked entry of a ledger that was trimmed since, and one that was written meanwhile."""
+        if not self.is_acked(check_position(position, entry_id_min=0)):
+            self.ledgers.check_written(position)
 
     def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> tuple[Mapping[int, BitMap], int]:
         """Ack entries of many ledgers, all or none, and return those that were new, and their number.

@@ -473,7 +473,7 @@ class Subscription:
             positions, now_ms = checked_positions(positions), self._at(now_ms)
             entries = bitmaps_of(positions)
             with self._admission.room_for(positions, now_ms=now_ms):
-                receipt = self.cursor.intake.ack_bitmaps(entries, now_ms=now_ms)
+                receipt = self.cursor.ack_bitmaps(entries, now_ms=now_ms)
             self._messages.acked_all(positions, entries, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
