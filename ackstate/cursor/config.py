@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ackstate.checks import check_count
 from ackstate.cursor.formats import Format, NativeFormat, PulsarFormat
-from ackstate.cursor.pulsar_conf import cursor_settings, read_properties
-from ackstate.integers import check_count
+from ackstate.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, fields_of, read_settings
 from ackstate.selection import Keep, select
 from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
 from ackstate.wire.pulsar.ranges import Limits, limit_ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ackstate.cursor.formats import JournalFormat
@@ -227,7 +227,23 @@ class CursorConfig:
             TypeError: A value that concerns a cursor is not text.
             OSError: The file cannot be read.
         """
-        return cls(**cursor_settings(source if isinstance(source, Mapping) else read_properties(source)))
+        return cls(**cursor_settings(source))
+
+
+def cursor_settings(source: Mapping[str, str] | str | Path) -> dict[str, Any]:
+    """Return the arguments of `CursorConfig` that a broker's properties set; errors as `from_pulsar_conf`."""
+    values = read_settings(source, "CursorConfig")
+    found = fields_of(values, "CursorConfig")
+    if "range_form" in found:
+        found["range_form"] = RangeForm.WORDS if found["range_form"] else RangeForm.LIST
+    if "compression" in found:
+        found["compression"] = Compression[found["compression"]]
+    if MARK_DELETE_RATE in values or FLUSH_SECONDS in values:
+        # If one of the two is given, the other has Pulsar's default.
+        rate = values.get(MARK_DELETE_RATE, 1.0)
+        interval_ms = found.get("flush_interval_ms", 60_000)
+        found["mark_delete_rate_limit"], found["flush_interval_ms"] = (rate, interval_ms) if rate > 0 else (0, 0)
+    return found
 
 
 _PULSAR_RANGES = 10_000

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.checks import check_count
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Repair, reopened
 from ackstate.cursor.journal import CursorProperties, Journal, cursor_path
@@ -23,7 +24,6 @@ from ackstate.cursor.view import CursorView, EntryReader
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of
 from ackstate.errors import CursorClosedError
-from ackstate.integers import check_count
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position, positions_of
 from ackstate.stores.base import call_each

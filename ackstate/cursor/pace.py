@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, final
 
+from ackstate.checks import integer
 from ackstate.cursor.state import EVERYTHING
 from ackstate.delivery_ruler import DeliveryRuler
-from ackstate.integers import integer
 from ackstate.position import Position
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+from ackstate.checks import check_count, integer
 from ackstate.cursor import CursorListener, PersistTarget
 from ackstate.dispatch.admission import Admission
 from ackstate.dispatch.consumers import Consumers, SubscriptionType
@@ -28,7 +29,6 @@ from ackstate.dispatch.options import DispatchRound, SubscriptionOptions, check_
 from ackstate.dispatch.rounds import Dispatcher
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
-from ackstate.integers import check_count, integer
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.position import Position, check_position, checked_positions
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 
+from ackstate.checks import integer
 from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError
-from ackstate.integers import integer
 from ackstate.limits.policies import Policies
 from ackstate.stores.base import call_each
 from ackstate.topic.deletion import delete_topic, stored_topics
