@@ -126,6 +126,9 @@ class Subscription:
         self._admission.observe(now_ms=cursor.opened_ms)
         log.add_listener(self._waiter)
 
+    def __repr__(self) -> str:
+        return f"<Subscription {self.kind.name} of {self.cursor!r}>"
+
     # What it is doing
 
     @property

@@ -122,6 +122,9 @@ class Topic:
         # As they were read last, and when; None if one was opened, closed or deleted since.
         self._mark_deletes: tuple[int, dict[str, Position | None]] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Topic {self.name} in {self.store!r}>"
+
     @classmethod
     def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:
         """Open a topic and take it over from its owner, or create it. Its subscriptions are opened by `subscribe`.

@@ -49,6 +49,9 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._latest_ms = 0
 
+    def __repr__(self) -> str:
+        return f"<Topics: {len(self._topics)} open in {self.store!r}>"
+
     def open(self, name: str, *, now_ms: int) -> Topic:
         """Open a topic, or create it; return the same object if it is open already.
 

@@ -18,7 +18,6 @@ from ackstate import (
 from ackstate.cursor import persist_all
 from ackstate.cursor.journal import cursor_path
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.stores.steps import run
 
 LOG = LedgerMap.from_counts({3: 20})
 FORMATS = pytest.mark.parametrize("form", list(Format))
@@ -48,7 +47,7 @@ def test_cursor_properties_are_durable_at_once_and_leave_the_acks_alone(form):
 def test_names_of_the_broker_are_refused_and_its_own_stay():
     store = MemoryStore()
     cursor = open_cursor(store)
-    run(store, cursor._persister.journal.write_cursor_properties({"#pulsar.internal.bucket": "1", "old": "x"}))
+    cursor._persister.journal.write_cursor_properties({"#pulsar.internal.bucket": "1", "old": "x"})
     with pytest.raises(ValueError, match="internal"):
         cursor.set_cursor_properties({"#pulsar.internal.other": "2"})
     cursor.set_cursor_properties({"new": "y"})

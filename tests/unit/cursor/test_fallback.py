@@ -12,7 +12,6 @@ from ackstate import (
     CursorConfig,
     CursorFencedError,
     Format,
-    Keep,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
