@@ -147,19 +147,21 @@ class DeletedRanges:
         magic, version, count = _HEADER.unpack_from(data)
         if magic != _MAGIC:
             _corrupt(0, _MAGIC, magic, "ranges")
+        if version not in (0, _VERSION):  # 0 is none, so such bytes are damaged
+            raise UnsupportedVersionError(f"ranges have version {version}; this release reads version {_VERSION}")
         end = len(data) - _CHECKSUM.size
         (expected,), computed = _CHECKSUM.unpack_from(data, end), google_crc32c.value(data[:end])
         if computed != expected:
             _corrupt(end, f"checksum {computed:#010x}", f"{expected:#010x}", "ranges")
-        if version != _VERSION:
-            raise UnsupportedVersionError(f"ranges have version {version}; this release reads version {_VERSION}")
+        if not version:
+            _corrupt(4, f"version {_VERSION}", version, "ranges")
         bitmaps, offset = decode_blocks(data, _HEADER.size, end, count, what="ranges")
         if offset != end:
             _corrupt(offset, "the checksum", f"{end - offset} bytes more", "ranges")
         return cls.from_bitmaps(bitmaps)
 
     def to_bytes(self) -> bytes:
-        """Return the ranges as bytes, each ledger as in a native record, with a checksum. Equal sets have equal bytes.
+        """Return the ranges as bytes, each ledger as in a native record, with a checksum.
 
         Complexity: O(bytes held).
         """

@@ -191,7 +191,7 @@ PUBLIC = {
     "ackstate.testing": "check_store",
     "ackstate.topic": "MessageLog Retention",
 }
-"""The public names, by the package to import them from. The other pages have the values that these give and take, too."""
+"""The public names by package. The other pages have the values that these give and take, too."""
 _NAMES_PAGE = "reference/api/names.md"
 
 

@@ -334,8 +334,8 @@ FOUND = (
     ),
     Planted(
         "O22", "ackstate/cursor/view.py",
-        "for each in state.resets_begun)\n        return max(state.unp",
-        "for each in (min(state.resets_begun),))\n        return max(state.unp",
+        "for each in state.resets_begun)\n            return max(state.unp",
+        "for each in (min(state.resets_begun),))\n            return max(state.unp",
         "After two failed seeks the un-persisted bytes are those of the lower one, which may be fewer.",
         (f"{_CURSOR}failed_seek.py::test_of_two_that_failed_the_one_counts_that_leaves_more_bytes",),
     ),
